@@ -1,0 +1,64 @@
+"""TextSpace: any Unicode text up to a length.
+
+Gymnasium's own `Text` refuses characters outside a fixed charset and, in 1.4, hands back garbage
+from `AsyncVectorEnv` with shared memory, so text environments need a space of their own.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+_SAMPLE_ALPHABET = string.ascii_lowercase + string.digits + " "
+_SAMPLE_MAX_LENGTH = 24
+
+
+def clean_text(text: str) -> str:
+    """Replace lone surrogates, which no UTF-8 message can carry, by U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return text
+
+
+class TextSpace(Space[str]):
+    """Every `str` of at most `max_length` characters; two spaces are equal if their lengths are."""
+
+    def __init__(
+        self, max_length: int = 1_000_000, seed: int | np.random.Generator | None = None
+    ) -> None:
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {max_length}")
+        self.max_length = int(max_length)
+        super().__init__((), None, seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Text has no fixed-size array form."""
+        return False
+
+    def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
+        """Draw a short text of lower-case letters, digits and spaces (seeded by `seed`)."""
+        if mask is not None or probability is not None:
+            raise ValueError("TextSpace.sample takes no mask and no probability")
+        longest = min(self.max_length, _SAMPLE_MAX_LENGTH)
+        length = int(self.np_random.integers(1, longest + 1))
+        letters = self.np_random.integers(0, len(_SAMPLE_ALPHABET), size=length)
+        return "".join(_SAMPLE_ALPHABET[i] for i in letters)
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is a text of at most `max_length` characters."""
+        return isinstance(x, str) and len(x) <= self.max_length
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TextSpace) and self.max_length == other.max_length
+
+    def __hash__(self) -> int:
+        return hash((TextSpace, self.max_length))
+
+    def __repr__(self) -> str:
+        return f"TextSpace(max_length={self.max_length})"

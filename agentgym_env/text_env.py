@@ -1,0 +1,179 @@
+"""TextEnv: what an author subclasses; knows nothing about servers, models or chat.
+
+    class Guess(TextEnv):
+        instruction = "Guess the number from 1 to 9. Answer with a number."
+        tasks = TaskSet({"train": list("123456"), "test": list("789")})
+
+        def _reset(self, task: str) -> str:
+            self.number = int(task)
+            return "I have a number in mind."
+
+        def _step(self, action: str) -> tuple[str, float, bool]:
+            right = action.strip() == str(self.number)
+            return ("Right!" if right else "No."), float(right), right
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, SupportsFloat
+
+import gymnasium
+
+from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver
+from agentgym_env.spaces import TextSpace, clean_text
+from agentgym_env.task_set import TaskSet
+
+OPTION_KEYS = frozenset({"task", "split"})
+
+
+class TextEnv(gymnasium.Env[str, str]):
+    """A text environment: observations and actions are strings.
+
+    A subclass sets `instruction` and `tasks` and writes `_reset` and `_step`; it may write
+    `available_actions`, `expert`, `success`, `score` and `render`. It draws randomness from
+    `self.rng` only, which is seeded by the episode's seed and task: the same pair gives the same
+    episode in every process. An invalid action is answered by an observation, never an exception.
+    """
+
+    instruction: ClassVar[str]
+    """What the policy is told before the first observation."""
+    tasks: ClassVar[TaskSet]
+    default_split: ClassVar[str] = "train"
+    """Where `reset` draws from when neither a task nor a split is named."""
+
+    observation_space = TextSpace()
+    action_space = TextSpace()
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 (Gymnasium's own signature)
+
+    rng: random.Random
+    """The episode's randomness. Only its `random()` is promised to be stable over Python versions."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise BadRequest(
+                f"render_mode {render_mode!r} is not one of {self.metadata['render_modes']}"
+            )
+        self.render_mode = render_mode
+        self._task: str | None = None
+        self._turn = 0
+        self._over = True
+        self._return = 0.0
+        self._observation = ""
+        self._expert: Iterator[str] | None = None
+        self._expert_turn = -1
+        self._expert_action: str | None = None
+
+    @abstractmethod
+    def _reset(self, task: str) -> str:
+        """Start `task` and return the first observation."""
+
+    @abstractmethod
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        """Apply one action; return the observation, this step's reward, and whether it ended."""
+
+    def available_actions(self) -> list[str] | None:
+        """What can be done now, or None where the world does not list it."""
+        return None
+
+    def expert(self) -> Iterator[str]:
+        """Yield the oracle's actions from the present state on; read `self` freely between them."""
+        raise NotImplementedError(f"{type(self).__name__} has no expert")
+
+    def success(self) -> bool:
+        """Whether the task is solved. Default: the episode ended with a positive return."""
+        return self._over and self._return > 0
+
+    def score(self) -> float:
+        """The world's own score. Default: the sum of rewards so far."""
+        return self._return
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start an episode.
+
+        `options` may name `task` (an id of `tasks`) or `split` (draw one of its tasks). The info
+        holds `task` and `seed`; resetting with both again gives the same episode.
+        """
+        super().reset(seed=seed)
+        # PCG64's raw stream is stable over numpy versions; Generator's methods are not.
+        episode_seed = self.np_random.bit_generator.random_raw() >> 12 if seed is None else seed
+        self._task = task = choose_task(self.tasks, self.default_split, episode_seed, options)
+        self.rng = random.Random(f"{episode_seed}/{task}")
+        self._turn, self._return, self._over = 0, 0.0, False
+        self._expert, self._expert_turn = None, -1
+        self._observation = clean_text(self._reset(task))
+        return self._observation, {**self._info(), "seed": int(episode_seed)}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Apply one action; raises `EpisodeOver` outside an episode and `BadRequest` on non-text."""
+        if not isinstance(action, str):
+            raise BadRequest(f"an action is a str, got {type(action).__name__}")
+        if self._over:
+            reason = "no episode was started" if self._task is None else "the episode has ended"
+            raise EpisodeOver(f"{reason}; call reset() before step()")
+        observation, reward, terminated = self._step(clean_text(action))
+        self._turn += 1
+        self._over = bool(terminated)
+        self._return += self._checked(reward)
+        self._observation = clean_text(observation)
+        return self._observation, float(reward), self._over, False, self._info()
+
+    def expert_action(self) -> str | None:
+        """The oracle's action for this turn, None when it has none left; asking twice is safe."""
+        if self._over:
+            raise EpisodeOver("the expert acts within an episode; call reset() first")
+        if self._expert_turn != self._turn:
+            if self._expert is None:
+                self._expert = self.expert()
+            self._expert_action = next(self._expert, None)
+            self._expert_turn = self._turn
+        return self._expert_action
+
+    def render(self) -> Any:
+        """The last observation (`ansi`); other modes are the subclass's."""
+        return self._observation if self.render_mode == "ansi" else None
+
+    def _info(self) -> dict[str, Any]:
+        info: dict[str, Any] = {
+            "task": self._task,
+            "turn": self._turn,
+            "success": bool(self.success()),
+            "score": float(self.score()),
+        }
+        actions = self.available_actions()
+        if actions is not None:
+            info["available_actions"] = actions
+        return info
+
+    def _checked(self, reward: SupportsFloat) -> float:
+        value = float(reward)
+        if not math.isfinite(value):
+            raise EnvironmentFault(
+                f"{type(self).__name__}._step returned the reward {value}; rewards are finite"
+            )
+        return value
+
+
+def choose_task(
+    tasks: TaskSet, default_split: str, episode_seed: int, options: dict[str, Any] | None
+) -> str:
+    """The task of an episode: the one named, or one drawn from the split by the episode's seed."""
+    options = options or {}
+    unknown = set(options) - OPTION_KEYS
+    if unknown:
+        raise BadRequest(
+            f"reset options {sorted(unknown)} are not known; use {sorted(OPTION_KEYS)}"
+        )
+    task, split = options.get("task"), options.get("split")
+    if task is None:
+        ids = tasks.split(default_split if split is None else split)
+        return ids[int(random.Random(f"task/{episode_seed}").random() * len(ids))]
+    if split is not None and tasks.split_of(task) != split:
+        raise BadRequest(f"task {task!r} is in split {tasks.split_of(task)!r}, not in {split!r}")
+    tasks.split_of(task)
+    return str(task)

@@ -1,0 +1,75 @@
+"""Turn and Trajectory: one episode as it is kept, read, viewed, imitated and compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from agentgym_env.failures import Outcome
+
+
+class Turn(Struct, frozen=True, omit_defaults=True):
+    """One exchange: what the policy said, what the world answered."""
+
+    response: str
+    """The policy's text as it was sampled (or the oracle's action)."""
+    action: str
+    """What was sent to the world."""
+    observation: str
+    """The world's answer; empty if none came."""
+    reward: float = 0.0
+    info: dict[str, Any] = {}
+
+
+class Tokens(Struct, frozen=True):
+    """The ids of an episode, as sampled: a prompt of P ids, then T ids of turns and observations."""
+
+    prompt_ids: list[int]
+    """(P,) the instruction and the first observation, up to the first sampled id."""
+    completion_ids: list[int]
+    """(T,) everything after: sampled ids and, between them, the observations' ids."""
+    loss_mask: list[int]
+    """(T,) 1 where the policy sampled the id, else 0."""
+    logprobs: list[float]
+    """(T,) log-probability under the sampling policy; 0.0 where the mask is 0."""
+    versions: list[int]
+    """(T,) weight version the id was sampled with; -1 where the mask is 0."""
+    turn_ends: list[int]
+    """(K,) index in `completion_ids` just past the last sampled id of each turn."""
+
+
+class Trajectory(Struct, frozen=True, omit_defaults=True):
+    """One episode with its K turns."""
+
+    env: str
+    task: str
+    seed: int
+    instruction: str
+    observation: str
+    """The first observation."""
+    turns: list[Turn]
+    outcome: Outcome
+    policy: str
+    """Who played: `expert`, `random`, or a model's name."""
+    horizon: int
+    """Most turns the episode was allowed."""
+    split: str = ""
+    category: str | None = None
+    success: bool = False
+    score: float = 0.0
+    error: str | None = None
+    """Why the episode was lost; None for an outcome that teaches."""
+    attempts: int = 1
+    """How many sessions the episode took; above 1, earlier ones were lost."""
+    step: int = -1
+    """Optimizer step the episode was sampled at; -1 outside training."""
+    group: int = -1
+    """Episodes of one group share task and seed."""
+    seconds: float = 0.0
+    tokens: Tokens | None = None
+
+    @property
+    def reward(self) -> float:
+        """The sum of the steps' rewards."""
+        return sum(turn.reward for turn in self.turns)

@@ -1,0 +1,171 @@
+"""The messages between client and server; knows nothing about how they travel.
+
+Every POST route takes and returns a list: one item or thousands. An item that failed carries
+`error` and nothing else of use. JSON by default, MessagePack on request.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+PROTOCOL_VERSION: Final = 1
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+
+ErrorCode = Literal[
+    "bad_request",  # 400  malformed body, wrong type, unknown option
+    "unauthorized",  # 401  no or wrong bearer token
+    "unknown_session",  # 404  never created, closed, or idle past its TTL
+    "unknown_route",  # 404
+    "unknown_task",  # 404
+    "unknown_split",  # 404
+    "stale_turn",  # 409  a turn that is neither the next nor the last one answered
+    "episode_over",  # 409  step before reset or after the end
+    "no_expert",  # 409  the environment has no oracle
+    "too_large",  # 413  body above the server's limit
+    "too_many_sessions",  # 429  the server's session limit
+    "environment_error",  # 500  the environment's own code failed
+    "deadline",  # 504  a step outlasted its deadline
+    "shutting_down",  # 503
+]
+STATUS: Final[dict[str, int]] = {
+    "bad_request": 400,
+    "unauthorized": 401,
+    "unknown_session": 404,
+    "unknown_route": 404,
+    "unknown_task": 404,
+    "unknown_split": 404,
+    "stale_turn": 409,
+    "episode_over": 409,
+    "no_expert": 409,
+    "too_large": 413,
+    "too_many_sessions": 429,
+    "environment_error": 500,
+    "shutting_down": 503,
+    "deadline": 504,
+}
+
+
+class WireError(Struct, frozen=True):
+    """What went wrong with one item, or with the whole call."""
+
+    code: str
+    message: str
+    session: str | None = None
+
+
+class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Open one session. `env`: the id to serve it from, when a server has several."""
+
+    env: str | None = None
+
+
+class CreateReply(Struct, frozen=True):
+    """The new session's name."""
+
+    session: str = ""
+    error: WireError | UnsetType = UNSET
+
+
+class ResetRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Start an episode in a session. With `seed`, sending it again is harmless."""
+
+    session: str
+    seed: int | None = None
+    task: str | None = None
+    split: str | None = None
+
+
+class ResetReply(Struct, frozen=True):
+    """The first observation; its turn is 0."""
+
+    session: str = ""
+    turn: int = 0
+    observation: str = ""
+    info: dict[str, Any] = {}
+    error: WireError | UnsetType = UNSET
+
+
+class StepRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The `turn`-th step of the episode, counted from 1. The last turn answered may be repeated."""
+
+    session: str
+    turn: int
+    action: str
+
+
+class StepReply(Struct, frozen=True):
+    """What the step brought. A repeated turn gets the stored reply."""
+
+    session: str = ""
+    turn: int = 0
+    observation: str = ""
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = {}
+    error: WireError | UnsetType = UNSET
+
+
+class SessionRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Names a session: for `/v1/close` and `/v1/expert`."""
+
+    session: str
+
+
+class CloseReply(Struct, frozen=True):
+    """`closed` is false when there was no such session; closing twice is harmless."""
+
+    session: str = ""
+    closed: bool = False
+
+
+class ExpertReply(Struct, frozen=True):
+    """The oracle's action for the session's next turn; null when it has none left."""
+
+    session: str = ""
+    action: str | None = None
+    error: WireError | UnsetType = UNSET
+
+
+class EnvCard(Struct, frozen=True):
+    """`GET /v1/env`: what is served here."""
+
+    env: str
+    instruction: str
+    splits: dict[str, int]
+    default_split: str
+    observation_max_length: int
+    action_max_length: int
+    has_expert: bool
+    protocol: int = PROTOCOL_VERSION
+    version: str = ""
+
+
+class TaskList(Struct, frozen=True):
+    """`GET /v1/tasks?split=`: the ids of one split in order, and their categories."""
+
+    split: str
+    tasks: list[str]
+    categories: dict[str, str] = {}
+
+
+class ErrorBody(Struct, frozen=True):
+    """The body of a call that failed as a whole."""
+
+    error: WireError
+
+
+def encode(message: Any, content_type: str = JSON) -> bytes:
+    """One message (a struct, or a list of them) as bytes."""
+    packer = msgspec.msgpack if content_type == MSGPACK else msgspec.json
+    return packer.encode(message)
+
+
+def decode(body: bytes, kind: Any, content_type: str = JSON) -> Any:
+    """Bytes as `kind`; raises `msgspec.DecodeError` or its subclass `msgspec.ValidationError`."""
+    packer = msgspec.msgpack if content_type == MSGPACK else msgspec.json
+    return packer.decode(body, type=kind)
