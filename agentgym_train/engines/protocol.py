@@ -21,6 +21,8 @@ class Sampling:
     """0 takes the likeliest token."""
     stop_ids: tuple[int, ...] = ()
     """Sampling stops after any of these; the stop id belongs to the response."""
+    seed: int = 0
+    """Of this turn's draws; the same seed, prompt and weights give the same turn."""
 
 
 @dataclass(frozen=True, slots=True)

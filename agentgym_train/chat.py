@@ -1,0 +1,203 @@
+"""Token-faithful conversations: what a chat template adds around sampled tokens, as ids.
+
+A conversation only ever grows. The first prompt is the template's rendering of the instruction and
+the first observation; after that, each sampled turn is kept as the ids that were sampled, and each
+observation is appended as the template's delta. Nothing is tokenised twice. Knows nothing about
+models or environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentgym_env.errors import BadRequest
+
+_INSTRUCTION = "XINSTRUCTIONX"
+_FIRST = "XFIRSTX"
+_REPLY = "XREPLYX"
+_SECOND = "XSECONDX"
+_REASONING = "XREASONINGX"
+
+
+class TemplateRewritesHistory(BadRequest):
+    """The chat template changes earlier turns, so sampled tokens could not be kept in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The template's text before and after a hole."""
+
+    before: str
+    after: str
+
+    def fill(self, text: str) -> str:
+        return self.before + text + self.after
+
+
+class Chat:
+    """Turns observations into ids for one tokenizer, by its own chat template.
+
+    Raises `TemplateRewritesHistory` if the template drops or changes earlier turns, as templates
+    of reasoning models do with `<think>` blocks. With `keep_reasoning=True` such a template is
+    used append-only: the policy then sees its earlier reasoning, in training and in evaluation
+    alike, which is not what the template alone would render.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        instruction: str = "",
+        *,
+        keep_reasoning: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise BadRequest(
+                f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; "
+                "set tokenizer.chat_template"
+            )
+        self._tokenizer = tokenizer
+        self._kwargs = template_kwargs or {}
+        self._instruction = instruction
+        self._check_history(keep_reasoning)
+        self._trims = f" {_FIRST}" not in self._render([_user(f" {_FIRST} ")])
+        self._first = self._first_frame()
+        self._next = self._next_frame()
+        self._specials = [str(token) for token in tokenizer.all_special_tokens if str(token)]
+        self.end_id = self._end_of_turn()
+        stops = {self.end_id, tokenizer.eos_token_id} - {None}
+        self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
+        """Sampling a turn stops after any of these."""
+
+    def start(self, observation: str) -> list[int]:
+        """The ids of the first prompt, up to where the policy's first turn begins."""
+        return self._encode(self._first, observation)
+
+    def delta(self, response_ids: Sequence[int], observation: str) -> list[int]:
+        """The ids between a sampled turn and the next: its end if it was cut, the observation."""
+        ids = self._encode(self._next, observation)
+        ended = bool(response_ids) and response_ids[-1] == self.end_id
+        return ids[1:] if ended else ids
+
+    def text_of(self, response_ids: Sequence[int]) -> str:
+        """The policy's text: the sampled ids without the token that ended the turn."""
+        ids = list(response_ids)
+        if ids and ids[-1] in self.stop_ids:
+            ids.pop()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def response_ids(self, text: str) -> list[int]:
+        """The ids of a demonstrated turn, its end token included."""
+        return [*self._plain_ids(text), self.end_id]
+
+    def _render(self, messages: list[dict[str, str]], generate: bool = True) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=generate, **self._kwargs
+            )
+        )
+
+    def _opening(self, observation: str) -> list[dict[str, str]]:
+        """The first messages; the instruction joins the user's where no system role is known."""
+        if not self._instruction:
+            return [_user(observation)]
+        try:
+            messages = [{"role": "system", "content": self._instruction}, _user(observation)]
+            if self._instruction.strip() in self._render(messages):
+                return messages
+        except Exception as error:  # jinja's own exception types; templates raise on roles they lack
+            if "role" not in str(error).lower() and "system" not in str(error).lower():
+                raise
+        return [_user(f"{self._instruction}\n\n{observation}")]
+
+    def _first_frame(self) -> _Frame:
+        before, after = _cut_once(self._render(self._opening(_FIRST)), _FIRST)
+        return _Frame(before, after)
+
+    def _next_frame(self) -> _Frame:
+        """What follows a reply's own text: end of turn, the next observation, the next opening."""
+        opening = [*self._opening(_FIRST), _assistant(_REPLY)]
+        _, rest = _cut_once(self._render([*opening, _user(_SECOND)]), _REPLY)
+        before, after = _cut_once(rest, _SECOND)
+        return _Frame(before, after)
+
+    def _end_of_turn(self) -> int:
+        ids = self._tokenizer.encode(self._next.before, add_special_tokens=False)
+        if not ids or ids[0] not in self._tokenizer.all_special_ids:
+            raise BadRequest(
+                f"the chat template ends a turn with {self._next.before[:40]!r}, which is no special "
+                "token; a policy could not end its turn. Use a template with an end-of-turn token"
+            )
+        return int(ids[0])
+
+    def _check_history(self, keep_reasoning: bool) -> None:
+        start = self._render(self._opening(_FIRST))
+        reply = [*self._opening(_FIRST), _assistant(_REPLY), _user(_SECOND)]
+        second = self._render(reply)
+        third = self._render([*reply, _assistant(_REPLY), _user(_SECOND)])
+        delta = second[len(start) :]
+        if not second.startswith(start + _REPLY) or third != second + delta:
+            problem = "does not extend the conversation it rendered a turn before"
+        else:
+            thought = f"<think>\n{_REASONING}\n</think>\n\n{_REPLY}"
+            again = self._render([*self._opening(_FIRST), _assistant(thought), _user(_SECOND)])
+            if _REASONING in again:
+                return
+            problem = "drops the reasoning of earlier turns"
+        if not keep_reasoning:
+            raise TemplateRewritesHistory(
+                f"the chat template {problem}, so a policy would be trained on a context it never "
+                "saw. Use an append-only template, or pass keep_reasoning=True to keep every "
+                "sampled token in place"
+            )
+
+    def _encode(self, frame: _Frame, observation: str) -> list[int]:
+        text = observation.strip() if self._trims else observation
+        if not any(token in text for token in self._specials):
+            return list(self._tokenizer.encode(frame.fill(text), add_special_tokens=False))
+        # A world's text must not be able to end a turn or open another: its markers stay text.
+        outer = [
+            self._tokenizer.encode(part, add_special_tokens=False)
+            for part in (frame.before, frame.after)
+        ]
+        return [*outer[0], *self._plain_ids(text), *outer[1]]
+
+    def _plain_ids(self, text: str) -> list[int]:
+        """The ids of text in which the names of special tokens are only letters."""
+        parts = [text]
+        for token in self._specials:
+            parts = [piece for part in parts for piece in _break_up(part, token)]
+        return [
+            i for part in parts for i in self._tokenizer.encode(part, add_special_tokens=False)
+        ]
+
+
+def _user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def _assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def _cut_once(text: str, hole: str) -> tuple[str, str]:
+    before, found, after = text.partition(hole)
+    if not found or hole in after:
+        raise BadRequest(
+            f"the chat template renders a message {text.count(hole)} times; it must render each "
+            "message once"
+        )
+    return before, after
+
+
+def _break_up(text: str, token: str) -> list[str]:
+    """Cut `text` inside every `token`, so that no piece holds it whole."""
+    pieces = text.split(token)
+    if len(pieces) == 1:
+        return pieces
+    half = max(1, len(token) // 2)
+    joined = [pieces[0] + token[:half]]
+    joined += [token[half:] + piece + token[:half] for piece in pieces[1:-1]]
+    return [*joined, token[half:] + pieces[-1]]

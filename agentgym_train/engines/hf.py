@@ -1,0 +1,165 @@
+"""HFEngine: generation with a transformers model, in batches of whatever requests are waiting.
+
+The KV cache of a conversation is kept between its turns, so that a turn costs its own tokens and
+not the whole conversation again. Knows nothing about chat or environments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentgym_env.errors import BadRequest
+from agentgym_train.engines._kv_batch import KVBatch
+from agentgym_train.engines.protocol import EngineLost, Generation, Sampling
+
+
+@dataclass(slots=True)
+class _Request:
+    ids: list[int]
+    sampling: Sampling
+    conversation: Hashable | None
+    reply: asyncio.Future[Generation]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    done: bool = False
+
+
+class HFEngine:
+    """Generates with `model` itself, so a trainer's updates are seen at once.
+
+    Each request draws from its own seed, so what an episode samples does not depend on which
+    others share its batch. One batch runs at a time, in a thread of its own, while the event loop
+    steps environments.
+    """
+
+    def __init__(self, model: Any, pad_id: int, *, max_batch: int = 256) -> None:
+        kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise BadRequest(
+                f"the hf engine keeps the cache of full attention layers only, and this model has "
+                f"{sorted(kinds)}; use a full-attention model"
+            )
+        self.model = model
+        self.version = 0
+        self._pad_id = pad_id
+        self._max_batch = max_batch
+        self._waiting: list[_Request] = []
+        self._caches: dict[Hashable, tuple[list[int], Tensor]] = {}
+        self._worker: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        conversation: Hashable | None = None,
+    ) -> Generation:
+        """Sample one turn; raises `EngineLost` when the model's forward fails."""
+        if not prompt_ids:
+            raise BadRequest("a prompt has at least one token")
+        reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(list(prompt_ids), sampling, conversation, reply))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await reply
+
+    async def forget(self, conversation: Hashable) -> None:
+        """Drop the cache of a conversation that ended."""
+        self._caches.pop(conversation, None)
+
+    async def update_weights(self, model: Any, version: int) -> None:
+        """The weights are the trainer's own; only what was computed with the old ones goes."""
+        self.model = model
+        self.version = version
+        self._caches.clear()
+
+    async def _work(self) -> None:
+        """Run batches until nobody waits."""
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            # Let the coroutines that are ready now add their requests to this batch.
+            await asyncio.sleep(0)
+            batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
+            batch = [request for request in batch if not request.reply.cancelled()]
+            if not batch:
+                continue
+            try:
+                await loop.run_in_executor(self._thread, self._run, batch)
+            except Exception as error:  # the process boundary of the model: one failure, every waiter
+                for request in batch:
+                    if not request.reply.done():
+                        lost = EngineLost(f"generation failed: {type(error).__name__}: {error}")
+                        lost.__cause__ = error
+                        request.reply.set_exception(lost)
+                continue
+            for request in batch:
+                if not request.reply.done():
+                    request.reply.set_result(self._generation(request))
+
+    def _generation(self, request: _Request) -> Generation:
+        stopped = bool(request.token_ids) and request.token_ids[-1] in request.sampling.stop_ids
+        reason = "stop" if stopped else "length"
+        return Generation(request.token_ids, request.logprobs, reason, self.version)  # type: ignore[arg-type]
+
+    @torch.inference_mode()
+    def _run(self, batch: list[_Request]) -> None:
+        """Sample one turn for each of B requests."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            kept = [self._kept(request) for request in batch]
+            longest = max(request.sampling.max_tokens for request in batch)
+            kv = KVBatch(self.model, kept, [request.ids for request in batch], longest, self._pad_id)
+            draws = [random.Random(request.sampling.seed) for request in batch]
+            logits = kv.prefill()  # (B, V)
+            for _ in range(longest):
+                tokens = self._sample(batch, draws, logits)  # (B,)
+                if all(request.done for request in batch):
+                    break
+                logits = kv.decode(tokens, [not request.done for request in batch])  # (B, V)
+            for row, request in enumerate(batch):
+                if request.conversation is not None:
+                    # The last sampled token was never run through the model, so it is not cached.
+                    cached = (request.ids + request.token_ids)[:-1]
+                    self._caches[request.conversation] = (cached, kv.row(row, len(cached)))
+        finally:
+            self.model.train(was_training)
+
+    def _kept(self, request: _Request) -> Tensor | None:
+        """The cache of the request's conversation, if it is a true prefix of its prompt."""
+        ids, cache = self._caches.pop(request.conversation, ([], None))
+        usable = cache is not None and len(ids) < len(request.ids)
+        return cache if usable and request.ids[: len(ids)] == ids else None
+
+    def _sample(
+        self, batch: list[_Request], draws: list[random.Random], logits: Tensor
+    ) -> list[int]:
+        """One token a live row: by inverse CDF of the row's own draw, or the likeliest."""
+        temperature = torch.tensor(
+            [request.sampling.temperature or 1.0 for request in batch], device=logits.device
+        )
+        logprobs = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)  # (B, V)
+        uniform = torch.tensor([draw.random() for draw in draws], device=logits.device)  # (B,)
+        cdf = logprobs.double().exp().cumsum(-1)  # (B, V)
+        drawn = torch.searchsorted(cdf, (uniform.double() * cdf[:, -1])[:, None], right=True)
+        drawn = drawn.squeeze(1).clamp_(max=logits.shape[-1] - 1)  # (B,)
+        greedy = torch.tensor([request.sampling.temperature == 0 for request in batch])
+        tokens = torch.where(greedy.to(logits.device), logprobs.argmax(-1), drawn)  # (B,)
+        chosen = logprobs.gather(1, tokens[:, None]).squeeze(1).tolist()
+        ids: list[int] = tokens.tolist()
+        for request, token, logprob in zip(batch, ids, chosen, strict=True):
+            if request.done:
+                continue
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            full = len(request.token_ids) >= request.sampling.max_tokens
+            request.done = full or token in request.sampling.stop_ids
+        return ids
