@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.error import CustomSpaceError
+from gymnasium.spaces import Tuple
+from gymnasium.vector.utils import batch_differing_spaces, create_shared_memory
 
 _SAMPLE_ALPHABET = string.ascii_lowercase + string.digits + " "
 _SAMPLE_MAX_LENGTH = 24
@@ -62,3 +65,14 @@ class TextSpace(Space[str]):
 
     def __repr__(self) -> str:
         return f"TextSpace(max_length={self.max_length})"
+
+
+# Gymnasium dispatches on the first space's class, so the checker cannot follow.
+@batch_differing_spaces.register(TextSpace)
+def _batch_text_spaces(spaces: list[TextSpace]) -> Tuple[Any]:  # type: ignore[misc]
+    return Tuple([TextSpace(space.max_length) for space in spaces])
+
+
+@create_shared_memory.register(TextSpace)
+def _refuse_shared_memory(space: TextSpace, n: int = 1, ctx: Any = None) -> None:
+    raise CustomSpaceError("TextSpace has no shared-memory form; pass shared_memory=False")

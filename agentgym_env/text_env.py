@@ -1,16 +1,18 @@
 """TextEnv: what an author subclasses; knows nothing about servers, models or chat.
 
-    class Guess(TextEnv):
-        instruction = "Guess the number from 1 to 9. Answer with a number."
-        tasks = TaskSet({"train": list("123456"), "test": list("789")})
+```python
+class Guess(TextEnv):
+    instruction = "Guess the number from 1 to 9. Answer with a number."
+    tasks = TaskSet({"train": list("123456"), "test": list("789")})
 
-        def _reset(self, task: str) -> str:
-            self.number = int(task)
-            return "I have a number in mind."
+    def _reset(self, task: str) -> str:
+        self.number = int(task)
+        return "I have a number in mind."
 
-        def _step(self, action: str) -> tuple[str, float, bool]:
-            right = action.strip() == str(self.number)
-            return ("Right!" if right else "No."), float(right), right
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        right = action.strip() == str(self.number)
+        return ("Right!" if right else "No."), float(right), right
+```
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from __future__ import annotations
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
+import numpy as np
 
 from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver
 from agentgym_env.spaces import TextSpace, clean_text
@@ -47,7 +50,8 @@ class TextEnv(gymnasium.Env[str, str]):
 
     observation_space = TextSpace()
     action_space = TextSpace()
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 (Gymnasium's own signature)
+    # A text has no frame rate, but Gymnasium's checker wants one declared.
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
 
     rng: random.Random
     """The episode's randomness. Only its `random()` is promised to be stable over Python versions."""
@@ -100,8 +104,7 @@ class TextEnv(gymnasium.Env[str, str]):
         holds `task` and `seed`; resetting with both again gives the same episode.
         """
         super().reset(seed=seed)
-        # PCG64's raw stream is stable over numpy versions; Generator's methods are not.
-        episode_seed = self.np_random.bit_generator.random_raw() >> 12 if seed is None else seed
+        episode_seed = draw_episode_seed(self.np_random) if seed is None else seed
         self._task = task = choose_task(self.tasks, self.default_split, episode_seed, options)
         self.rng = random.Random(f"{episode_seed}/{task}")
         self._turn, self._return, self._over = 0, 0.0, False
@@ -119,9 +122,10 @@ class TextEnv(gymnasium.Env[str, str]):
         observation, reward, terminated = self._step(clean_text(action))
         self._turn += 1
         self._over = bool(terminated)
-        self._return += self._checked(reward)
+        value = self._finite("reward", reward)
+        self._return += value
         self._observation = clean_text(observation)
-        return self._observation, float(reward), self._over, False, self._info()
+        return self._observation, value, self._over, False, self._info()
 
     def expert_action(self) -> str | None:
         """The oracle's action for this turn, None when it has none left; asking twice is safe."""
@@ -143,32 +147,34 @@ class TextEnv(gymnasium.Env[str, str]):
             "task": self._task,
             "turn": self._turn,
             "success": bool(self.success()),
-            "score": float(self.score()),
+            "score": self._finite("score", self.score()),
         }
         actions = self.available_actions()
         if actions is not None:
             info["available_actions"] = actions
         return info
 
-    def _checked(self, reward: SupportsFloat) -> float:
-        value = float(reward)
+    def _finite(self, what: str, number: SupportsFloat) -> float:
+        value = float(number)
         if not math.isfinite(value):
             raise EnvironmentFault(
-                f"{type(self).__name__}._step returned the reward {value}; rewards are finite"
+                f"{type(self).__name__} gave the {what} {value}; rewards and scores are finite"
             )
         return value
+
+
+def draw_episode_seed(generator: np.random.Generator) -> int:
+    """The seed of an episode that names none: the same on both sides of the wire."""
+    # PCG64's raw stream is stable over numpy versions; Generator's methods are not.
+    return int(generator.bit_generator.random_raw()) >> 12
 
 
 def choose_task(
     tasks: TaskSet, default_split: str, episode_seed: int, options: dict[str, Any] | None
 ) -> str:
     """The task of an episode: the one named, or one drawn from the split by the episode's seed."""
+    check_options(options)
     options = options or {}
-    unknown = set(options) - OPTION_KEYS
-    if unknown:
-        raise BadRequest(
-            f"reset options {sorted(unknown)} are not known; use {sorted(OPTION_KEYS)}"
-        )
     task, split = options.get("task"), options.get("split")
     if task is None:
         ids = tasks.split(default_split if split is None else split)
@@ -177,3 +183,12 @@ def choose_task(
         raise BadRequest(f"task {task!r} is in split {tasks.split_of(task)!r}, not in {split!r}")
     tasks.split_of(task)
     return str(task)
+
+
+def check_options(options: Mapping[str, Any] | None) -> None:
+    """Raise `BadRequest` for options that `reset` does not know."""
+    unknown = set(options or {}) - OPTION_KEYS
+    if unknown:
+        raise BadRequest(
+            f"reset options {sorted(unknown)} are not known; use {sorted(OPTION_KEYS)}"
+        )

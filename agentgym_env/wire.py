@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 PROTOCOL_VERSION: Final = 1
@@ -160,12 +161,23 @@ class ErrorBody(Struct, frozen=True):
 
 
 def encode(message: Any, content_type: str = JSON) -> bytes:
-    """One message (a struct, or a list of them) as bytes."""
+    """One message (a struct, or a list of them) as bytes; numpy values become plain ones."""
     packer = msgspec.msgpack if content_type == MSGPACK else msgspec.json
-    return packer.encode(message)
+    body: bytes = packer.encode(message, enc_hook=_plain)
+    return body
 
 
 def decode(body: bytes, kind: Any, content_type: str = JSON) -> Any:
     """Bytes as `kind`; raises `msgspec.DecodeError` or its subclass `msgspec.ValidationError`."""
     packer = msgspec.msgpack if content_type == MSGPACK else msgspec.json
     return packer.decode(body, type=kind)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise NotImplementedError(
+        f"{type(value).__name__} cannot travel; use str, number, list or dict"
+    )

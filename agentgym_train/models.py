@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from agentgym_env.errors import BadRequest
+from agentgym_train.induction_init import induction_init
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -101,8 +102,11 @@ def small_policy(
             head_dim=hidden // heads,
             max_position_embeddings=max_length,
             tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
-        return Qwen3ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
+    induction_init(model, seed)
+    return model

@@ -1,0 +1,172 @@
+"""Starts, awaits, shares and ends a local environment server in a process of its own."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import IO, Any, Final, cast
+
+from agentgym_env.errors import BadRequest, ServerStartFailed
+from agentgym_env.registration import find
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S: Final = 60.0
+_END_TIMEOUT_S = 8.0
+_KEPT_LINES = 40
+
+
+class LocalServer:
+    """A hold on a local server; the server ends when its last hold is closed."""
+
+    def __init__(self, shared: _SharedServer) -> None:
+        self._shared = shared
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """`http://127.0.0.1:port`."""
+        return self._shared.address
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The server's process."""
+        return self._shared.process
+
+    def close(self) -> None:
+        """Let go of the server; closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            _let_go(self._shared)
+
+
+def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> LocalServer:
+    """A server of `env_id` on a free port of this machine; raises `ServerStartFailed`.
+
+    Within a process, equal ids and settings share one server. It ends with its last user, at the
+    process's end, or when the process dies.
+    """
+    entry_point = find(env_id).entry_point
+    try:
+        settings = json.dumps(dict(env_kwargs or {}), sort_keys=True)
+    except TypeError as error:
+        raise BadRequest(
+            f"{env_id}'s settings go to another process and must be JSON: {error}"
+        ) from error
+    # A forked process has its parent's table but must not end its parent's servers.
+    key = (os.getpid(), env_id, settings)
+    with _lock:
+        shared = _running.get(key)
+        if shared is None or shared.process.poll() is not None:
+            shared = _running[key] = _SharedServer(env_id, entry_point, settings)
+        shared.holds += 1
+    return LocalServer(shared)
+
+
+class _SharedServer:
+    """The server's process, and how many hold it."""
+
+    def __init__(self, env_id: str, entry_point: str, settings: str) -> None:
+        self.holds = 0
+        self.owner = os.getpid()
+        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.process = subprocess.Popen(
+            [
+                # -P: the working directory must not shadow the standard library.
+                sys.executable, "-P", "-m", "agentgym_servers", env_id, "--port", "0",
+                "--embedded", "--entry-point", entry_point, "--env-kwargs", settings,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # What this process can import, the server can: an environment may be a plain file.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            # Ctrl-C is this process's to handle; the server must outlive its tidying up.
+            start_new_session=True,
+        )  # fmt: skip
+        self._listener = threading.Thread(target=self._read_stderr, daemon=True)
+        self._listener.start()
+        try:
+            self.address = f"http://127.0.0.1:{self._await_port(env_id)}"
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Ask the process to end; after a while, make it."""
+        cast("IO[bytes]", self.process.stdin).close()
+        self.process.terminate()
+        try:
+            self.process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _await_port(self, env_id: str) -> int:
+        lines: queue.Queue[bytes] = queue.Queue()
+        threading.Thread(target=self._read_report, args=(lines,), daemon=True).start()
+        try:
+            line = lines.get(timeout=START_TIMEOUT_S)
+        except queue.Empty:
+            line = b""
+        if line:
+            return int(json.loads(line)["port"])
+        self.end()
+        self._listener.join(1.0)
+        last = "\n".join(self._last_lines) or "(it wrote nothing)"
+        raise ServerStartFailed(
+            f"the local server of {env_id} did not come up (exit status "
+            f"{self.process.returncode}); its last lines were:\n{last}"
+        )
+
+    def _read_report(self, lines: queue.Queue[bytes]) -> None:
+        with cast("IO[bytes]", self.process.stdout) as stdout:
+            lines.put(stdout.readline())
+
+    def _read_stderr(self) -> None:
+        with cast("IO[bytes]", self.process.stderr) as stderr:
+            for raw in stderr:
+                line = raw.decode("utf-8", "replace").rstrip()
+                self._last_lines.append(line)
+                logger.warning("[server %d] %s", self.process.pid, line)
+
+
+def _let_go(shared: _SharedServer) -> None:
+    if shared.owner != os.getpid():
+        return
+    with _lock:
+        shared.holds -= 1
+        if shared.holds > 0:
+            return
+        for key in [key for key, running in _running.items() if running is shared]:
+            del _running[key]
+    shared.end()
+
+
+def _end_all() -> None:
+    with _lock:
+        ours = [shared for shared in _running.values() if shared.owner == os.getpid()]
+        _running.clear()
+    for shared in ours:
+        shared.end()
+
+
+def _renew_lock() -> None:
+    # Another thread may have held the lock when this process was forked.
+    global _lock
+    _lock = threading.Lock()
+
+
+_lock = threading.Lock()
+_running: dict[tuple[int, str, str], _SharedServer] = {}
+atexit.register(_end_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

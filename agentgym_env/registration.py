@@ -1,0 +1,135 @@
+"""Which environments there are: the built-in ones, and those of other distributions.
+
+A distribution adds environments through the entry-point group `agentgym.environments`, with the
+id as the name and `module:Class` as the value. Nothing is imported until it is made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Final
+
+import gymnasium
+from gymnasium.envs.registration import ENV_ID_RE
+
+from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
+from agentgym_env.text_env import TextEnv
+
+logger = logging.getLogger(__name__)
+
+ENTRY_POINT_GROUP: Final = "agentgym.environments"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvEntry:
+    """One environment that can be made by its id."""
+
+    env_id: str
+    entry_point: str
+    """`module:Class`, imported when the environment is first made."""
+    extra: str | None = None
+    """The extra of this distribution that brings what the environment needs."""
+    max_episode_steps: int | None = None
+
+
+BUILT_IN: Final = (
+    EnvEntry("agentgym/TextCraft-v0", "agentgym_servers.textcraft:TextCraft", "textcraft", 50),
+)
+
+_entries: dict[str, EnvEntry] = {}
+
+
+def register(
+    env_id: str, entry_point: str, *, extra: str | None = None, max_episode_steps: int | None = None
+) -> None:
+    """Make an environment known by an id, to this library and to Gymnasium.
+
+    `entry_point` is `module:Class`. The module must be importable in another process too, since
+    the local server runs in one.
+    """
+    if not ENV_ID_RE.fullmatch(env_id):
+        raise BadRequest(f"an environment id looks like namespace/Name-v0, got {env_id!r}")
+    _split(entry_point)
+    _entries[env_id] = EnvEntry(env_id, entry_point, extra, max_episode_steps)
+    gymnasium.register(
+        id=env_id,
+        entry_point="agentgym_env.remote:make_env",
+        vector_entry_point="agentgym_env.vector:RemoteVectorEnv",
+        max_episode_steps=max_episode_steps,
+        kwargs={"env_id": env_id},
+    )
+
+
+def registered() -> tuple[EnvEntry, ...]:
+    """Every environment known, by id."""
+    return tuple(_entries[env_id] for env_id in sorted(_entries))
+
+
+def find(env_id: str) -> EnvEntry:
+    """The entry of an id, or of a plain `module:Class`; raises `UnknownEnvironment`."""
+    if env_id in _entries:
+        return _entries[env_id]
+    if ":" in env_id:
+        _split(env_id)
+        return EnvEntry(env_id, env_id)
+    near = difflib.get_close_matches(env_id[:100], _entries, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(_entries)}"
+    raise UnknownEnvironment(f"no environment {env_id[:100]!r}; {hint}")
+
+
+def env_class(env_id: str) -> type[TextEnv]:
+    """The class behind an id; raises `UnknownEnvironment` or `MissingExtra`."""
+    entry = find(env_id)
+    module_name, class_name = _split(entry.entry_point)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if entry.extra is not None:
+            raise MissingExtra(
+                f"{env_id} needs {error.name}: pip install 'agentgym-sdk[{entry.extra}]'"
+            ) from error
+        raise UnknownEnvironment(
+            f"{env_id} is to be found in {module_name}, which cannot be imported: {error}"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, TextEnv)):
+        raise UnknownEnvironment(
+            f"{env_id} is to be {entry.entry_point}, which is no TextEnv; see its entry point"
+        )
+    return found
+
+
+def register_all() -> None:
+    """Register the built-in environments and those of installed distributions, once."""
+    for entry in BUILT_IN:
+        _register_entry(entry)
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        _register_entry(EnvEntry(point.name, point.value))
+
+
+def _register_entry(entry: EnvEntry) -> None:
+    if entry.env_id in _entries:
+        if _entries[entry.env_id].entry_point != entry.entry_point:
+            logger.warning("two environments are called %s; the first one is kept", entry.env_id)
+        return
+    try:
+        register(
+            entry.env_id,
+            entry.entry_point,
+            extra=entry.extra,
+            max_episode_steps=entry.max_episode_steps,
+        )
+    except BadRequest as error:
+        # Somebody's broken entry point must not keep everything else from being imported.
+        logger.warning("environment %s is left out: %s", entry.env_id, error)
+
+
+def _split(entry_point: str) -> tuple[str, str]:
+    module, _, name = entry_point.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")) or not name.isidentifier():
+        raise BadRequest(f"an entry point looks like module:Class, got {entry_point!r}")
+    return module, name

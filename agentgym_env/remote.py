@@ -1,0 +1,179 @@
+"""RemoteEnv: an environment that lives behind a server, as an ordinary `gymnasium.Env`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import gymnasium
+
+from agentgym_env.client import EnvClient, Session
+from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver
+from agentgym_env.launch import LocalServer, local_server
+from agentgym_env.registration import env_class
+from agentgym_env.spaces import TextSpace
+from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TextEnv, check_options, draw_episode_seed
+from agentgym_env.transports import InProcessTransport
+from agentgym_env.wire import EnvCard, ResetReply
+
+INPROCESS = "inprocess"
+
+
+def make_env(
+    env_id: str,
+    server: str | Sequence[str] | None = None,
+    *,
+    render_mode: str | None = None,
+    **kwargs: Any,
+) -> gymnasium.Env[str, str]:
+    """What `gymnasium.make` calls: a `RemoteEnv`, or the class itself for `"inprocess"`."""
+    if server == INPROCESS:
+        return env_class(env_id)(render_mode=render_mode, **kwargs)
+    return RemoteEnv(env_id, server, render_mode=render_mode, **kwargs)
+
+
+class RemoteEnv(gymnasium.Env[str, str]):
+    """One environment on a server; it behaves as the class that is served there.
+
+    `server` is an address, a list of them, or None for a local server that this process starts
+    and shares. Further keyword arguments are the environment's own, for a local server.
+    `step` and `reset` raise `EnvironmentLost` if the server or the session is gone; a later
+    `reset` tries a fresh session.
+    """
+
+    metadata: dict[str, Any] = dict(TextEnv.metadata)  # noqa: RUF012
+
+    def __init__(
+        self,
+        env_id: str,
+        server: str | Sequence[str] | None = None,
+        *,
+        token: str | None = None,
+        render_mode: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 3,
+        **env_kwargs: Any,
+    ) -> None:
+        check_render_mode(render_mode)
+        self.render_mode = render_mode
+        self._session: Session | None = None
+        self._observation = ""
+        self._closed = False
+        self._client, self._local = connect(
+            env_id, server, env_kwargs, token=token, timeout_s=timeout_s, retries=retries
+        )
+        try:
+            card = checked_card(self._client, env_id)
+        except BaseException:
+            self.close()
+            raise
+        self.instruction = card.instruction
+        """What the policy is told before the first observation."""
+        self.observation_space = TextSpace(card.observation_max_length)
+        self.action_space = TextSpace(card.action_max_length)
+
+    @cached_property
+    def tasks(self) -> TaskSet:
+        """The environment's tasks, in named splits."""
+        return self._client.task_set()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start an episode. `options` may name `task` or `split`, as for `TextEnv.reset`."""
+        super().reset(seed=seed)
+        # The seed is always sent: a reset that is repeated on the way then changes nothing.
+        episode_seed = draw_episode_seed(self.np_random) if seed is None else seed
+        check_options(options)
+        reply = self._reset(episode_seed, options or {})
+        self._observation = reply.observation
+        return reply.observation, reply.info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Apply one action; raises `EpisodeOver` outside an episode."""
+        reply = self._episode().step(action)
+        self._observation = reply.observation
+        return (reply.observation, reply.reward, reply.terminated, reply.truncated, reply.info)
+
+    def expert_action(self) -> str | None:
+        """The oracle's action for this turn, None when it has none left; asking twice is safe."""
+        return self._episode().expert_action()
+
+    def render(self) -> Any:
+        """The last observation."""
+        return self._observation if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """End the session, and the local server if nobody else uses it."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._session is not None:
+            self._session.close()
+        self._client.close()
+        if self._local is not None:
+            self._local.close()
+
+    def _episode(self) -> Session:
+        if self._session is None:
+            raise EpisodeOver("no episode was started; call reset() before step()")
+        return self._session
+
+    def _reset(self, seed: int, options: Mapping[str, Any]) -> ResetReply:
+        task, split = options.get("task"), options.get("split")
+        if self._session is not None and not self._session.state.is_lost:
+            try:
+                return self._session.reset(seed=seed, task=task, split=split)
+            except EnvironmentLost:
+                # It ended while it stood idle. Nothing is lost with it: an episode begins here.
+                self._session = None
+        if self._closed:
+            raise BadRequest("the environment is closed; make another")
+        if self._session is not None:
+            self._session.close()
+        self._session = self._client.open()
+        return self._session.reset(seed=seed, task=task, split=split)
+
+
+def connect(
+    env_id: str,
+    server: str | Sequence[str] | None,
+    env_kwargs: Mapping[str, Any],
+    *,
+    token: str | None,
+    timeout_s: float,
+    retries: int,
+) -> tuple[EnvClient, LocalServer | None]:
+    """A client of the servers named, and the local server if one is needed."""
+    if server == INPROCESS:
+        make = env_class(env_id)
+        host = importlib.import_module("agentgym_servers.host")
+        handler = host.in_process_host(lambda: make(**env_kwargs), env_id)
+        return EnvClient(InProcessTransport(handler)), None
+    if server is None:
+        local = local_server(env_id, env_kwargs)
+        return EnvClient(local.address, timeout_s=timeout_s, retries=retries), local
+    if env_kwargs:
+        raise BadRequest(
+            f"{sorted(env_kwargs)} are settings of the environment, and a running server has its "
+            "own; start the server with them (agentgym serve --env-kwargs)"
+        )
+    return EnvClient(server, token=token, timeout_s=timeout_s, retries=retries), None
+
+
+def checked_card(client: EnvClient, env_id: str) -> EnvCard:
+    """What the servers serve, which must be `env_id`."""
+    card = client.card()
+    if card.env != env_id:
+        raise BadRequest(f"the server serves {card.env}, not {env_id}; use that id or its server")
+    return card
+
+
+def check_render_mode(render_mode: str | None) -> None:
+    """Raise `BadRequest` for a mode that text behind a server cannot have."""
+    modes = TextEnv.metadata["render_modes"]
+    if render_mode is not None and render_mode not in modes:
+        raise BadRequest(f"render_mode {render_mode!r} is not one of {modes}")

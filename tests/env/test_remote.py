@@ -1,0 +1,145 @@
+"""RemoteEnv: the same episodes as the class itself, and clear failures."""
+
+import json
+
+import gymnasium
+import pytest
+from conftest import GUESS, TROUBLE
+from worlds import Guess
+
+from agentgym_env import RemoteEnv
+from agentgym_env.errors import (
+    BadRequest,
+    EnvironmentFault,
+    EnvironmentLost,
+    EpisodeOver,
+    UnknownEnvironment,
+    UnknownTask,
+)
+
+
+@pytest.fixture
+def env(serve):
+    """A Guess behind a server of this process."""
+    env = RemoteEnv(GUESS, serve().address)
+    yield env
+    env.close()
+
+
+def test_the_same_calls_give_the_same_bytes_here_and_there(env):
+    def play(env: gymnasium.Env) -> str:
+        told = [env.reset(seed=11), env.step("a\ud800"), env.reset(), env.reset()]
+        told += [env.reset(options={"split": "test"}), env.step("9"), env.step("8")]
+        told += [env.reset(seed=12, options={"task": "4"}), env.step("4")]
+        return json.dumps(told)
+
+    assert play(env) == play(Guess())
+
+
+def test_an_unseeded_first_reset_still_tells_the_seed_it_drew(env):
+    observation, info = env.reset()
+    again, _ = Guess().reset(seed=info["seed"], options={"task": info["task"]})
+    assert observation == again
+
+
+def test_the_spaces_instruction_and_tasks_are_the_worlds(env):
+    assert env.observation_space == Guess.observation_space
+    assert env.action_space == Guess.action_space
+    assert env.instruction == Guess.instruction
+    assert env.tasks.splits == Guess.tasks.splits
+
+
+def test_the_expert_plays_across_the_wire(env):
+    env.reset(seed=0, options={"task": "7"})
+    assert env.step(env.expert_action())[1:3] == (1.0, True)
+
+
+def test_misuse_raises_what_it_raises_here(env):
+    for call in (lambda: env.step("1"), env.expert_action):
+        with pytest.raises(EpisodeOver):
+            call()
+    with pytest.raises(BadRequest, match=r"\['taks'\] are not known"):
+        env.reset(options={"taks": "1"})
+    with pytest.raises(UnknownTask, match="no task 'x' among 9"):
+        env.reset(options={"task": "x"})
+    with pytest.raises(gymnasium.error.Error):
+        env.reset(seed=-1)
+    env.reset(seed=0)
+    with pytest.raises(BadRequest, match="got NoneType"):
+        env.step(None)
+
+
+def test_rendering_is_the_last_observation(serve):
+    env = RemoteEnv(GUESS, serve().address, render_mode="ansi")
+    assert env.reset(seed=0)[0] == env.render()
+    assert env.step("0")[0] == env.render() == "'0' is wrong."
+    env.close()
+    with pytest.raises(BadRequest, match="'human' is not one of"):
+        RemoteEnv(GUESS, render_mode="human")
+
+
+def test_a_server_of_another_environment_is_refused(serve):
+    address = serve().address
+    with pytest.raises(BadRequest, match=f"serves {GUESS}, not {TROUBLE}"):
+        RemoteEnv(TROUBLE, address)
+
+
+def test_an_unknown_environment_is_refused_before_anything_starts():
+    with pytest.raises(UnknownEnvironment):
+        RemoteEnv("tests/Nothing-v0")
+
+
+def test_closing_ends_the_session_and_twice_is_harmless(serve):
+    server = serve()
+    env = RemoteEnv(GUESS, server.address)
+    env.reset(seed=0)
+    assert len(server.host.table) == 1
+    env.close()
+    env.close()
+    assert len(server.host.table) == 0
+    with pytest.raises(BadRequest, match="closed"):
+        env.reset(seed=0)
+
+
+def test_a_session_that_ended_while_it_stood_idle_is_replaced_at_reset(serve):
+    server = serve()
+    env = RemoteEnv(GUESS, server.address)
+    first, _ = env.reset(seed=0)
+    server.host.table.shutdown()
+    with pytest.raises(EnvironmentLost):
+        env.step("1")
+    assert env.reset(seed=0)[0] == first
+    server.host.table.shutdown()
+    assert env.reset(seed=0)[0] == first
+    env.close()
+
+
+def test_a_world_that_raises_is_its_own_fault():
+    env = RemoteEnv(TROUBLE, "inprocess")
+    env.reset(seed=0, options={"task": "fine"})
+    with pytest.raises(EnvironmentFault, match="ZeroDivisionError"):
+        env.step("raise")
+    env.close()
+
+
+def test_a_local_server_killed_in_an_episode_is_an_environment_lost():
+    env = RemoteEnv(GUESS, retries=1)
+    env.reset(seed=0)
+    env._local.process.kill()
+    env._local.process.wait()
+    with pytest.raises(EnvironmentLost, match="see whether the server still runs"):
+        env.step("1")
+    with pytest.raises(EnvironmentLost):
+        env.reset(seed=0)
+    env.close()
+
+
+def test_a_world_that_takes_its_server_down_is_an_environment_lost():
+    env = RemoteEnv(TROUBLE, retries=1)
+    env.reset(seed=0, options={"task": "fine"})
+    with pytest.raises(EnvironmentLost):
+        env.step("die")
+    env.close()
+    again = RemoteEnv(TROUBLE)
+    assert again.reset(options={"task": "fine"})[0] == "What now?"
+    again.close()

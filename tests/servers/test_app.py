@@ -1,0 +1,285 @@
+"""The host over real HTTP: routes, statuses, limits, and what happens to bad input."""
+
+import http.client
+import json
+import socket
+
+import msgspec
+import pytest
+import requests
+from worlds import Trouble
+
+from agentgym_env.wire import (
+    MSGPACK,
+    CreateReply,
+    EnvCard,
+    TaskList,
+    encode,
+)
+
+
+def post(server, path: str, items, **headers: str) -> requests.Response:
+    return requests.post(server.address + path, json=items, headers=headers, timeout=10)
+
+
+def open_and_reset(server, count: int = 1, **reset) -> list[str]:
+    names = [reply["session"] for reply in post(server, "/v1/sessions", [{}] * count).json()]
+    reset = {"seed": 0, "task": "5"} | reset
+    assert post(server, "/v1/reset", [{"session": n} | reset for n in names]).ok
+    return names
+
+
+def error_of(response: requests.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+def test_a_whole_episode_over_http(serve):
+    server = serve()
+    (session,) = open_and_reset(server)
+    body = [{"session": session, "turn": 1, "action": "5"}]
+    (reply,) = post(server, "/v1/step", body).json()
+    assert reply["terminated"] and reply["reward"] == 1.0 and "error" not in reply
+    assert post(server, "/v1/expert", [{"session": session}]).status_code == 409
+    assert post(server, "/v1/close", [{"session": session}]).json() == [
+        {"session": session, "closed": True}
+    ]
+
+
+def test_a_batch_is_200_unless_every_item_failed(serve):
+    server = serve()
+    (session,) = open_and_reset(server)
+    good = {"session": session, "turn": 1, "action": "1"}
+    stale = {"session": session, "turn": 9, "action": "1"}
+    unknown = {"session": "nobody", "turn": 1, "action": "1"}
+    mixed = post(server, "/v1/step", [good, stale, unknown])
+    assert mixed.status_code == 200
+    assert [item.get("error", {}).get("code") for item in mixed.json()] == [
+        None, "stale_turn", "unknown_session",
+    ]  # fmt: skip
+    assert post(server, "/v1/step", [stale, unknown]).status_code == 409
+    assert post(server, "/v1/step", [unknown, stale]).status_code == 404
+    assert post(server, "/v1/step", []).json() == []
+
+
+def test_messagepack_is_spoken_on_request(serve):
+    server = serve()
+    headers = {"Content-Type": MSGPACK}
+    body = msgspec.msgpack.encode([{}])
+    response = requests.post(server.address + "/v1/sessions", body, headers=headers, timeout=10)
+    assert response.headers["content-type"] == MSGPACK
+    (created,) = msgspec.msgpack.decode(response.content, type=list[CreateReply])
+    both = headers | {"Accept": "application/json"}
+    body = msgspec.msgpack.encode([{"session": created.session, "seed": 1}])
+    response = requests.post(server.address + "/v1/reset", body, headers=both, timeout=10)
+    assert response.json()[0]["turn"] == 0
+    card = requests.get(server.address + "/v1/env", headers={"Accept": MSGPACK}, timeout=10)
+    assert msgspec.msgpack.decode(card.content, type=EnvCard).env == "tests/Guess-v0"
+
+
+def test_the_card_and_the_tasks_are_told(serve):
+    server = serve()
+    card = msgspec.json.decode(requests.get(server.address + "/v1/env", timeout=10).content)
+    assert card["splits"] == {"train": 6, "test": 3} and card["protocol"] == 1
+    tasks = requests.get(server.address + "/v1/tasks?split=test", timeout=10)
+    assert msgspec.json.decode(tasks.content, type=TaskList).tasks == ["7", "8", "9"]
+    unknown = requests.get(server.address + "/v1/tasks?split=dev", timeout=10)
+    assert error_of(unknown) == (404, "unknown_split")
+    assert error_of(requests.get(server.address + "/v1/tasks", timeout=10)) == (400, "bad_request")
+
+
+BAD_BODIES = {
+    "empty": b"",
+    "not JSON": b"{",
+    "not a list": b"{}",
+    "not UTF-8": b'[{"session": "\xff", "turn": 1, "action": "a"}]',
+    "lone surrogate": b'[{"session": "\\ud800", "turn": 1, "action": "a"}]',
+    "NaN": b'[{"session": "s", "turn": NaN, "action": "a"}]',
+    "infinite": b'[{"session": "s", "turn": 1e999, "action": "a"}]',
+    "huge integer": b'[{"session": "s", "turn": ' + b"9" * 10_000 + b', "action": "a"}]',
+    "wrong type": b'[{"session": "s", "turn": 1, "action": 3}]',
+    "missing field": b'[{"session": "s", "turn": 1}]',
+    "unknown field": b'[{"session": "s", "turn": 1, "action": "a", "seed": 1}]',
+    "deep": b"[" * 100_000,
+    "deep value": b'[{"session": ' + b'{"a":' * 100_000,
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
+def test_a_bad_body_is_a_bad_request(serve, body):
+    headers = {"Content-Type": "application/json"}
+    response = requests.post(serve().address + "/v1/step", body, headers=headers, timeout=10)
+    assert error_of(response) == (400, "bad_request")
+    assert "/v1/step" in response.json()["error"]["message"]
+
+
+def test_a_big_but_readable_turn_is_just_stale(serve):
+    server = serve()
+    (session,) = open_and_reset(server)
+    response = post(server, "/v1/step", [{"session": session, "turn": 2**80, "action": "a"}])
+    assert response.status_code == 409
+
+
+def test_a_browsers_form_cannot_drive_the_server(serve):
+    for content_type in ("text/plain", "application/x-www-form-urlencoded"):
+        headers = {"Content-Type": content_type}
+        response = requests.post(
+            serve().address + "/v1/sessions", b"[{}]", headers=headers, timeout=10
+        )
+        assert error_of(response) == (400, "bad_request")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/"), ("GET", "/v1/step"), ("PUT", "/v1/step"), ("POST", "/v1/env"),
+     ("DELETE", "/nothing/%00%ff"), ("GET", "//v1/env")],
+)  # fmt: skip
+def test_other_routes_are_unknown(serve, method, path):
+    server = serve()
+    connection = http.client.HTTPConnection(server.address.removeprefix("http://"), timeout=10)
+    connection.request(method, path)
+    response = connection.getresponse()
+    assert response.status == 404
+    assert json.loads(response.read())["error"]["code"] == "unknown_route"
+    connection.close()
+
+
+def test_the_token_is_asked_for_everywhere_but_at_health(serve):
+    server = serve(token="open sesame")
+    for given in ("", "Bearer wrong", "Basic open sesame", "Bearer open sesame ", "open sesame", "Bearer \xff"):
+        headers = {"Authorization": given.encode("latin-1")} if given else {}
+        response = requests.get(server.address + "/v1/env", headers=headers, timeout=10)
+        expected = 200 if given.strip() == "Bearer open sesame" else 401
+        assert response.status_code == expected
+    assert error_of(post(server, "/v1/sessions", [{}])) == (401, "unauthorized")
+    assert post(server, "/v1/sessions", [{}], Authorization="Bearer open sesame").ok
+    assert requests.get(server.address + "/metrics", timeout=10).status_code == 401
+    assert requests.get(server.address + "/health", timeout=10).json()["status"] == "ok"
+
+
+def test_a_body_above_the_limit_is_refused(serve):
+    server = serve(max_body_bytes=1000)
+    assert error_of(post(server, "/v1/sessions", [{"env": "x" * 1000}])) == (413, "too_large")
+    assert post(server, "/v1/sessions", [{"env": "x" * 900}]).status_code == 400
+
+
+def test_a_body_that_hides_its_size_is_cut_off_at_the_limit(serve):
+    server = serve(max_body_bytes=1000)
+    pieces = (b"x" * 500 for _ in range(5))
+    response = requests.post(server.address + "/v1/sessions", pieces, timeout=10)
+    assert error_of(response) == (413, "too_large")
+
+
+def test_a_body_of_50_megabytes_is_refused_by_default(serve):
+    server = serve()
+    host, port = server.address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        head = f"POST /v1/step HTTP/1.1\r\nHost: x\r\nContent-Length: {50 * 2**20}\r\n\r\n"
+        connection.sendall(head.encode())
+        answer = connection.recv(4096)
+    assert b" 413 " in answer.split(b"\r\n")[0] and b"too_large" in answer
+
+
+def test_a_world_that_raises_is_a_500_of_its_item_alone(serve):
+    server = serve(Trouble, env_id="tests/Trouble-v0")
+    bad, good = open_and_reset(server, 2, task="fine")
+    items = [
+        {"session": bad, "turn": 1, "action": "raise"},
+        {"session": good, "turn": 1, "action": "hello"},
+    ]
+    response = post(server, "/v1/step", items)
+    assert response.status_code == 200
+    assert response.json()[0]["error"]["code"] == "environment_error"
+    assert response.json()[1]["observation"] == "You said hello"
+    assert post(server, "/v1/step", items[:1]).status_code == 500
+
+
+@pytest.mark.parametrize("action", ["object", "loop"])
+def test_an_info_that_cannot_travel_is_the_environments_fault(serve, action):
+    server = serve(Trouble, env_id="tests/Trouble-v0")
+    bad, good = open_and_reset(server, 2, task="fine")
+    items = [
+        {"session": bad, "turn": 1, "action": action},
+        {"session": good, "turn": 1, "action": "hello"},
+    ]
+    failed, fine = post(server, "/v1/step", items).json()
+    assert failed["error"]["code"] == "environment_error" and failed["session"] == bad
+    assert fine["observation"] == "You said hello"
+    assert post(server, "/v1/step", items[:1]).json() == [failed]
+    items[0]["turn"] = 2
+    assert post(server, "/v1/step", items[:1]).json()[0]["error"]["code"] == "episode_over"
+
+
+def test_metrics_count_what_happened(serve):
+    server = serve()
+    (session,) = open_and_reset(server)
+    items = [{"session": session, "turn": t, "action": "1"} for t in (1, 2, 9)]
+    post(server, "/v1/step", items)
+    requests.get(server.address + "/wp-login.php", timeout=10)
+    page = requests.get(server.address + "/metrics", timeout=10)
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for line in (
+        "agentgym_sessions 1",
+        "agentgym_steps_total 2",
+        'agentgym_requests_total{route="/v1/step"} 1',
+        'agentgym_requests_total{route="unknown"} 1',
+        'agentgym_items_total{route="/v1/step"} 3',
+        'agentgym_errors_total{code="stale_turn"} 1',
+    ):
+        assert line in page.text.splitlines()
+
+
+def test_idle_sessions_are_reaped_without_a_call(serve):
+    server = serve(ttl_s=0.2)
+    open_and_reset(server, 3)
+    deadline_polls = 100
+    while len(server.host.table) and deadline_polls:
+        deadline_polls -= 1
+        server._thread.join(0.05)
+    assert len(server.host.table) == 0 and server.host.table.reaped == 3
+
+
+def test_the_openapi_document_tells_the_truth_about_the_messages(serve):
+    server = serve()
+    document = requests.get(server.address + "/openapi.json", timeout=10).json()
+    assert document["openapi"].startswith("3.1")
+    assert set(document["paths"]) == {
+        "/v1/sessions", "/v1/reset", "/v1/step", "/v1/close", "/v1/expert", "/v1/env",
+        "/v1/tasks", "/health", "/metrics", "/openapi.json",
+    }  # fmt: skip
+    schemas = document["components"]["schemas"]
+    assert schemas["StepRequest"]["required"] == ["session", "turn", "action"]
+    assert schemas["StepRequest"]["additionalProperties"] is False
+    step = document["paths"]["/v1/step"]["post"]
+    assert step["requestBody"]["content"]["application/json"]["schema"]["items"] == {
+        "$ref": "#/components/schemas/StepRequest"
+    }
+    for part in ("StepReply", "ResetReply", "EnvCard", "TaskList", "ErrorBody", "WireError"):
+        assert part in schemas
+    assert {"200", "400", "401", "404", "409", "413"} <= set(step["responses"])
+
+
+def test_in_process_and_http_agree_to_the_byte(serve, make_host):
+    server, host = serve(), make_host()
+
+    def both(path: str, http_items, local_items) -> None:
+        over_http = post(server, path, http_items)
+        status, content_type, body = host.handle(
+            "POST", path, "", encode(local_items), "application/json"
+        )
+        assert over_http.status_code == status
+        assert over_http.headers["content-type"] == content_type
+        return over_http.content, body
+
+    first, second = (msgspec.json.decode(b, type=list[CreateReply])[0].session
+                     for b in both("/v1/sessions", [{}], [{}]))  # fmt: skip
+    rounds = [
+        ("/v1/reset", {"seed": 7, "split": "test"}),
+        ("/v1/step", {"turn": 1, "action": "🙂 é"}),
+        ("/v1/step", {"turn": 5, "action": "1"}),
+        ("/v1/expert", {}),
+        ("/v1/reset", {"task": "none"}),
+        ("/v1/close", {}),
+    ]
+    for path, fields in rounds:
+        over_http, local = both(path, [{"session": first} | fields], [{"session": second} | fields])
+        assert over_http.replace(first.encode(), b"S") == local.replace(second.encode(), b"S")

@@ -1,0 +1,102 @@
+"""`agentgym serve` as a process."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import requests
+
+
+class Served:
+    """A running `python -m agentgym_servers`."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "agentgym_servers", *arguments],
+            env={**os.environ, "PYTHONPATH": str(folder)}, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def address(self) -> str:
+        """Where it says it listens."""
+        for line in self.process.stderr:
+            if found := re.search(r"serving \S+ on (http://\S+)", line):
+                return found[1]
+        raise AssertionError("it ended without serving")
+
+    def stop(self, how: int) -> int:
+        """Send a signal and give the exit status."""
+        self.process.send_signal(how)
+        self.process.communicate(timeout=20)
+        return self.process.returncode
+
+
+@pytest.fixture
+def run(worlds_folder):
+    """Runs the command: `run("worlds:Guess", "--port", "0")`."""
+    started: list[Served] = []
+
+    def run(*arguments: str) -> Served:
+        started.append(Served(worlds_folder, *arguments))
+        return started[-1]
+
+    yield run
+    for served in started:
+        served.process.kill()
+        served.process.communicate()
+
+
+def test_it_serves_and_ctrl_c_ends_it_in_order(run):
+    served = run("worlds:Guess", "--port", "0", "--env-kwargs", '{"greeting": "Moin"}')
+    address = served.address()
+    assert address.startswith("http://127.0.0.1:")
+    (created,) = requests.post(address + "/v1/sessions", json=[{}], timeout=5).json()
+    body = [{"session": created["session"], "seed": 0}]
+    (reply,) = requests.post(address + "/v1/reset", json=body, timeout=5).json()
+    assert reply["observation"].startswith("Moin, round")
+    assert served.stop(signal.SIGINT) == 0
+
+
+def test_sigterm_ends_it_in_order(run):
+    served = run("worlds:Guess", "--port", "0")
+    served.address()
+    assert served.stop(signal.SIGTERM) == -signal.SIGTERM
+
+
+def test_the_settings_are_kept(run, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    served = run(
+        "worlds:Guess", "--port", "0", "--token-file", str(token), "--max-sessions", "2",
+        "--max-body-mb", "1",
+    )  # fmt: skip
+    address = served.address()
+    assert requests.get(address + "/v1/env", timeout=5).status_code == 401
+    headers = {"Authorization": "Bearer secret"}
+    replies = requests.post(
+        address + "/v1/sessions", json=[{}] * 3, headers=headers, timeout=5
+    ).json()
+    assert [r.get("error", {}).get("code") for r in replies] == [None, None, "too_many_sessions"]
+    big = requests.post(address + "/v1/step", b" " * 2**21, headers=headers, timeout=5)
+    assert big.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "no environment 'nothing'"),
+        (["worlds:Guess", "--env-kwargs", "{"], "--env-kwargs is not JSON"),
+        (["worlds:Guess", "--env-kwargs", "[]"], "--env-kwargs is a JSON object"),
+        (["worlds:Guess", "--token-file", "/no/such/file"], "cannot read the token file"),
+        (["worlds:Guess", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
+        (["worlds:Guess", "--max-sessions", "0"], "max_sessions is at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(run, arguments, message):
+    served = run(*arguments)
+    _, errors = served.process.communicate(timeout=20)
+    assert served.process.returncode == 1
+    assert message in errors and "Traceback" not in errors

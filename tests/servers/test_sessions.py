@@ -1,0 +1,256 @@
+"""The session table: turns, faults, limits and idle sessions."""
+
+import pytest
+from conftest import Clock
+from msgspec import UNSET
+from worlds import Guess, Trouble, Unmakeable
+
+from agentgym_env.errors import BadRequest, UnknownSplit
+from agentgym_env.wire import CreateRequest, ResetRequest, SessionRequest, StepRequest
+from agentgym_servers.sessions import SessionTable
+
+
+def table_of(make_env=Guess, **settings) -> SessionTable:
+    return SessionTable(make_env, env_id="tests/World-v0", **settings)
+
+
+def opened(table: SessionTable, count: int = 1) -> list[str]:
+    return [reply.session for reply in table.create([CreateRequest()] * count)]
+
+
+def code(reply) -> str | None:
+    return None if reply.error is UNSET else reply.error.code
+
+
+def step(table: SessionTable, session: str, turn: int, action: str = "x"):
+    (reply,) = table.step([StepRequest(session, turn, action)])
+    return reply
+
+
+def reset(table: SessionTable, session: str, **arguments):
+    (reply,) = table.reset([ResetRequest(session, **arguments)])
+    return reply
+
+
+def test_an_episode_goes_through_the_table_as_it_does_alone():
+    table, env = table_of(), Guess()
+    (session,) = opened(table)
+    first = reset(table, session, seed=3, task="5")
+    observation, info = env.reset(seed=3, options={"task": "5"})
+    assert (first.turn, first.observation, first.info) == (0, observation, info)
+    reply = step(table, session, 1, "5")
+    alone = env.step("5")
+    assert (reply.observation, reply.reward, reply.terminated) == alone[:3]
+    assert (reply.truncated, reply.info) == alone[3:]
+
+
+def test_session_names_cannot_be_guessed():
+    names = opened(table_of(), 100)
+    assert len(set(names)) == 100 and all(len(name) >= 24 for name in names)
+
+
+def test_a_repeated_turn_gets_the_stored_reply_and_is_not_played_again():
+    table = table_of()
+    (session,) = opened(table)
+    reset(table, session, seed=0, task="5")
+    first = step(table, session, 1, "4")
+    assert step(table, session, 1, "5") is first
+    assert table.steps == 1
+
+
+@pytest.mark.parametrize("turn", [-1, 0, 1, 3, 4, 10**12])
+def test_a_turn_that_is_neither_the_next_nor_the_last_is_stale(turn):
+    table = table_of()
+    (session,) = opened(table)
+    reset(table, session, seed=0, task="5")
+    step(table, session, 1, "4")
+    step(table, session, 2, "4")
+    assert code(step(table, session, turn)) == (None if turn == 3 else "stale_turn")
+
+
+def test_stepping_before_the_reset_or_after_the_end_is_refused():
+    table = table_of()
+    (session,) = opened(table)
+    assert code(step(table, session, 1)) == "episode_over"
+    reset(table, session, seed=0, task="5")
+    step(table, session, 1, "5")
+    assert code(step(table, session, 2)) == "episode_over"
+    assert step(table, session, 1).terminated
+
+
+def test_the_same_session_twice_in_a_batch_takes_its_turns_in_order():
+    table = table_of()
+    (session,) = opened(table)
+    reset(table, session, seed=0, task="5")
+    turns = [(1, "1"), (2, "2"), (2, "9"), (4, "4")]
+    replies = table.step([StepRequest(session, turn, action) for turn, action in turns])
+    assert [code(reply) for reply in replies] == [None, None, None, "stale_turn"]
+    assert replies[2] is replies[1]
+
+
+def test_one_bad_item_leaves_the_others_alone():
+    table = table_of()
+    good, bad = opened(table, 2)
+    replies = table.reset(
+        [
+            ResetRequest(good, seed=0),
+            ResetRequest(bad, task="x"),
+            ResetRequest("nobody"),
+            ResetRequest(bad, split="dev"),
+            ResetRequest(bad, task="1", split="test"),
+            ResetRequest(bad, seed=-1),
+            ResetRequest(bad, seed=2**70),
+        ]
+    )
+    assert [code(reply) for reply in replies] == [
+        None, "unknown_task", "unknown_session", "unknown_split", "bad_request", "bad_request",
+        "bad_request",
+    ]  # fmt: skip
+
+
+def test_a_refused_reset_leaves_the_old_episode_as_it_was():
+    table = table_of()
+    (session,) = opened(table)
+    reset(table, session, seed=0, task="5")
+    step(table, session, 1, "4")
+    assert code(reset(table, session, task="x")) == "unknown_task"
+    assert step(table, session, 2, "5").terminated
+
+
+def test_a_world_that_raises_loses_its_episode_but_not_its_session(caplog):
+    table = table_of(Trouble)
+    (session,) = opened(table)
+    reset(table, session, seed=0, task="fine")
+    failed = step(table, session, 1, "raise")
+    assert code(failed) == "environment_error"
+    assert failed.error.message == "ZeroDivisionError: \ufffd\ufffd\ufffd by zero"
+    assert "Traceback" in caplog.text
+    assert step(table, session, 1, "raise") is failed
+    assert code(step(table, session, 2)) == "episode_over"
+    assert code(reset(table, session, task="fine")) is None
+    assert step(table, session, 1, "hello").observation == "You said hello"
+
+
+def test_a_world_that_fails_to_start_is_an_error_of_the_environment():
+    table = table_of(Trouble)
+    (session,) = opened(table)
+    failed = reset(table, session, task="broken")
+    assert failed.error.message == "RuntimeError: the world did not start"
+    assert code(step(table, session, 1)) == "episode_over"
+
+
+def test_a_world_that_cannot_be_made_fails_the_table_at_once():
+    with pytest.raises(ValueError, match="no such luck"):
+        table_of(Unmakeable)
+
+
+def test_the_limit_of_sessions_is_kept_and_closing_makes_room():
+    table = table_of(max_sessions=2)
+    replies = table.create([CreateRequest()] * 3)
+    assert [code(reply) for reply in replies] == [None, None, "too_many_sessions"]
+    table.close([SessionRequest(replies[0].session)])
+    assert code(table.create([CreateRequest()])[0]) is None
+
+
+def test_closing_twice_is_harmless():
+    table = table_of()
+    (session,) = opened(table)
+    assert [r.closed for r in table.close([SessionRequest(session)] * 2)] == [True, False]
+    assert code(step(table, session, 1)) == "unknown_session"
+
+
+def test_a_session_of_another_environment_cannot_be_opened_here():
+    table = table_of()
+    replies = table.create([CreateRequest("tests/World-v0"), CreateRequest("other")])
+    assert [code(reply) for reply in replies] == [None, "bad_request"]
+
+
+def test_idle_sessions_end_and_busy_ones_stay():
+    clock = Clock()
+    table = table_of(ttl_s=10, clock=clock)
+    idle, busy = opened(table, 2)
+    clock.now += 9
+    reset(table, busy, seed=0)
+    clock.now += 2
+    assert table.reap() == 1 and len(table) == 1 and table.reaped == 1
+    assert code(reset(table, idle)) == "unknown_session"
+    assert code(step(table, busy, 1)) is None
+
+
+def test_an_expired_session_is_gone_even_before_anybody_reaped_it():
+    clock = Clock()
+    table = table_of(ttl_s=10, clock=clock)
+    (session,) = opened(table)
+    clock.now += 10
+    assert code(reset(table, session)) == "unknown_session"
+    assert len(table) == 0
+
+
+def test_reaping_looks_at_expired_sessions_only():
+    class CountingClock(Clock):
+        calls = 0
+
+        def __call__(self) -> float:
+            self.calls += 1
+            return self.now
+
+    clock = CountingClock()
+    table = table_of(ttl_s=10, clock=clock)
+    opened(table, 500)
+    before = clock.calls
+    assert table.reap() == 0
+    assert clock.calls == before + 1
+
+
+def test_environments_are_closed_when_their_sessions_end():
+    clock = Clock()
+    table = table_of(Trouble, ttl_s=10, clock=clock)
+    before = Trouble.closed
+    first, _, _ = opened(table, 3)
+    table.close([SessionRequest(first)])
+    assert Trouble.closed == before + 1
+    clock.now += 11
+    table.reap()
+    assert Trouble.closed == before + 3
+    opened(table)
+    table.shutdown()
+    assert Trouble.closed == before + 4
+
+
+def test_the_expert_answers_for_the_next_turn():
+    table = table_of()
+    (session,) = opened(table)
+    ask = [SessionRequest(session)]
+    assert code(table.expert(ask)[0]) == "episode_over"
+    reset(table, session, seed=0, task="5")
+    assert table.expert(ask)[0].action == table.expert(ask)[0].action == "5"
+    assert code(table.expert([SessionRequest("nobody")])[0]) == "unknown_session"
+
+
+def test_an_environment_without_an_expert_says_so():
+    table = table_of(Trouble)
+    (session,) = opened(table)
+    reset(table, session, task="fine")
+    assert code(table.expert([SessionRequest(session)])[0]) == "no_expert"
+
+
+def test_the_card_tells_what_is_served():
+    card = table_of(version="1.2").card()
+    assert (card.env, card.version, card.has_expert) == ("tests/World-v0", "1.2", True)
+    assert card.splits == {"train": 6, "test": 3} and card.default_split == "train"
+    assert card.observation_max_length == 1_000_000
+    assert table_of(Trouble).card().has_expert is False
+
+
+def test_task_lists_come_in_order_with_their_categories():
+    table = table_of()
+    assert table.task_list("test").tasks == ["7", "8", "9"]
+    assert table.task_list("test").categories == {"9": "high"}
+    with pytest.raises(UnknownSplit):
+        table.task_list("dev")
+
+
+@pytest.mark.parametrize("settings", [{"max_sessions": 0}, {"ttl_s": 0}, {"ttl_s": float("nan")}])
+def test_settings_that_make_no_sense_are_refused(settings):
+    with pytest.raises(BadRequest):
+        table_of(**settings)

@@ -1,0 +1,89 @@
+"""Small environments for tests; importable in a server's process too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from agentgym_env import TaskSet, TextEnv
+
+
+class Guess(TextEnv):
+    """Guess a number from 1 to 9; the observation depends on the episode's seed."""
+
+    instruction = "Guess the number from 1 to 9. Answer with a number."
+    tasks = TaskSet({"train": list("123456"), "test": list("789")}, {"1": "low", "9": "high"})
+
+    def __init__(self, render_mode: str | None = None, greeting: str = "Hello") -> None:
+        super().__init__(render_mode)
+        self._greeting = greeting
+
+    def _reset(self, task: str) -> str:
+        self.number = int(task)
+        return f"{self._greeting}, round {int(self.rng.random() * 1e9)}. Which number?"
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        right = action.strip() == str(self.number)
+        return ("Right!" if right else f"{action!r} is wrong."), float(right), right
+
+    def available_actions(self) -> list[str]:
+        """The nine digits."""
+        return list("123456789")
+
+    def expert(self) -> Iterator[str]:
+        """Know the number."""
+        yield str(self.number)
+
+
+class Trouble(TextEnv):
+    """Fails in every way an environment can, on demand."""
+
+    instruction = "Name the trouble."
+    tasks = TaskSet({"train": ["fine", "broken"]})
+    closed = 0
+
+    def _reset(self, task: str) -> str:
+        if task == "broken":
+            raise RuntimeError("the world did not start")
+        self._extra: object = None
+        return "What now?"
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        if action == "raise":
+            raise ZeroDivisionError("\ud800 by zero")
+        if action == "nan":
+            return "nothing", float("nan"), False
+        if action == "die":
+            os._exit(7)
+        self._extra = {"object": object(), "loop": _endless()}.get(action)
+        return f"You said {action}", 0.0, action == "end"
+
+    def _info(self) -> dict[str, Any]:
+        return {**super()._info(), "extra": self._extra}
+
+    def close(self) -> None:
+        """Count, to show that it was called."""
+        Trouble.closed += 1
+
+
+class Unmakeable(TextEnv):
+    """Cannot be constructed."""
+
+    instruction = "Never seen."
+    tasks = TaskSet({"train": ["only"]})
+
+    def __init__(self) -> None:
+        raise ValueError("no such luck")
+
+    def _reset(self, task: str) -> str:
+        return ""
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        return "", 0.0, False
+
+
+def _endless() -> list[Any]:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
