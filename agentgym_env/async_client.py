@@ -28,7 +28,8 @@ _Result = TypeVar("_Result")
 class AsyncEnvClient:
     """Opens sessions on one or several servers of the same environment and speaks to them.
 
-    The rules are `EnvClient`'s.
+    The rules are `EnvClient`'s. Connections belong to an event loop: close the client before its
+    loop ends; it may then be used in another.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class _ServerGatherings:
         async def expert(items: list[SessionState]) -> list[ExpertReply | AgentGymError]:
             return await client.run(operations.expert(items))
 
-        async def close(items: list[SessionState]) -> list[None | AgentGymError]:
+        async def close(items: list[SessionState]) -> list[AgentGymError | None]:
             await client.run(operations.close(items))
             return [None] * len(items)
 

@@ -54,7 +54,7 @@ class TextEnv(gymnasium.Env[str, str]):
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
 
     rng: random.Random
-    """The episode's randomness. Only its `random()` is promised to be stable over Python versions."""
+    """The episode's randomness. Only `random()` is promised to be stable over Python versions."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
@@ -113,7 +113,7 @@ class TextEnv(gymnasium.Env[str, str]):
         return self._observation, {**self._info(), "seed": int(episode_seed)}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Apply one action; raises `EpisodeOver` outside an episode and `BadRequest` on non-text."""
+        """Apply one action; raises `EpisodeOver` outside an episode, `BadRequest` on non-text."""
         if not isinstance(action, str):
             raise BadRequest(f"an action is a str, got {type(action).__name__}")
         if self._over:

@@ -124,8 +124,8 @@ class Host:
             replies = [self._sendable(reply, wanted) for reply in replies]
             body = encode(replies, wanted)
         failures = [e for e in (getattr(r, "error", UNSET) for r in replies) if e is not UNSET]
-        for error in failures:
-            self._metrics.count_error(error.code)
+        for failure in failures:
+            self._metrics.count_error(failure.code)
         all_failed = bool(failures) and len(failures) == len(replies)
         return (STATUS[failures[0].code] if all_failed else 200), wanted, body
 

@@ -1,4 +1,4 @@
-"""The routes as data: what each takes and gives. The host serves them, the OpenAPI page shows them."""
+"""The routes as data: what each takes and gives; the host serves them, OpenAPI shows them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
 from agentgym_env.spaces import TextSpace, clean_text
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 _MAX_MESSAGE = 2000
 _MAX_SEED = 2**63 - 1  # the widest integer every JSON and MessagePack reader can hold
 
-_Reply = TypeVar("_Reply", ResetReply, StepReply, ExpertReply)
+Reply = ResetReply | StepReply | ExpertReply
 
 
 @dataclass(slots=True)
@@ -154,7 +153,7 @@ class SessionTable:
             _close_env(self._spare)
             self._spare = None
 
-    def unsendable(self, reply: _Reply, error: Exception) -> _Reply:
+    def unsendable(self, reply: Reply, error: Exception) -> Reply:
         """Stand in for a reply that cannot be written as a message: the world's fault."""
         fault = self._fault(reply.session, error)
         if not isinstance(reply, StepReply):

@@ -224,7 +224,10 @@ def http_bytes(status: int, body: bytes) -> bytes:
         (http_bytes(404, b"<html>"), 1),
         (http_bytes(200, b"hello"), 1),
         (http_bytes(200, b"[]"), 1),
-        (http_bytes(302, b"") .replace(b"\r\n\r\n", b"\r\nLocation: http://127.0.0.1:1/\r\n\r\n"), 1),
+        (
+            http_bytes(302, b"").replace(b"\r\n\r\n", b"\r\nLocation: http://127.0.0.1:1/\r\n\r\n"),
+            1,
+        ),
         (b"", 3),
     ],
 )
@@ -307,9 +310,9 @@ def test_when_every_server_is_full_nothing_is_left_open(serve):
 
 def test_servers_of_different_environments_are_refused(serve):
     guess, trouble = serve(), serve(Trouble, env_id="tests/Trouble-v0")
-    with EnvClient([guess.address, trouble.address]) as client:
-        with pytest.raises(BadRequest, match="must serve the same"):
-            client.card()
+    client = EnvClient([guess.address, trouble.address])
+    with client, pytest.raises(BadRequest, match="must serve the same"):
+        client.card()
 
 
 def test_a_dead_server_is_skipped_and_its_sessions_are_lost(serve):
@@ -395,9 +398,13 @@ def test_hundreds_of_coroutines_step_in_one_request_a_turn(serve):
 
 def test_one_client_serves_several_event_loops_in_turn(serve):
     client = AsyncEnvClient(serve().address)
-    assert asyncio.run(play_async(client, "2")) == 2
-    assert asyncio.run(play_async(client, "3")) == 3
-    asyncio.run(client.close())
+
+    async def play(task: str) -> int:
+        async with client:
+            return await play_async(client, task)
+
+    assert asyncio.run(play("2")) == 2
+    assert asyncio.run(play("3")) == 3
 
 
 def test_coroutines_work_in_process_too(make_host):

@@ -78,7 +78,10 @@ def test_gymnasiums_synchronous_vector_gives_the_right_texts():
 
 
 def test_gymnasiums_asynchronous_vector_gives_the_right_texts_without_shared_memory():
-    assert texts_of(AsyncVectorEnv([Guess] * 3, shared_memory=False, context="spawn")) == expected_texts()
+    assert (
+        texts_of(AsyncVectorEnv([Guess] * 3, shared_memory=False, context="spawn"))
+        == expected_texts()
+    )
 
 
 def test_gymnasiums_asynchronous_vector_refuses_shared_memory_instead_of_giving_garbage():

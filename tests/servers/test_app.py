@@ -145,7 +145,14 @@ def test_other_routes_are_unknown(serve, method, path):
 
 def test_the_token_is_asked_for_everywhere_but_at_health(serve):
     server = serve(token="open sesame")
-    for given in ("", "Bearer wrong", "Basic open sesame", "Bearer open sesame ", "open sesame", "Bearer \xff"):
+    for given in (
+        "",
+        "Bearer wrong",
+        "Basic open sesame",
+        "Bearer open sesame ",
+        "open sesame",
+        "Bearer \xff",
+    ):
         headers = {"Authorization": given.encode("latin-1")} if given else {}
         response = requests.get(server.address + "/v1/env", headers=headers, timeout=10)
         expected = 200 if given.strip() == "Bearer open sesame" else 401

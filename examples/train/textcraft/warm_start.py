@@ -1,0 +1,193 @@
+"""Make the quickstart's warm policy: a small model fitted to the expert's play on training tasks.
+
+    python examples/train/textcraft/warm_start.py --out examples/train/textcraft/warm_policy
+
+Half of a small policy's trouble with TextCraft is copying: it would rather learn the 444 training
+goals by heart than read the recipes. So most demonstrations are shown with every item renamed,
+the same item by the same made-up name throughout one episode. No held-out goal is ever shown as a
+goal. The rows come in a fixed order, from single recipes to whole lists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from agentgym_servers._crafting import recipe_book
+from agentgym_servers.textcraft import TextCraft
+
+from agentgym_env.trajectory import Trajectory, Turn
+from agentgym_train.chat import Chat
+from agentgym_train.imitation import Imitation, imitate, training_row
+from agentgym_train.models import small_policy, small_tokenizer
+
+MAX_ROW_TOKENS = 640
+RENAMED_SHARE = 0.8
+CURRICULUM_SHARE = 0.35
+"""Over this share of the rows the lists grow to full length and the goals to every depth."""
+
+
+def main() -> None:
+    """Make demonstrations, fit the policy, save it with its figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=1200, help="optimizer steps")
+    parser.add_argument("--rows-per-step", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    began = time.monotonic()
+    rng = random.Random(args.seed)
+    demonstrations = list(curriculum(args.steps * args.rows_per_step, rng))
+    tokenizer = small_tokenizer(tokenizer_texts(demonstrations[-4000:]))
+    chat = Chat(tokenizer)
+    rows = [training_row(d, chat) for d in demonstrations]
+    rows = by_length([r for r in rows if len(r["input_ids"]) <= MAX_ROW_TOKENS], args.rows_per_step, rng)
+    model = small_policy(tokenizer, seed=args.seed)
+    settings = Imitation(
+        rows_per_step=args.rows_per_step, seed=args.seed, bf16=True, in_order=True
+    )
+    metrics = imitate(model, tokenizer, rows, settings, args.out)
+    tokenizer.save_pretrained(args.out)
+    (args.out / "training_args.bin").unlink(missing_ok=True)
+    figures = {
+        "command": f"python examples/train/textcraft/warm_start.py --steps {args.steps} "
+        f"--rows-per-step {args.rows_per_step} --seed {args.seed} --out {args.out}",
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "rows": len(rows),
+        "tokens": sum(len(r["input_ids"]) for r in rows),
+        "train_loss": metrics["train_loss"],
+        "seconds": round(time.monotonic() - began),
+        "torch": torch.__version__,
+    }
+    (args.out / "warm_start.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def curriculum(count: int, rng: random.Random) -> Iterator[Trajectory]:
+    """`count` demonstrations of training tasks, easy ones first."""
+    env = TextCraft()
+    tasks = env.tasks.split("train")
+    shallow = [task for task in tasks if env.tasks.category(task) == "depth 1"]
+    renamer = Renamer(test=frozenset(env.tasks.split("test")))
+    for number in range(count):
+        progress = min(1.0, number / (count * CURRICULUM_SHARE))
+        every_depth = rng.random() < 0.25 + 0.75 * progress
+        distractors = min(10, int(rng.random() * (2 + 10 * progress)))
+        task = rng.choice(tasks if every_depth else shallow)
+        trajectory = demonstrate(env, task, seed=rng.randrange(10**9), distractors=distractors)
+        yield renamer(trajectory, rng) if rng.random() < RENAMED_SHARE else trajectory
+
+
+def demonstrate(env: TextCraft, task: str, seed: int, distractors: int) -> Trajectory:
+    """The expert's episode, with all but `distractors` of the needless recipes left out."""
+    observation, _ = env.reset(seed=seed, options={"task": task})
+    needed = {recipe.text for recipe in recipe_book().tree(task)}
+    lines, left = [], distractors
+    for line in observation.split("\n"):
+        needless = line.startswith("craft ") and line not in needed
+        left -= needless
+        if not needless or left >= 0:
+            lines.append(line)
+    turns, ended = [], False
+    while not ended:
+        action = env.expert_action()
+        if action is None:
+            raise RuntimeError(f"the expert gave up on {task!r}")
+        answer, reward, ended, _, _ = env.step(action)
+        turns.append(Turn(action, action, answer, reward))
+    return Trajectory(
+        env="agentgym/TextCraft-v0",
+        task=task,
+        seed=seed,
+        instruction="",
+        observation="\n".join(lines),
+        turns=turns,
+        outcome="success",
+        policy="expert",
+        horizon=len(turns),
+        success=True,
+    )
+
+
+class Renamer:
+    """Gives every item of an episode a made-up name; planks stay planks and wool stays wool."""
+
+    def __init__(self, test: frozenset[str]) -> None:
+        self._book = recipe_book()
+        every = sorted(self._book.items)
+        # Held-out goals' names are not used as names of other things either.
+        self._names = [name for name in every if name not in test]
+        self._words = sorted({word for name in self._names for word in name.split()})
+        longest_first = sorted(every, key=len, reverse=True)
+        alternatives = "|".join(re.escape(name) for name in longest_first)
+        self._pattern = re.compile(f"(?<![a-z])({alternatives})(?![a-z])")
+
+    def __call__(self, trajectory: Trajectory, rng: random.Random) -> Trajectory:
+        """The same episode under other names."""
+        names: dict[str, str] = {}
+
+        def swap(match: re.Match[str]) -> str:
+            name = match[1]
+            if name not in names:
+                names[name] = self._new_name(name, set(names.values()), rng)
+            return names[name]
+
+        def swapped(text: str) -> str:
+            return self._pattern.sub(swap, text)
+
+        observation = swapped(trajectory.observation)
+        turns = [Turn(swapped(t.response), swapped(t.action), swapped(t.observation), t.reward) for t in trajectory.turns]
+        return Trajectory(
+            env=trajectory.env,
+            task=trajectory.task,
+            seed=trajectory.seed,
+            instruction="",
+            observation=observation,
+            turns=turns,
+            outcome="success",
+            policy="expert, renamed",
+            horizon=trajectory.horizon,
+            success=True,
+        )
+
+    def _new_name(self, name: str, taken: set[str], rng: random.Random) -> str:
+        kind = self._book.tag_of.get(name)
+        while True:
+            if kind in self._book.tags:
+                new = f"{' '.join(rng.sample(self._words, rng.choice([1, 1, 2])))} {kind}"
+            elif rng.random() < 0.5:
+                new = rng.choice(self._names)
+            else:
+                new = " ".join(rng.sample(self._words, rng.choice([1, 2, 2, 3])))
+            looks_like_a_kind = new.split()[-1] in self._book.tags and kind not in self._book.tags
+            if new not in taken and not looks_like_a_kind:
+                return new
+
+
+def by_length(rows: list[dict[str, list[int]]], size: int, rng: random.Random) -> list[dict[str, list[int]]]:
+    """Rows of like length beside each other within windows of 16 batches, to spare padding."""
+    ordered: list[dict[str, list[int]]] = []
+    window = 16 * size
+    for start in range(0, len(rows), window):
+        part = sorted(rows[start : start + window], key=lambda row: len(row["input_ids"]))
+        batches = [part[i : i + size] for i in range(0, len(part), size)]
+        rng.shuffle(batches)
+        ordered += [row for batch in batches for row in batch]
+    return ordered
+
+
+def tokenizer_texts(demonstrations: list[Trajectory]) -> Iterator[str]:
+    """What the tokenizer learns its words from: training episodes and the chat's own words."""
+    for demonstration in demonstrations:
+        yield "user\nassistant\nsystem\n" + demonstration.observation
+        for turn in demonstration.turns:
+            yield f"{turn.response}\n{turn.observation}"
+
+
+if __name__ == "__main__":
+    main()
