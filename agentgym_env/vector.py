@@ -196,7 +196,9 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
     ) -> dict[int, dict[str, Any]]:
         """Start these episodes on sessions that are fit for it; give their infos."""
         tasks = self._tasks_of(options)
-        self._ended[list(indices)] = True  # until they have begun: a refusal may leave some half-way
+        self._ended[list(indices)] = (
+            True  # until they have begun: a refusal may leave some half-way
+        )
         episode_seeds = {index: self._episode_seed(index, seeds[index]) for index in indices}
         infos: dict[int, dict[str, Any]] = {}
         waiting = list(indices)

@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 import worlds
+from hosting import GUESS, HttpServer
 
 import agentgym_env
-from agentgym_servers.app import make_app
 from agentgym_servers.host import Host
 from agentgym_servers.sessions import SessionTable
-
-GUESS = "tests/Guess-v0"
-TROUBLE = "tests/Trouble-v0"
-UNMAKEABLE = "tests/Unmakeable-v0"
-
-agentgym_env.register(GUESS, "worlds:Guess", max_episode_steps=20)
-agentgym_env.register(TROUBLE, "worlds:Trouble")
-agentgym_env.register(UNMAKEABLE, "worlds:Unmakeable")
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
-
-
-class HttpServer:
-    """A real HTTP server in a thread of this process, so that a test can look into its table."""
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        config = uvicorn.Config(make_app(host), log_config=None, access_log=False)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End it and wait."""
-        self._server.should_exit = True
-        self._thread.join()
-
 
 MakeHost = Callable[..., Host]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import GUESS, TROUBLE, UNMAKEABLE
+from hosting import GUESS, TROUBLE, UNMAKEABLE
 
 from agentgym_env import local_server
 from agentgym_env.errors import BadRequest, ServerStartFailed

@@ -6,8 +6,8 @@ import textwrap
 
 import gymnasium
 import pytest
-from conftest import GUESS
 from gymnasium.utils.env_checker import check_env
+from hosting import GUESS
 from worlds import Guess
 
 import agentgym_env

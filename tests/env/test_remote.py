@@ -4,7 +4,7 @@ import json
 
 import gymnasium
 import pytest
-from conftest import GUESS, TROUBLE
+from hosting import GUESS, TROUBLE
 from worlds import Guess
 
 from agentgym_env import RemoteEnv

@@ -3,8 +3,8 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GUESS, TROUBLE
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hosting import GUESS, TROUBLE
 from worlds import Guess, Trouble
 
 from agentgym_env import RemoteVectorEnv

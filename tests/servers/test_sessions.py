@@ -1,7 +1,7 @@
 """The session table: turns, faults, limits and idle sessions."""
 
 import pytest
-from conftest import Clock
+from hosting import Clock
 from msgspec import UNSET
 from worlds import Guess, Trouble, Unmakeable
 
