@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
@@ -78,6 +79,7 @@ def imitate(
             max_grad_norm=1.0,
             seed=settings.seed,
             bf16=settings.bf16,
+            use_cpu=not torch.cuda.is_available(),
             gradient_checkpointing=False,
             train_sampling_strategy="sequential" if settings.in_order else "random",
             dataset_kwargs={"skip_prepare_dataset": True},

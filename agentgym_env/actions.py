@@ -1,0 +1,87 @@
+"""Action formats: where the action stands in a policy's text. Never raises on any text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from agentgym_env.errors import BadRequest
+
+_ACTION = re.compile(r"^[ \t]*Action:", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionError:
+    """Why a text holds no action; the message is the policy's next observation."""
+
+    message: str
+
+
+class ActionFormat(Protocol):
+    """How a policy writes its actions."""
+
+    name: str
+    instructions: str
+    """What to tell the policy about the format; empty where there is nothing to tell."""
+
+    def parse(self, text: str) -> str | ActionError:
+        """The action in a policy's text."""
+        ...
+
+    def render(self, action: str, thought: str = "") -> str:
+        """The text of a demonstration; `parse(render(action))` is the action, stripped."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The whole text, stripped, is the action."""
+
+    name: str = "plain"
+    instructions: str = ""
+
+    def parse(self, text: str) -> str | ActionError:
+        """The text without the space around it."""
+        return text.strip()
+
+    def render(self, action: str, thought: str = "") -> str:
+        """The action; there is no place for a thought."""
+        return action
+
+
+@dataclass(frozen=True, slots=True)
+class ReAct:
+    """`Thought:` and then `Action:` (Yao et al., arXiv:2210.03629).
+
+    Exactly one line begins with `Action:`; everything after it is the action. Two of them are an
+    error, since the policy wrote the world's answer itself.
+    """
+
+    name: str = "react"
+    instructions: str = "Answer in this form:\nThought:\nyour reasoning\n\nAction:\nyour action"
+
+    def parse(self, text: str) -> str | ActionError:
+        """What follows the one `Action:`."""
+        places = list(_ACTION.finditer(text))
+        if not places:
+            return ActionError('There is no action. Write "Action:" and then one action.')
+        if len(places) > 1:
+            return ActionError(
+                f'There are {len(places)} actions. Write "Action:" once and then one action.'
+            )
+        return text[places[0].end() :].strip()
+
+    def render(self, action: str, thought: str = "") -> str:
+        """A thought and an action."""
+        return f"Thought:\n{thought}\n\nAction:\n{action}"
+
+
+FORMATS: Final[dict[str, ActionFormat]] = {"plain": Plain(), "react": ReAct()}
+
+
+def action_format(name: str) -> ActionFormat:
+    """A format by its name; raises `BadRequest` with the names there are."""
+    if name not in FORMATS:
+        raise BadRequest(f"no action format {name!r}; there are {', '.join(FORMATS)}")
+    return FORMATS[name]
