@@ -107,7 +107,9 @@ class Chat:
             messages = [{"role": "system", "content": self._instruction}, _user(observation)]
             if self._instruction.strip() in self._render(messages):
                 return messages
-        except Exception as error:  # jinja's own exception types; templates raise on roles they lack
+        except (
+            Exception
+        ) as error:  # jinja's own exception types; templates raise on roles they lack
             if "role" not in str(error).lower() and "system" not in str(error).lower():
                 raise
         return [_user(f"{self._instruction}\n\n{observation}")]
@@ -169,9 +171,7 @@ class Chat:
         parts = [text]
         for token in self._specials:
             parts = [piece for part in parts for piece in _break_up(part, token)]
-        return [
-            i for part in parts for i in self._tokenizer.encode(part, add_special_tokens=False)
-        ]
+        return [i for part in parts for i in self._tokenizer.encode(part, add_special_tokens=False)]
 
 
 def _user(content: str) -> dict[str, str]:

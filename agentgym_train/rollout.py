@@ -59,10 +59,12 @@ class Rollouts:
         new_player: PlayerFactory,
         *,
         env_id: str,
+        instruction: str = "",
         concurrency: int = 256,
         retries: int = 2,
     ) -> None:
         self._client = client
+        self._instruction = instruction
         self._new_player = new_player
         self._env_id = env_id
         self._concurrency = concurrency
@@ -90,9 +92,7 @@ class Rollouts:
             tasks = [group.create_task(one(start)) for start in starts]
         return [task.result() for task in tasks]
 
-    async def _play_with_retries(
-        self, start: EpisodeStart, horizon: int, step: int
-    ) -> Trajectory:
+    async def _play_with_retries(self, start: EpisodeStart, horizon: int, step: int) -> Trajectory:
         began = time.monotonic()
         attempt = 0
         error: EpisodeFailure | EngineLost | None = None
@@ -102,7 +102,9 @@ class Rollouts:
                 break
             except (EpisodeFailure, EngineLost) as failure:
                 error = failure
-                logger.warning("episode of task %s lost (attempt %d): %s", start.task, attempt, error)
+                logger.warning(
+                    "episode of task %s lost (attempt %d): %s", start.task, attempt, error
+                )
         else:
             outcome: Outcome = "engine_lost"
             if isinstance(error, EpisodeFailure):
@@ -113,7 +115,7 @@ class Rollouts:
             env=self._env_id,
             task=start.task,
             seed=start.seed,
-            instruction="",
+            instruction=self._instruction,
             observation=played.observation,
             turns=played.turns,
             outcome=played.outcome,

@@ -87,13 +87,18 @@ class HFEngine:
         while self._waiting:
             # Let the coroutines that are ready now add their requests to this batch.
             await asyncio.sleep(0)
-            batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
+            batch, self._waiting = (
+                self._waiting[: self._max_batch],
+                self._waiting[self._max_batch :],
+            )
             batch = [request for request in batch if not request.reply.cancelled()]
             if not batch:
                 continue
             try:
                 await loop.run_in_executor(self._thread, self._run, batch)
-            except Exception as error:  # the process boundary of the model: one failure, every waiter
+            except (
+                Exception
+            ) as error:  # the process boundary of the model: one failure, every waiter
                 for request in batch:
                     if not request.reply.done():
                         lost = EngineLost(f"generation failed: {type(error).__name__}: {error}")
@@ -117,7 +122,9 @@ class HFEngine:
         try:
             kept = [self._kept(request) for request in batch]
             longest = max(request.sampling.max_tokens for request in batch)
-            kv = KVBatch(self.model, kept, [request.ids for request in batch], longest, self._pad_id)
+            kv = KVBatch(
+                self.model, kept, [request.ids for request in batch], longest, self._pad_id
+            )
             draws = [random.Random(request.sampling.seed) for request in batch]
             logits = kv.prefill()  # (B, V)
             for _ in range(longest):

@@ -74,7 +74,9 @@ class RecipeBook:
 
     def members(self, tag: str) -> list[str]:
         """The craftable items that bear a tag, sorted; none for a plain item."""
-        return sorted(item for item, its in self.tag_of.items() if its == tag and item in self.recipes)
+        return sorted(
+            item for item, its in self.tag_of.items() if its == tag and item in self.recipes
+        )
 
     def stands_for(self, item: str, name: str) -> bool:
         """Whether `item` may be used where a recipe asks for `name`."""
@@ -166,7 +168,9 @@ def read_recipes(folder: Path) -> RecipeBook:
                 tag_names.add(name)
             amounts[name] = amounts.get(name, 0) + amount
         result = data["result"]
-        output, makes = (result, 1) if isinstance(result, str) else (result["item"], result.get("count", 1))
+        output, makes = (
+            (result, 1) if isinstance(result, str) else (result["item"], result.get("count", 1))
+        )
         group = _plain(data["group"]) if "group" in data else None
         parsed.append((Recipe(_plain(output), makes, tuple(amounts.items())), group))
     return RecipeBook(parsed, frozenset(tag_names))

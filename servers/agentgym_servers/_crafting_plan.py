@@ -53,10 +53,13 @@ def _choose_item(
         return name
     members = [recipe.output for recipe in shown if book.stands_for(recipe.output, name)]
     return max(
-        dict.fromkeys(members), key=lambda item: (free.get(item, 0) >= amount, free.get(item, 0), -book.depth[item])
+        dict.fromkeys(members),
+        key=lambda item: (free.get(item, 0) >= amount, free.get(item, 0), -book.depth[item]),
     )
 
 
 def _choose_recipe(book: RecipeBook, shown: Sequence[Recipe], item: str) -> Recipe:
     candidates = [recipe for recipe in shown if recipe.output == item]
-    return min(candidates, key=lambda recipe: max(book.depth[part] for part, _ in recipe.ingredients))
+    return min(
+        candidates, key=lambda recipe: max(book.depth[part] for part, _ in recipe.ingredients)
+    )

@@ -20,7 +20,7 @@ MAX_DISTRACTORS = 10
 _TEST_SIZE = 100
 _MAX_COMMAND = 2000
 _AMOUNT = re.compile(r"([+-]?[0-9]+) +(.+)")
-_HOW_TO_CRAFT = 'Write: craft AMOUNT ITEM using AMOUNT ITEM, AMOUNT ITEM'
+_HOW_TO_CRAFT = "Write: craft AMOUNT ITEM using AMOUNT ITEM, AMOUNT ITEM"
 
 
 class TextCraft(TextEnv):
@@ -199,7 +199,9 @@ def textcraft_tasks() -> TaskSet:
         by_depth.setdefault(book.depth[goal], []).append(goal)
     shares = {d: len(goals) * _TEST_SIZE / len(book.goals) for d, goals in by_depth.items()}
     sizes = {depth: int(share) for depth, share in shares.items()}
-    for depth in sorted(shares, key=lambda d: sizes[d] - shares[d])[: _TEST_SIZE - sum(sizes.values())]:
+    for depth in sorted(shares, key=lambda d: sizes[d] - shares[d])[
+        : _TEST_SIZE - sum(sizes.values())
+    ]:
         sizes[depth] += 1
     test: set[str] = set()
     for depth, goals in by_depth.items():

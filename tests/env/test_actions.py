@@ -15,7 +15,11 @@ def test_plain_takes_any_text(text):
     assert action_format("plain").parse(text) == text.strip()
 
 
-@given(st.text(alphabet=st.characters(blacklist_categories=["Cs"])).filter(lambda t: "Action:" not in t))
+@given(
+    st.text(alphabet=st.characters(blacklist_categories=["Cs"])).filter(
+        lambda t: "Action:" not in t
+    )
+)
 def test_react_gives_back_what_was_rendered(action):
     react = action_format("react")
     assert react.parse(react.render(action, "why not")) == action.strip()

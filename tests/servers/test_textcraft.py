@@ -151,7 +151,10 @@ def test_a_kind_takes_any_one_member_but_not_a_mixture():
         ("craft 1 bone using 2 bamboo", "bone has no recipe; get it."),
         ("craft 1 stick using 2 bamboo", "Not enough bamboo: 2 needed, 0 held."),
         ("craft 1 stick using 3 bamboo", "No recipe makes stick from exactly 3 bamboo."),
-        ("craft 4 stick using 2 planks", "planks is a kind of item; name one, such as acacia planks."),
+        (
+            "craft 4 stick using 2 planks",
+            "planks is a kind of item; name one, such as acacia planks.",
+        ),
         ("craft stick", "Write: craft AMOUNT ITEM using AMOUNT ITEM, AMOUNT ITEM."),
         ("inventory", "Inventory: empty"),
         ("dance", 'Unknown command: "dance". Use get, craft or inventory.'),

@@ -47,11 +47,11 @@ def main() -> None:
     tokenizer = small_tokenizer(tokenizer_texts(demonstrations[-4000:]))
     chat = Chat(tokenizer)
     rows = [training_row(d, chat) for d in demonstrations]
-    rows = by_length([r for r in rows if len(r["input_ids"]) <= MAX_ROW_TOKENS], args.rows_per_step, rng)
-    model = small_policy(tokenizer, seed=args.seed)
-    settings = Imitation(
-        rows_per_step=args.rows_per_step, seed=args.seed, bf16=True, in_order=True
+    rows = by_length(
+        [r for r in rows if len(r["input_ids"]) <= MAX_ROW_TOKENS], args.rows_per_step, rng
     )
+    model = small_policy(tokenizer, seed=args.seed)
+    settings = Imitation(rows_per_step=args.rows_per_step, seed=args.seed, bf16=True, in_order=True)
     metrics = imitate(model, tokenizer, rows, settings, args.out)
     tokenizer.save_pretrained(args.out)
     (args.out / "training_args.bin").unlink(missing_ok=True)
@@ -141,7 +141,10 @@ class Renamer:
             return self._pattern.sub(swap, text)
 
         observation = swapped(trajectory.observation)
-        turns = [Turn(swapped(t.response), swapped(t.action), swapped(t.observation), t.reward) for t in trajectory.turns]
+        turns = [
+            Turn(swapped(t.response), swapped(t.action), swapped(t.observation), t.reward)
+            for t in trajectory.turns
+        ]
         return Trajectory(
             env=trajectory.env,
             task=trajectory.task,
@@ -169,7 +172,9 @@ class Renamer:
                 return new
 
 
-def by_length(rows: list[dict[str, list[int]]], size: int, rng: random.Random) -> list[dict[str, list[int]]]:
+def by_length(
+    rows: list[dict[str, list[int]]], size: int, rng: random.Random
+) -> list[dict[str, list[int]]]:
     """Rows of like length beside each other within windows of 16 batches, to spare padding."""
     ordered: list[dict[str, list[int]]] = []
     window = 16 * size

@@ -1,0 +1,140 @@
+"""The run store: a folder that everything which trains, evaluates or views reads and writes.
+
+```
+RUN/run.json                what was asked for: config, versions, git revision, seed, command
+RUN/metrics.jsonl           one line an optimizer step
+RUN/trajectories/*.jsonl    one episode a line, append-only
+RUN/checkpoints/            the trainer's
+RUN/summary.json            written at the end
+```
+A process killed while writing leaves at most one cut line, which readers report and pass over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.trajectory import Trajectory
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenLine:
+    """A line that could not be read."""
+
+    path: Path
+    line: int
+    """Counted from 1."""
+    reason: str
+
+
+class RunStore:
+    """One run folder. `create` starts a new one, `open` goes on in it or reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, run: Mapping[str, Any]) -> RunStore:
+        """Start a run in `path`; whatever was there is moved aside, never overwritten."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            path.rename(next_free_name(path))
+        (path / "trajectories").mkdir(parents=True, exist_ok=True)
+        store = cls(path)
+        store.write_json("run.json", run)
+        return store
+
+    @classmethod
+    def open(cls, path: Path) -> RunStore:
+        """Go on in a run; raises `BadRequest` where there is none."""
+        if not (path / "run.json").is_file():
+            raise BadRequest(f"no run in {path}: it has no run.json. Name the folder of a run")
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the trainer keeps its checkpoints."""
+        return self.path / "checkpoints"
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write one JSON file, whole or not at all."""
+        target = self.path / name
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        partial.replace(target)
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """One JSON file of the run; None if it was not written yet."""
+        target = self.path / name
+        if not target.is_file():
+            return None
+        found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
+        return found
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add one step's metrics."""
+        self._append("metrics.jsonl", [msgspec.json.encode(row)])
+
+    def append_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
+        """Add episodes to `trajectories/NAME.jsonl`."""
+        self._append(f"trajectories/{name}.jsonl", map(msgspec.json.encode, trajectories))
+
+    def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
+        """Every step's metrics in the order of steps; a step run again counts once, the last time."""
+        rows, broken = read_lines(self.path / "metrics.jsonl", dict[str, Any])
+        by_step = {row.get("step", -1): row for row in rows}
+        return [by_step[step] for step in sorted(by_step)], broken
+
+    def trajectories(self, name: str) -> tuple[list[Trajectory], list[BrokenLine]]:
+        """The episodes of `trajectories/NAME.jsonl`."""
+        return read_lines(self.path / "trajectories" / f"{name}.jsonl", Trajectory)
+
+    def _append(self, name: str, lines: Iterable[bytes]) -> None:
+        path = self.path / name
+        block = b"".join(line + b"\n" for line in lines)
+        with path.open("ab") as file:
+            if file.tell() and _last_byte(path) != b"\n":
+                # The line that a killed process left behind ends here and spoils no other.
+                block = b"\n" + block
+            file.write(block)
+
+
+def read_lines(path: Path, kind: type[_T]) -> tuple[list[_T], list[BrokenLine]]:
+    """The lines of a JSON-lines file as `kind`, and those that are not; none if it is absent."""
+    rows: list[_T] = []
+    broken: list[BrokenLine] = []
+    if not path.is_file():
+        return rows, broken
+    decoder = msgspec.json.Decoder(kind)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(decoder.decode(line))
+            except msgspec.DecodeError as error:
+                broken.append(BrokenLine(path, number, str(error)))
+    return rows, broken
+
+
+def next_free_name(path: Path) -> Path:
+    """`NAME.old-1`, `NAME.old-2`, ...: the first that is not taken."""
+    number = 1
+    while (candidate := path.with_name(f"{path.name}.old-{number}")).exists():
+        number += 1
+    return candidate
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)

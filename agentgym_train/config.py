@@ -1,0 +1,176 @@
+"""TrainConfig: everything a training run is told, read from a YAML file and `--key value` words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from agentgym_env.actions import action_format
+from agentgym_env.errors import BadRequest
+from agentgym_train.horizon import Horizon, make_horizon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One RL run. Every field is a key of the YAML file and an option of the command line."""
+
+    model: str
+    """The policy to start from: a folder, or a model id of the hub."""
+    env: str
+    """Id of the environment."""
+    output_dir: str
+    """The run folder. What was there is moved aside."""
+    servers: list[str] = field(default_factory=list)
+    """Addresses of running environment servers; none starts a local one for this run."""
+    split: str = "train"
+    """Split whose tasks are trained on."""
+    seed: int = 0
+    """Of task order, of the worlds, and of sampling."""
+    instruction: str | None = None
+    """What the policy is told; null takes the environment's own text, "" tells nothing."""
+    action_format: str = "plain"
+    """How the policy writes an action: plain or react."""
+    keep_reasoning: bool = False
+    """Use a chat template append-only although it would drop the reasoning of earlier turns."""
+
+    horizon: list[int] = field(default_factory=lambda: [30])
+    """Most turns of an episode, one number a stage; several make a ScalingInter schedule."""
+    horizon_every: int = 100
+    """Optimizer steps a stage lasts."""
+    turn_max_tokens: int = 512
+    """Most tokens the policy may sample in one turn."""
+    max_tokens: int = 8192
+    """Most tokens of a whole episode, prompt and observations included."""
+    temperature: float = 1.0
+    """Of sampling, in training."""
+    concurrency: int = 256
+    """Most episodes under way at once."""
+
+    algorithm: str = "grpo"
+    """Name of the advantage estimator, or `package.module:Class`."""
+    algorithm_args: dict[str, Any] = field(default_factory=dict)
+    """Fields of the algorithm's dataclass."""
+    prompts_per_step: int = 8
+    """P: tasks an optimizer step looks at, over all processes."""
+    group_size: int = 8
+    """G: episodes of the same start."""
+    rows_per_forward: int = 0
+    """Episodes in one forward and backward pass of a process; 0 takes all at once."""
+    steps: int = 300
+    """Optimizer steps of the run."""
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    """Optimizer steps over which the learning rate rises."""
+    kl: float = 0.0
+    """Weight of the KL divergence from the starting policy; above 0 keeps a second model."""
+    trl: dict[str, Any] = field(default_factory=dict)
+    """Further values for TRL's GRPOConfig, by its own names."""
+    max_lost_rate: float = 0.5
+    """Above this share of lost episodes in a step the run stops."""
+
+    eval_split: str = "test"
+    """Held-out split that is evaluated before and after."""
+    eval_horizon: int = 0
+    """The one horizon of all evaluations; 0 takes the last stage's."""
+    eval_samples: int = 1
+    """Episodes a held-out task."""
+    eval_temperature: float = 1.0
+    """Of sampling, in evaluation."""
+    eval_before: bool = True
+    eval_after: bool = True
+    save_every: int = 50
+    """Optimizer steps between checkpoints."""
+
+    def __post_init__(self) -> None:
+        self.horizon_schedule()
+        action_format(self.action_format)
+        positive = {
+            "turn_max_tokens": self.turn_max_tokens,
+            "max_tokens": self.max_tokens,
+            "prompts_per_step": self.prompts_per_step,
+            "steps": self.steps,
+            "concurrency": self.concurrency,
+            "eval_samples": self.eval_samples,
+            "save_every": self.save_every,
+        }
+        for name, value in positive.items():
+            if value < 1:
+                raise BadRequest(f"{name} is at least 1, got {value}")
+        if self.group_size < 2:
+            raise BadRequest(
+                f"group_size is at least 2, got {self.group_size}: an episode is judged by the "
+                "others of its start"
+            )
+        if self.rows_per_forward and self.episodes_per_step % self.rows_per_forward:
+            raise BadRequest(
+                f"a step's {self.episodes_per_step} episodes (prompts_per_step {self.prompts_per_step} "
+                f"x group_size {self.group_size}) do not divide by rows_per_forward "
+                f"{self.rows_per_forward}"
+            )
+        if not 0 <= self.max_lost_rate <= 1:
+            raise BadRequest(f"max_lost_rate is a share from 0 to 1, got {self.max_lost_rate}")
+
+    @property
+    def episodes_per_step(self) -> int:
+        """B = P * G."""
+        return self.prompts_per_step * self.group_size
+
+    @property
+    def fixed_eval_horizon(self) -> int:
+        """The horizon of every evaluation of the run."""
+        return self.eval_horizon or self.horizon[-1]
+
+    def horizon_schedule(self) -> Horizon:
+        """The schedule that `horizon` and `horizon_every` describe."""
+        return make_horizon(tuple(self.horizon), self.horizon_every)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for run.json."""
+        return asdict(self)
+
+
+def config_from(values: dict[str, Any]) -> TrainConfig:
+    """A config from plain values; raises `BadRequest` on an unknown key or a wrong type."""
+    known = {f.name for f in fields(TrainConfig)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise BadRequest(f"unknown keys {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    try:
+        return msgspec.convert(values, TrainConfig)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the config does not fit: {error}") from error
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """A YAML file of values, with `--key value` words laid over it."""
+    if not path.is_file():
+        raise BadRequest(f"no config file {path}; examples are in examples/train")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise BadRequest(f"{path} is no YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise BadRequest(f"{path} holds no keys and values; write lines such as `steps: 100`")
+    return config_from({**values, **parse_overrides(overrides)})
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """`--key value` and `--key=value` words as values, each read as YAML."""
+    values: dict[str, Any] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not key:
+            raise BadRequest(f"{word!r} is no option; write --key value")
+        if not equals:
+            if not left:
+                raise BadRequest(f"--{key} has no value; write --{key} VALUE")
+            value = left.pop(0)
+        values[key.replace("-", "_")] = yaml.safe_load(value)
+    return values
