@@ -7,7 +7,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from agentgym_env.run_store import RunStore
@@ -112,14 +112,3 @@ class StopOnInterrupt(TrainerCallback):
         if self.asked:
             control.should_save = True
             control.should_training_stop = True
-
-
-def progress_bar() -> Progress:
-    """The one style of progress bar: what, how far, the figures, the time left."""
-    return Progress(
-        TextColumn("[bold]{task.description:<12}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[figures]}"),
-    )

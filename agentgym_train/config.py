@@ -129,6 +129,17 @@ class TrainConfig:
         """The schedule that `horizon` and `horizon_every` describe."""
         return make_horizon(tuple(self.horizon), self.horizon_every)
 
+    def check_model(self) -> None:
+        """Fail before anything heavy is loaded when a local model is not there."""
+        path = Path(self.model).expanduser()
+        in_a_folder_here = "/" in self.model and path.parent.is_dir()
+        looks_local = self.model.startswith((".", "/", "~")) or in_a_folder_here
+        if looks_local and not (path / "config.json").is_file():
+            raise BadRequest(
+                f"no model in {self.model}: there is no config.json. Name a folder with a model, "
+                "or a model id of the hub"
+            )
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""
         return asdict(self)

@@ -1,0 +1,107 @@
+"""The `agentgym` command. Other rooms add theirs by the entry-point group `agentgym.commands`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from agentgym_env.errors import AgentGymError, MissingExtra
+from agentgym_env.registration import EnvEntry, env_class, registered
+
+COMMAND_GROUP: Final = "agentgym.commands"
+_SUMMARIES: Final = {
+    "serve": "Serve an environment over HTTP.",
+    "train": "Train a policy.",
+    "eval": "Evaluate a policy.",
+}
+"""Of other rooms' commands, so that listing them imports none of them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; one of our own errors is one line and exit status 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        make_app(words)(words)
+    except AgentGymError as error:
+        if "--debug" in words:
+            raise
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+
+
+def make_app(words: Sequence[str]) -> typer.Typer:
+    """The command line for `words`: of the other rooms, only the one that is called is imported."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(_options)
+    app.command()(envs)
+    called = next((word for word in words if not word.startswith("-")), "")
+    for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda point: point.name):
+        if point.name == called:
+            function = _load(point)
+            settings = getattr(function, "context_settings", None)
+            app.command(point.name, context_settings=settings)(function)
+        else:
+            app.command(point.name, help=_SUMMARIES.get(point.name, ""))(_not_called)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agentgym-sdk {version('agentgym-sdk')}")
+        raise typer.Exit
+
+
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Text environments behind HTTP servers, and multi-turn RL on them."""
+
+
+def envs(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the environments: ids, splits, sizes, and which extra is missing."""
+    rows = [_describe(entry) for entry in registered()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("id", "splits", "missing")
+    for row in rows:
+        splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())
+        table.add_row(row["id"], splits, row["missing"] or "")
+    Console().print(table)
+
+
+def _not_called() -> None:
+    """Stands in the list of commands for one of another room."""
+
+
+def _load(point: EntryPoint) -> Callable[..., Any]:
+    try:
+        function: Callable[..., Any] = point.load()
+    except ModuleNotFoundError as error:
+        extra = "serve" if point.module.startswith("agentgym_servers") else "train"
+        raise MissingExtra(
+            f"agentgym {point.name} needs {error.name}: pip install 'agentgym-sdk[{extra}]'"
+        ) from error
+    return function
+
+
+def _describe(entry: EnvEntry) -> dict[str, Any]:
+    try:
+        tasks = env_class(entry.env_id)().tasks
+    except MissingExtra as error:
+        return {"id": entry.env_id, "splits": {}, "missing": str(error)}
+    sizes = {name: len(ids) for name, ids in tasks.splits.items()}
+    return {"id": entry.env_id, "splits": sizes, "missing": None}

@@ -1,0 +1,113 @@
+"""The commands `agentgym train` and `agentgym eval`; torch loads when one of them is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from agentgym_env.errors import BadRequest
+
+TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def train(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Argument(help="YAML file of values.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+) -> None:
+    """Train a policy. Any value of the file can be given as --key value."""
+    from agentgym_train.config import read_config
+
+    console = Console()
+    if (config is None) == (resume is None):
+        raise BadRequest("name a config file, or a run with --resume RUN")
+    if resume is not None:
+        if context.args:
+            raise BadRequest(
+                f"a resumed run keeps its config; {context.args[0]} cannot be changed. Start a new "
+                f"run from {resume}/config.yaml to change it"
+            )
+        from agentgym_train import run
+
+        raise typer.Exit(run.resume(resume, console))
+    values = read_config(config or Path(), context.args)
+    values.check_model()
+    from agentgym_train import run
+
+    raise typer.Exit(run.start(values, console))
+
+
+train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]
+
+
+def evaluate(
+    env: Annotated[str, typer.Option(help="Id of the environment.")],
+    policy: Annotated[str, typer.Option(help="expert, random, or a model's folder or hub id.")],
+    split: Annotated[str, typer.Option(help="Split of tasks.")] = "test",
+    horizon: Annotated[int, typer.Option(min=1, help="Most turns of every episode.")] = 50,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes a task.")] = 1,
+    server: Annotated[
+        list[str] | None, typer.Option(help="Address of a running server; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of worlds and sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of a model's sampling.")] = 1.0,
+    instruction: Annotated[
+        str | None, typer.Option(help="What the policy is told, instead of the world's own text.")
+    ] = None,
+    action_format: Annotated[str, typer.Option(help="plain or react.")] = "plain",
+    turn_max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an episode.")] = 8192,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the report to this file.")
+    ] = None,
+) -> None:
+    """Evaluate a policy on the tasks of a split at one fixed horizon, through the HTTP server."""
+    from agentgym_train.collector import Collector
+    from agentgym_train.evaluate import eval_starts
+    from agentgym_train.evaluate import evaluate as play
+    from agentgym_train.players import ExpertPlayer, PlayerFactory, RandomPlayer
+    from agentgym_train.progress import progress_bar
+    from agentgym_train.report import success_table
+
+    console = Console()
+    with Collector(env, server or []) as collector:
+        count = len(eval_starts(collector.tasks, split, samples, seed, limit))
+        told = collector.card.instruction if instruction is None else instruction
+        players: PlayerFactory
+        if policy == "expert":
+            players = ExpertPlayer
+        elif policy == "random":
+            players = RandomPlayer
+        else:
+            from agentgym_train.policy import make_policy
+
+            players = make_policy(
+                policy,
+                instruction=told,
+                format_name=action_format,
+                turn_max_tokens=turn_max_tokens,
+                max_tokens=max_tokens,
+            ).players(temperature)
+        with progress_bar(console) as progress:
+            bar = progress.add_task("evaluating", total=count, figures="")
+            report, _ = play(
+                collector,
+                players,
+                split=split,
+                horizon=horizon,
+                samples=samples,
+                seed=seed,
+                limit=limit,
+                instruction=told,
+                on_episode=lambda _: progress.advance(bar),
+            )
+    console.print(success_table({"": report}))
+    if report.lost:
+        console.print(f"[yellow]{report.lost} episodes were lost and are in no figure.[/]")
+    if json_path is not None:
+        json_path.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,137 @@
+"""What a run shows at its end: a table, a plot, summary.json, and what to type next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from agentgym_env.run_store import RunStore
+from agentgym_train.config import TrainConfig
+from agentgym_train.evaluate import EvalReport
+
+SMOOTHED_OVER = 10
+"""Steps of the plot's moving average."""
+
+
+def summary(
+    config: TrainConfig,
+    store: RunStore,
+    before: EvalReport | None,
+    after: EvalReport | None,
+    train_seconds: float,
+) -> dict[str, Any]:
+    """The run in figures: what summary.json holds."""
+    rows, _ = store.metrics()
+    return {
+        "success_before": before.success if before else None,
+        "success_after": after.success if after else None,
+        "train_seconds": round(train_seconds, 1),
+        "env_steps": int(sum(row["env_steps"] for row in rows)),
+        "sampled_tokens": int(sum(row["sampled_tokens"] for row in rows)),
+        "episodes": len(rows) * config.episodes_per_step,
+        "lost_episodes": int(sum(row["lost"] for row in rows)),
+        "steps": len(rows),
+        "seed": config.seed,
+        "env": config.env,
+        "eval_split": config.eval_split,
+        "eval_horizon": config.fixed_eval_horizon,
+        "before": before.as_dict() if before else None,
+        "after": after.as_dict() if after else None,
+    }
+
+
+def success_table(reports: dict[str, EvalReport]) -> Table:
+    """Success and mean turns by category, a pair of columns a report."""
+    shown = list(reports.values())[-1]
+    table = Table(
+        title=f"{shown.env}, {shown.tasks} tasks of split {shown.split}, horizon {shown.horizon}"
+    )
+    table.add_column("")
+    table.add_column("episodes", justify="right")
+    for name in reports:
+        table.add_column(f"success {name}".strip(), justify="right")
+        table.add_column("turns", justify="right")
+    for category, whole in shown.categories.items():
+        cells = [category, str(whole.episodes)]
+        for report in reports.values():
+            part = report.categories.get(category)
+            cells += [f"{part.success:.2f}", f"{part.turns:.1f}"] if part else ["-", "-"]
+        table.add_row(*cells)
+    table.add_section()
+    cells = ["all", str(shown.episodes)]
+    for report in reports.values():
+        low, high = report.success_interval
+        cells += [f"[bold]{report.success:.2f}[/] ({low:.2f}-{high:.2f})", f"{report.turns:.1f}"]
+    table.add_row(*cells)
+    return table
+
+
+def plot(store: RunStore, title: str) -> Path | None:
+    """Reward, success and horizon over the steps, as PNG; None where nothing was trained."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows, _ = store.metrics()
+    if not rows:
+        return None
+    steps = [row["step"] for row in rows]
+    figure, (upper, lower) = plt.subplots(
+        2, 1, figsize=(8, 5.6), sharex=True, height_ratios=[3, 1], layout="constrained"
+    )
+    for name, color in (("reward", "#d1495b"), ("success", "#00798c")):
+        values = [row[name] for row in rows]
+        upper.plot(steps, values, color=color, alpha=0.25, linewidth=1)
+        upper.plot(steps, _smooth(values), color=color, linewidth=2, label=name)
+    upper.set_ylim(-0.02, 1.02)
+    upper.set_ylabel("mean over the step's episodes")
+    upper.legend(loc="upper left", frameon=False)
+    upper.set_title(title, loc="left")
+    lower.step(
+        steps, [row["horizon"] for row in rows], where="post", color="#30343f", label="horizon"
+    )
+    lower.plot(steps, [row["turns"] for row in rows], color="#edae49", label="turns taken")
+    lower.set_ylabel("turns")
+    lower.set_xlabel("optimizer step")
+    lower.set_ylim(bottom=0)
+    lower.legend(loc="lower right", frameon=False, ncols=2)
+    for axis in (upper, lower):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25)
+    path = store.path / "curves.png"
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def next_commands(config: TrainConfig, store: RunStore) -> list[tuple[str, str]]:
+    """(command, what it does): three things a user would type now."""
+    run = store.path
+    return [
+        (
+            f"agentgym eval --env {config.env} --policy {run}/model --split {config.split} "
+            f"--horizon {config.fixed_eval_horizon}"
+            + (' --instruction ""' if config.instruction == "" else ""),
+            "evaluate the trained policy on another split",
+        ),
+        (
+            f"agentgym eval --env {config.env} --policy expert --split {config.eval_split}",
+            "see how far the oracle goes",
+        ),
+        (
+            f"agentgym train {run}/config.yaml --output_dir {run}-longer "
+            f"--model {run}/model --steps {config.steps}",
+            "train on from here",
+        ),
+    ]
+
+
+def _smooth(values: list[float]) -> list[float]:
+    smoothed = []
+    for end in range(1, len(values) + 1):
+        window = values[max(0, end - SMOOTHED_OVER) : end]
+        smoothed.append(sum(window) / len(window))
+    return smoothed

@@ -1,0 +1,203 @@
+"""A training run from its config to its summary; resumable at every checkpoint."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from transformers import PrinterCallback
+from transformers import logging as hf_logging
+from transformers.trainer_utils import get_last_checkpoint
+
+from agentgym_env.run_store import RunStore, next_free_name
+from agentgym_train.algorithms import make_algorithm
+from agentgym_train.callbacks import Metrics, StopOnInterrupt
+from agentgym_train.collector import Collector
+from agentgym_train.config import TrainConfig, config_from
+from agentgym_train.evaluate import EvalReport, eval_starts, evaluate
+from agentgym_train.policy import Policy, make_policy
+from agentgym_train.progress import progress_bar
+from agentgym_train.report import next_commands, plot, success_table, summary
+from agentgym_train.trainer import AgentTrainer
+
+INTERRUPTED = 130
+"""Exit status of a run that Ctrl-C stopped, by the shell's convention."""
+_VERSIONS = ("agentgym-sdk", "torch", "transformers", "trl", "accelerate", "gymnasium")
+
+
+def start(config: TrainConfig, console: Console) -> int:
+    """A new run; what its folder held is moved aside. Returns the exit status."""
+    make_algorithm(config.algorithm, config.algorithm_args)
+    path = Path(config.output_dir)
+    if path.exists() and any(path.iterdir()):
+        console.print(f"{path} holds an earlier run; it is moved to {next_free_name(path)}.")
+    store = RunStore.create(path, run_facts(config))
+    (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
+    return _run(config, store, console, checkpoint=None)
+
+
+def resume(path: Path, console: Console) -> int:
+    """Go on with an interrupted run from its last checkpoint. Returns the exit status."""
+    store = RunStore.open(path)
+    facts = store.read_json("run.json") or {}
+    config = config_from({**facts["config"], "output_dir": str(path)})
+    if store.read_json("summary.json"):
+        console.print(f"{path} is complete; its figures are in {path}/summary.json.")
+        return 0
+    checkpoint = get_last_checkpoint(str(store.checkpoints)) if store.checkpoints.is_dir() else None
+    if checkpoint is None:
+        console.print(f"{path} has no checkpoint yet; it starts from its first step.")
+    else:
+        console.print(f"Going on from {checkpoint}.")
+    return _run(config, store, console, checkpoint)
+
+
+def _run(config: TrainConfig, store: RunStore, console: Console, checkpoint: str | None) -> int:
+    quiet_libraries()
+    with Collector(config.env, config.servers, concurrency=config.concurrency) as collector:
+        for split in (config.split, config.eval_split):
+            collector.tasks.split(split)
+        told = collector.card.instruction if config.instruction is None else config.instruction
+        policy = make_policy(
+            config.model,
+            instruction=told,
+            format_name=config.action_format,
+            turn_max_tokens=config.turn_max_tokens,
+            max_tokens=config.max_tokens,
+            keep_reasoning=config.keep_reasoning,
+        )
+        before = _evaluated(config, store, console, collector, policy, "before")
+        trainer = AgentTrainer(policy, config, collector, store)
+        seconds, interrupted = _train(trainer, config, store, console, checkpoint)
+        if interrupted:
+            console.print(f"Stopped. To go on: [bold]agentgym train --resume {store.path}[/]")
+            return INTERRUPTED
+        trainer.save_model(str(store.path / "model"))
+        after = _evaluated(config, store, console, collector, policy, "after")
+    if trainer.is_world_process_zero():
+        _close(config, store, console, before, after, seconds)
+    return 0
+
+
+def _train(
+    trainer: AgentTrainer,
+    config: TrainConfig,
+    store: RunStore,
+    console: Console,
+    checkpoint: str | None,
+) -> tuple[float, bool]:
+    """(seconds trained over all attempts, whether Ctrl-C ended it)."""
+    earlier = (store.read_json("progress.json") or {}).get("train_seconds", 0.0)
+    began = time.monotonic()
+    trainer.remove_callback(PrinterCallback)
+    with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
+        trainer.add_callback(Metrics(store, progress))
+        trainer.add_callback(stop)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except KeyboardInterrupt:
+            stop.asked = True
+    seconds = earlier + time.monotonic() - began
+    store.write_json("progress.json", {"train_seconds": seconds})
+    return seconds, stop.asked and trainer.state.global_step < config.steps
+
+
+def _evaluated(
+    config: TrainConfig,
+    store: RunStore,
+    console: Console,
+    collector: Collector,
+    policy: Policy,
+    when: str,
+) -> EvalReport | None:
+    """The evaluation before or after training; one that is on disk already is not played again."""
+    wanted = config.eval_before if when == "before" else config.eval_after
+    if not wanted:
+        return None
+    name = f"eval_{when}"
+    kept = store.read_json(f"{name}.json")
+    if kept is not None:
+        return EvalReport.from_dict(kept)
+    collector.run(
+        policy.engine.update_weights(policy.model, config.steps if when == "after" else 0)
+    )
+    count = len(eval_starts(collector.tasks, config.eval_split, config.eval_samples, 0))
+    with progress_bar(console) as progress:
+        bar = progress.add_task(f"eval {when}", total=count, figures="")
+        report, trajectories = evaluate(
+            collector,
+            policy.players(config.eval_temperature),
+            split=config.eval_split,
+            horizon=config.fixed_eval_horizon,
+            samples=config.eval_samples,
+            instruction=policy.instruction,
+            on_episode=lambda _: progress.advance(bar),
+        )
+        progress.update(bar, figures=f"success {report.success:.2f}")
+    store.append_trajectories(name, trajectories)
+    store.write_json(f"{name}.json", report.as_dict())
+    return report
+
+
+def _close(
+    config: TrainConfig,
+    store: RunStore,
+    console: Console,
+    before: EvalReport | None,
+    after: EvalReport | None,
+    seconds: float,
+) -> None:
+    store.write_json("summary.json", summary(config, store, before, after, seconds))
+    reports = {name: r for name, r in (("before", before), ("after", after)) if r is not None}
+    if reports:
+        console.print(success_table(reports))
+    picture = plot(store, f"{config.env}, {config.algorithm}, seed {config.seed}")
+    console.print(f"Figures: {store.path}/summary.json   Curves: {picture}")
+    console.print("What next:")
+    for command, purpose in next_commands(config, store):
+        console.print(f"  [bold]{command}[/]\n      {purpose}", soft_wrap=True, highlight=False)
+
+
+def run_facts(config: TrainConfig) -> dict[str, Any]:
+    """What run.json holds."""
+    versions = {"python": platform.python_version()}
+    for name in _VERSIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "unknown"
+    return {
+        "config": config.as_dict(),
+        "seed": config.seed,
+        "command": " ".join(sys.argv),
+        "versions": versions,
+        "git_revision": _git_revision(),
+    }
+
+
+def quiet_libraries() -> None:
+    """Keep the screen for the run: warnings of libraries about their own future are not news."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+
+
+def _git_revision() -> str | None:
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10
+    )
+    return done.stdout.strip() or None
