@@ -91,6 +91,17 @@ class KVBatch:
         self._real[:, self.columns] = torch.tensor(live, device=self._device)
         return self._forward(torch.tensor(tokens, device=self._device)[:, None])
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, and without the columns that none of them uses."""
+        assert self._buffer is not None  # for the type checker: prefill ran
+        chosen = torch.tensor(list(rows), device=self._device)
+        real = self._real.index_select(0, chosen)  # (B', capacity)
+        first = int(real[:, : self.columns].any(0).nonzero()[0])
+        self._real = real[:, first:]
+        self._buffer = self._buffer[..., first:, :].index_select(2, chosen)
+        self._capacity -= first
+        self.columns -= first
+
     def row(self, row: int, length: int) -> Tensor:
         """The first `length` tokens' cache of one row: (layers, 2, H, length, D)."""
         assert self._buffer is not None  # for the type checker: prefill ran

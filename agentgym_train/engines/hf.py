@@ -30,6 +30,10 @@ class _Request:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     done: bool = False
+    draws: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draws = random.Random(self.sampling.seed)
 
 
 class HFEngine:
@@ -122,23 +126,31 @@ class HFEngine:
         try:
             kept = [self._kept(request) for request in batch]
             longest = max(request.sampling.max_tokens for request in batch)
-            kv = KVBatch(
-                self.model, kept, [request.ids for request in batch], longest, self._pad_id
-            )
-            draws = [random.Random(request.sampling.seed) for request in batch]
+            kv = KVBatch(self.model, kept, [r.ids for r in batch], longest, self._pad_id)
             logits = kv.prefill()  # (B, V)
-            for _ in range(longest):
-                tokens = self._sample(batch, draws, logits)  # (B,)
-                if all(request.done for request in batch):
-                    break
-                logits = kv.decode(tokens, [not request.done for request in batch])  # (B, V)
-            for row, request in enumerate(batch):
-                if request.conversation is not None:
-                    # The last sampled token was never run through the model, so it is not cached.
-                    cached = (request.ids + request.token_ids)[:-1]
-                    self._caches[request.conversation] = (cached, kv.row(row, len(cached)))
+            rows = batch
+            while True:
+                tokens = self._sample(rows, logits)  # (B,)
+                live = [row for row, request in enumerate(rows) if not request.done]
+                if len(live) <= len(rows) // 2:
+                    # Turns differ much in length: finished rows would cost as much as live ones.
+                    self._store(kv, rows)
+                    if not live:
+                        return
+                    kv.keep(live)
+                    rows = [rows[row] for row in live]
+                    tokens = [tokens[row] for row in live]
+                logits = kv.decode(tokens, [not request.done for request in rows])  # (B, V)
         finally:
             self.model.train(was_training)
+
+    def _store(self, kv: KVBatch, rows: list[_Request]) -> None:
+        """Keep the caches of the rows that are done."""
+        for row, request in enumerate(rows):
+            if request.done and request.conversation is not None:
+                # The last sampled token was never run through the model, so it is not cached.
+                cached = (request.ids + request.token_ids)[:-1]
+                self._caches[request.conversation] = (cached, kv.row(row, len(cached)))
 
     def _kept(self, request: _Request) -> Tensor | None:
         """The cache of the request's conversation, if it is a true prefix of its prompt."""
@@ -146,15 +158,13 @@ class HFEngine:
         usable = cache is not None and len(ids) < len(request.ids)
         return cache if usable and request.ids[: len(ids)] == ids else None
 
-    def _sample(
-        self, batch: list[_Request], draws: list[random.Random], logits: Tensor
-    ) -> list[int]:
+    def _sample(self, batch: list[_Request], logits: Tensor) -> list[int]:
         """One token a live row: by inverse CDF of the row's own draw, or the likeliest."""
         temperature = torch.tensor(
             [request.sampling.temperature or 1.0 for request in batch], device=logits.device
         )
         logprobs = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)  # (B, V)
-        uniform = torch.tensor([draw.random() for draw in draws], device=logits.device)  # (B,)
+        uniform = torch.tensor([r.draws.random() for r in batch], device=logits.device)  # (B,)
         cdf = logprobs.double().exp().cumsum(-1)  # (B, V)
         drawn = torch.searchsorted(cdf, (uniform.double() * cdf[:, -1])[:, None], right=True)
         drawn = drawn.squeeze(1).clamp_(max=logits.shape[-1] - 1)  # (B,)
