@@ -21,9 +21,15 @@ class ActionError:
 class ActionFormat(Protocol):
     """How a policy writes its actions."""
 
-    name: str
-    instructions: str
-    """What to tell the policy about the format; empty where there is nothing to tell."""
+    @property
+    def name(self) -> str:
+        """What a config calls it."""
+        ...
+
+    @property
+    def instructions(self) -> str:
+        """What to tell the policy about the format; empty where there is nothing to tell."""
+        ...
 
     def parse(self, text: str) -> str | ActionError:
         """The action in a policy's text."""

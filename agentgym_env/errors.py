@@ -15,6 +15,10 @@ AgentGymError
 ```
 """
 
+from __future__ import annotations
+
+from agentgym_env.failures import Outcome
+
 
 class AgentGymError(Exception):
     """Root of every exception this SDK raises on purpose."""
@@ -61,7 +65,7 @@ class EpisodeFailure(AgentGymError):
     `code` is the wire's error code, or the name of the transport failure.
     """
 
-    kind = "episode_failure"
+    kind: Outcome = "environment_error"
 
     def __init__(self, message: str, code: str = "failure") -> None:
         super().__init__(message)

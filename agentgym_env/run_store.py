@@ -89,7 +89,7 @@ class RunStore:
         self._append(f"trajectories/{name}.jsonl", map(msgspec.json.encode, trajectories))
 
     def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
-        """Every step's metrics in the order of steps; a step run again counts once, the last time."""
+        """Every step's metrics, in the order of steps; of a step run twice, the later."""
         rows, broken = read_lines(self.path / "metrics.jsonl", dict[str, Any])
         by_step = {row.get("step", -1): row for row in rows}
         return [by_step[step] for step in sorted(by_step)], broken

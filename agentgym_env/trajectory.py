@@ -23,7 +23,7 @@ class Turn(Struct, frozen=True, omit_defaults=True):
 
 
 class Tokens(Struct, frozen=True):
-    """The ids of an episode, as sampled: a prompt of P ids, then T ids of turns and observations."""
+    """The ids of an episode as sampled: P of the prompt, then T of turns and observations."""
 
     prompt_ids: list[int]
     """(P,) the instruction and the first observation, up to the first sampled id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -108,9 +109,9 @@ class TrainConfig:
             )
         if self.rows_per_forward and self.episodes_per_step % self.rows_per_forward:
             raise BadRequest(
-                f"a step's {self.episodes_per_step} episodes (prompts_per_step {self.prompts_per_step} "
-                f"x group_size {self.group_size}) do not divide by rows_per_forward "
-                f"{self.rows_per_forward}"
+                f"a step's {self.episodes_per_step} episodes (prompts_per_step "
+                f"{self.prompts_per_step} x group_size {self.group_size}) do not divide by "
+                f"rows_per_forward {self.rows_per_forward}"
             )
         if not 0 <= self.max_lost_rate <= 1:
             raise BadRequest(f"max_lost_rate is a share from 0 to 1, got {self.max_lost_rate}")
@@ -162,7 +163,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     if not path.is_file():
         raise BadRequest(f"no config file {path}; examples are in examples/train")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = _values_of(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise BadRequest(f"{path} is no YAML: {error}") from error
     if not isinstance(values, dict):
@@ -183,5 +184,20 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
             if not left:
                 raise BadRequest(f"--{key} has no value; write --{key} VALUE")
             value = left.pop(0)
-        values[key.replace("-", "_")] = yaml.safe_load(value)
+        values[key.replace("-", "_")] = _values_of(value)
     return values
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-6 is a number, as in YAML 1.2; PyYAML reads it as a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def _values_of(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from agentgym_env.errors import BadRequest
@@ -12,7 +13,9 @@ from agentgym_env.errors import BadRequest
 class Horizon(Protocol):
     """Most turns an episode may take, from the optimizer step and the last step's metrics."""
 
-    def __call__(self, step: int, metrics: Mapping[str, float] | None = None) -> int: ...
+    def __call__(self, step: int, metrics: Mapping[str, float] | None = None) -> int:
+        """The horizon of optimizer step `step`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def make_horizon(rounds: tuple[int, ...], every: int) -> Horizon:
 def _check(rounds: tuple[int, ...], every: int) -> None:
     if not rounds or min(rounds) < 1:
         raise BadRequest(f"a horizon is at least 1 turn, got {list(rounds)}")
-    if any(later <= earlier for earlier, later in zip(rounds, rounds[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(rounds)):
         raise BadRequest(f"a ScalingInter horizon rises from stage to stage, got {list(rounds)}")
     if every < 1:
         raise BadRequest(f"a stage lasts at least 1 optimizer step, got every={every}")

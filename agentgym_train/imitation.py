@@ -1,4 +1,4 @@
-"""Behaviour cloning on TRL's SFTTrainer: the loss is on the policy's turns, by the masks RL uses."""
+"""Behaviour cloning on TRL's SFTTrainer, with the loss masks that RL uses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def demonstration_tokens(trajectory: Trajectory, chat: Chat) -> EpisodeTokens:
 
 
 def training_row(trajectory: Trajectory, chat: Chat) -> dict[str, list[int]]:
-    """`input_ids` (T,) and `labels` (T,), which are the id on the policy's tokens and -100 elsewhere."""
+    """`input_ids` (T,) and `labels` (T,): the id on the policy's tokens, -100 elsewhere."""
     tokens = demonstration_tokens(trajectory, chat)
     labels = [
         token if sampled else IGNORED

@@ -8,6 +8,8 @@ there. Everything stays trainable; nothing about any environment is in it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
@@ -87,7 +89,7 @@ def _match_layer(model: Qwen3ForCausalLM, half: int, generator: torch.Generator)
     _carry_all(attention, copy)
 
 
-def _carry_all(attention: torch.nn.Module, write: Tensor) -> None:
+def _carry_all(attention: Any, write: Tensor) -> None:
     """Values carry the whole residual, a slice a head; `write` (C, C) says where it lands."""
     attention.v_proj.weight.copy_(torch.eye(write.shape[0]))
     attention.o_proj.weight.copy_(write)

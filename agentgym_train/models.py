@@ -39,8 +39,8 @@ def load_policy(path_or_id: str, dtype: str = "float32") -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
     except OSError as error:
         raise BadRequest(
-            f"cannot load {path_or_id!r}: it is neither a folder here nor a model the hub gave out. "
-            f"Check the name, or the connection ({str(error).splitlines()[0][:200]})"
+            f"cannot load {path_or_id!r}: it is neither a folder here nor a model the hub gave "
+            f"out. Check the name, or the connection ({str(error).splitlines()[0][:200]})"
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -48,7 +48,7 @@ def load_policy(path_or_id: str, dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def small_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
-    """A lossless byte-level BPE tokenizer of an environment's words, digits one by one, in ChatML."""
+    """A lossless byte-level BPE tokenizer of an environment's words, in ChatML."""
     tokenizer = Tokenizer(models.BPE())
     # A word or a digit takes the space before it along, so most words cost one token.
     pieces = Regex(r" ?[A-Za-z]+| ?[0-9]|\s|[^\sA-Za-z0-9]")

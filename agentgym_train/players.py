@@ -1,4 +1,4 @@
-"""Players: what answers a world's observations in the turn loop - a model, the oracle, or chance."""
+"""Players: what answers a world's observations: a model, the oracle, or chance."""
 
 from __future__ import annotations
 

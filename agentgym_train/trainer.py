@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
@@ -27,6 +28,7 @@ from agentgym_train.config import TrainConfig
 from agentgym_train.players import draw_seed
 from agentgym_train.policy import Policy
 from agentgym_train.rollout import EpisodeStart
+from agentgym_train.scoring import score_by_length
 
 
 class TooManyLost(AgentGymError, RuntimeError):
@@ -70,6 +72,23 @@ class AgentTrainer(GRPOTrainer):
         advantages: Tensor = self.algorithm.advantages(batch)  # (B, T)
         output["advantages"] = advantages.to(output["completion_ids"].device)
         return output
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """TRL's, over rows of like length at a time: episodes differ much, and padding is work."""
+        score = super()._get_per_token_logps_and_entropies
+        # A distributed model must be called equally often by every process.
+        if self.accelerator.num_processes > 1 or options.get("compute_aux_loss"):
+            return score(model, input_ids, attention_mask, logits_to_keep, **options)
+        return score_by_length(
+            partial(score, model, **options), input_ids, attention_mask, logits_to_keep
+        )
 
     @property
     def _filler(self) -> int:

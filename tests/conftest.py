@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import worlds
-from hosting import GUESS, HttpServer
 
 import agentgym_env
+import worlds
 from agentgym_servers.host import Host
 from agentgym_servers.sessions import SessionTable
+from hosting import GUESS, HttpServer
 
 MakeHost = Callable[..., Host]
 

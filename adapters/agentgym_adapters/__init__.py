@@ -1,0 +1,1 @@
+"""Adapters between agentgym environments and other frameworks."""

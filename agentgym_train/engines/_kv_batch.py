@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class _BufferLayer(DynamicLayer):
-    """Writes keys and values into a buffer made beforehand; growing by `cat` copies it each token."""
+    """Writes into a buffer made beforehand; growing by `cat` would copy it at each token."""
 
     is_compileable = False
 

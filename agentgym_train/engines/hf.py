@@ -126,8 +126,14 @@ class HFEngine:
         try:
             kept = [self._kept(request) for request in batch]
             longest = max(request.sampling.max_tokens for request in batch)
-            kv = KVBatch(self.model, kept, [r.ids for r in batch], longest, self._pad_id)
-            logits = kv.prefill()  # (B, V)
+            first, row_of = _distinct(batch, kept)
+            prompts = [batch[row].ids for row in first]
+            caches = [kept[row] for row in first]
+            kv = KVBatch(self.model, caches, prompts, longest, self._pad_id)
+            logits = kv.prefill()  # (distinct prompts, V)
+            if len(first) < len(batch):
+                kv.keep(row_of)
+                logits = logits[row_of]  # (B, V)
             rows = batch
             while True:
                 tokens = self._sample(rows, logits)  # (B,)
@@ -180,3 +186,22 @@ class HFEngine:
             full = len(request.token_ids) >= request.sampling.max_tokens
             request.done = full or token in request.sampling.stop_ids
         return ids
+
+
+def _distinct(
+    batch: Sequence[_Request], kept: Sequence[Tensor | None]
+) -> tuple[list[int], list[int]]:
+    """(the first request of each distinct prompt, which of those each of the B requests shares).
+
+    The members of a group begin with the same prompt, which is run through the model once.
+    """
+    index: dict[Hashable, int] = {}
+    first: list[int] = []
+    row_of: list[int] = []
+    for row, (request, cache) in enumerate(zip(batch, kept, strict=True)):
+        key: Hashable = tuple(request.ids) if cache is None else row
+        if key not in index:
+            index[key] = len(first)
+            first.append(row)
+        row_of.append(index[key])
+    return first, row_of

@@ -1,0 +1,1 @@
+"""The worlds, and the host that serves them over HTTP."""

@@ -1,4 +1,4 @@
-"""TextCraft: craft a Minecraft item from a list of recipes (Prasad et al., ADaPT, arXiv:2311.05772)."""
+"""TextCraft: craft a Minecraft item from a list of recipes (ADaPT, arXiv:2311.05772)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class TextCraft(TextEnv):
         "kind, such as oak planks. Not every command shown is needed. The episode ends when the "
         "goal item is crafted."
     )
-    tasks: TaskSet  # type: ignore[misc]  # a class property below: the book is read on first use
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.tasks = textcraft_tasks()  # type: ignore[misc]
@@ -191,7 +190,7 @@ class TextCraft(TextEnv):
 
 @cache
 def textcraft_tasks() -> TaskSet:
-    """The 544 goals: train 444 and test 100, each depth in proportion, in order of depth and name."""
+    """The 544 goals: train 444 and test 100, each depth in proportion."""
     book = recipe_book()
     draw = random.Random("textcraft/test split")
     by_depth: dict[int, list[str]] = {}
@@ -216,7 +215,7 @@ def textcraft_tasks() -> TaskSet:
 
 
 def shown_recipes(book: RecipeBook, goal: str, rng: random.Random) -> list[Recipe]:
-    """The goal's recipes and up to 10 others that share an ingredient with them, in random order."""
+    """The goal's recipes and up to 10 others that share an ingredient, in random order."""
     tree = sorted(book.tree(goal), key=lambda recipe: recipe.text)
     ingredients = {name for recipe in tree for name, _ in recipe.ingredients}
     others = {recipe for name in ingredients for recipe in book.uses[name]} - set(tree)

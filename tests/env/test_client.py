@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
-from worlds import Guess, Trouble
 
 from agentgym_env import AsyncEnvClient, EnvClient
 from agentgym_env.errors import (
@@ -21,6 +20,7 @@ from agentgym_env.errors import (
 from agentgym_env.exchange import batch_calls, read_batch, to_exception
 from agentgym_env.transports import Answer, AsyncInProcessTransport, Call, InProcessTransport
 from agentgym_env.wire import STATUS, StepReply, StepRequest, WireError, decode
+from worlds import Guess, Trouble
 
 
 def free_port() -> int:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import requests
-from hosting import GUESS, TROUBLE, UNMAKEABLE
 
 from agentgym_env import local_server
 from agentgym_env.errors import BadRequest, ServerStartFailed
+from hosting import GUESS, TROUBLE, UNMAKEABLE
 
 
 def has_ended(pid: int) -> bool:

@@ -7,13 +7,13 @@ import textwrap
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
-from hosting import GUESS
-from worlds import Guess
 
 import agentgym_env
 from agentgym_env import RemoteEnv, RemoteVectorEnv
 from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
 from agentgym_env.registration import BUILT_IN, env_class, find, register, registered
+from hosting import GUESS
+from worlds import Guess
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
 

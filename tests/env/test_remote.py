@@ -4,8 +4,6 @@ import json
 
 import gymnasium
 import pytest
-from hosting import GUESS, TROUBLE
-from worlds import Guess
 
 from agentgym_env import RemoteEnv
 from agentgym_env.errors import (
@@ -16,6 +14,8 @@ from agentgym_env.errors import (
     UnknownEnvironment,
     UnknownTask,
 )
+from hosting import GUESS, TROUBLE
+from worlds import Guess
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, create_shared_memory
-from worlds import Guess
 
 from agentgym_env import TextSpace
 from agentgym_env.spaces import clean_text
+from worlds import Guess
 
 
 def test_any_unicode_text_up_to_the_length_belongs_to_the_space():

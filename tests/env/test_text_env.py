@@ -3,7 +3,6 @@
 import gymnasium
 import pytest
 from gymnasium.utils import seeding
-from worlds import Guess, Trouble
 
 from agentgym_env.errors import (
     BadRequest,
@@ -12,6 +11,7 @@ from agentgym_env.errors import (
     UnknownSplit,
     UnknownTask,
 )
+from worlds import Guess, Trouble
 
 
 def test_the_same_seed_and_task_give_the_same_episode():

@@ -4,11 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hosting import GUESS, TROUBLE
-from worlds import Guess, Trouble
 
 from agentgym_env import RemoteVectorEnv
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver, UnknownTask
+from hosting import GUESS, TROUBLE
+from worlds import Guess, Trouble
 
 MODES = [AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 

@@ -7,7 +7,6 @@ import socket
 import msgspec
 import pytest
 import requests
-from worlds import Trouble
 
 from agentgym_env.wire import (
     MSGPACK,
@@ -16,6 +15,7 @@ from agentgym_env.wire import (
     TaskList,
     encode,
 )
+from worlds import Trouble
 
 
 def post(server, path: str, items, **headers: str) -> requests.Response:

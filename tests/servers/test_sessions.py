@@ -1,13 +1,13 @@
 """The session table: turns, faults, limits and idle sessions."""
 
 import pytest
-from hosting import Clock
 from msgspec import UNSET
-from worlds import Guess, Trouble, Unmakeable
 
 from agentgym_env.errors import BadRequest, UnknownSplit
 from agentgym_env.wire import CreateRequest, ResetRequest, SessionRequest, StepRequest
 from agentgym_servers.sessions import SessionTable
+from hosting import Clock
+from worlds import Guess, Trouble, Unmakeable
 
 
 def table_of(make_env=Guess, **settings) -> SessionTable:

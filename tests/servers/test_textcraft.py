@@ -10,10 +10,11 @@ import sys
 from collections import Counter
 
 import pytest
-from agentgym_servers._crafting import read_recipes, recipe_book
-from agentgym_servers.textcraft import MAX_AMOUNT, TextCraft
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from agentgym_servers._crafting import read_recipes, recipe_book
+from agentgym_servers.textcraft import MAX_AMOUNT, TextCraft
 
 
 def started(task: str, seed: int = 0) -> TextCraft:
@@ -109,7 +110,8 @@ def test_the_book_does_not_depend_on_the_order_of_the_files(tmp_path):
 def test_the_first_text_golden():
     text = TextCraft().reset(seed=0, options={"task": "acacia planks"})[0]
     assert text == (
-        "Crafting commands:\ncraft 4 acacia planks using 1 acacia logs\n\nGoal: craft acacia planks."
+        "Crafting commands:\ncraft 4 acacia planks using 1 acacia logs\n\n"
+        "Goal: craft acacia planks."
     )
 
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from agentgym_servers._crafting import recipe_book
-from agentgym_servers.textcraft import TextCraft
 
 from agentgym_env.trajectory import Trajectory, Turn
+from agentgym_servers._crafting import recipe_book
+from agentgym_servers.textcraft import TextCraft
 from agentgym_train.chat import Chat
 from agentgym_train.imitation import Imitation, imitate, training_row
 from agentgym_train.models import small_policy, small_tokenizer
