@@ -6,6 +6,9 @@ Half of a small policy's trouble with TextCraft is copying: it would rather lear
 goals by heart than read the recipes. So most demonstrations are shown with every item renamed,
 the same item by the same made-up name throughout one episode. No held-out goal is ever shown as a
 goal. The rows come in a fixed order, from single recipes to whole lists.
+
+The last demonstrations are careless: a quarter of the moves are aimless. They teach how to go on
+after a mistake, and they leave the policy a habit of making some, which is what RL then removes.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +31,10 @@ from agentgym_train.chat import Chat
 from agentgym_train.imitation import Imitation, imitate, training_row
 from agentgym_train.models import small_policy, small_tokenizer
 
+ROWS_PER_STEP = 16
+LEARNING_RATE = 2e-3
 MAX_ROW_TOKENS = 640
+CARELESS_SHARE = 0.25
 RENAMED_SHARE = 0.8
 CURRICULUM_SHARE = 0.35
 """Over this share of the rows the lists grow to full length and the goals to every depth."""
@@ -37,35 +44,57 @@ def main() -> None:
     """Make demonstrations, fit the policy, save it with its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1200, help="optimizer steps")
-    parser.add_argument("--rows-per-step", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps on clean play")
+    parser.add_argument("--careless-steps", type=int, default=1200, help="and on careless play")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     began = time.monotonic()
-    rng = random.Random(args.seed)
-    demonstrations = list(curriculum(args.steps * args.rows_per_step, rng))
-    tokenizer = small_tokenizer(tokenizer_texts(demonstrations[-4000:]))
-    chat = Chat(tokenizer)
-    rows = [training_row(d, chat) for d in demonstrations]
-    rows = by_length(
-        [r for r in rows if len(r["input_ids"]) <= MAX_ROW_TOKENS], args.rows_per_step, rng
-    )
+    clean = list(curriculum(args.steps * ROWS_PER_STEP, random.Random(args.seed)))
+    tokenizer = small_tokenizer(tokenizer_texts(clean[-4000:]))
     model = small_policy(tokenizer, seed=args.seed)
-    settings = Imitation(rows_per_step=args.rows_per_step, seed=args.seed, bf16=True, in_order=True)
-    metrics = imitate(model, tokenizer, rows, settings, args.out)
+    first = fit(model, tokenizer, clean, LEARNING_RATE, args.seed, args.out)
+    careless = careless_play(args.careless_steps * ROWS_PER_STEP, random.Random(args.seed + 1))
+    second = fit(model, tokenizer, careless, LEARNING_RATE / 2, args.seed, args.out)
     tokenizer.save_pretrained(args.out)
     (args.out / "training_args.bin").unlink(missing_ok=True)
     figures = {
         "command": f"python examples/train/textcraft/warm_start.py --steps {args.steps} "
-        f"--rows-per-step {args.rows_per_step} --seed {args.seed} --out {args.out}",
+        f"--careless-steps {args.careless_steps} --seed {args.seed} --out {args.out}",
         "parameters": sum(p.numel() for p in model.parameters()),
-        "rows": len(rows),
-        "tokens": sum(len(r["input_ids"]) for r in rows),
-        "train_loss": metrics["train_loss"],
+        "clean": first,
+        "careless": second,
         "seconds": round(time.monotonic() - began),
-        "torch": torch.__version__,
+        "torch": torch.__version__.partition("+")[0],
     }
     (args.out / "warm_start.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def fit(
+    model: Any,
+    tokenizer: Any,
+    demonstrations: Iterable[Trajectory],
+    learning_rate: float,
+    seed: int,
+    out: Path,
+) -> dict[str, float]:
+    """Fit the model in place; the figures of the fit."""
+    chat = Chat(tokenizer)
+    rows = [training_row(demonstration, chat) for demonstration in demonstrations]
+    rows = [row for row in rows if len(row["input_ids"]) <= MAX_ROW_TOKENS]
+    rows = by_length(rows, ROWS_PER_STEP, random.Random(seed))
+    settings = Imitation(
+        learning_rate=learning_rate,
+        rows_per_step=ROWS_PER_STEP,
+        seed=seed,
+        bf16=True,
+        in_order=True,
+    )
+    metrics = imitate(model, tokenizer, rows, settings, out)
+    return {
+        "rows": len(rows),
+        "tokens": sum(len(row["input_ids"]) for row in rows),
+        "train_loss": round(metrics["train_loss"], 4),
+    }
 
 
 def curriculum(count: int, rng: random.Random) -> Iterator[Trajectory]:
@@ -83,8 +112,29 @@ def curriculum(count: int, rng: random.Random) -> Iterator[Trajectory]:
         yield renamer(trajectory, rng) if rng.random() < RENAMED_SHARE else trajectory
 
 
-def demonstrate(env: TextCraft, task: str, seed: int, distractors: int) -> Trajectory:
-    """The expert's episode, with all but `distractors` of the needless recipes left out."""
+def careless_play(count: int, rng: random.Random) -> Iterator[Trajectory]:
+    """`count` demonstrations of training tasks by an expert whose mind wanders."""
+    env = TextCraft()
+    tasks = env.tasks.split("train")
+    renamer = Renamer(test=frozenset(env.tasks.split("test")))
+    for _ in range(count):
+        trajectory = demonstrate(
+            env, rng.choice(tasks), seed=rng.randrange(10**9), distractors=10, wanders=rng
+        )
+        yield renamer(trajectory, rng) if rng.random() < RENAMED_SHARE else trajectory
+
+
+def demonstrate(
+    env: TextCraft,
+    task: str,
+    seed: int,
+    distractors: int,
+    wanders: random.Random | None = None,
+) -> Trajectory:
+    """The expert's episode, with all but `distractors` of the needless recipes left out.
+
+    With `wanders`, a share of the moves are any that is listed, and the expert makes the best of it.
+    """
     observation, _ = env.reset(seed=seed, options={"task": task})
     needed = {recipe.text for recipe in recipe_book().tree(task)}
     lines, left = [], distractors
@@ -98,6 +148,8 @@ def demonstrate(env: TextCraft, task: str, seed: int, distractors: int) -> Traje
         action = env.expert_action()
         if action is None:
             raise RuntimeError(f"the expert gave up on {task!r}")
+        if wanders is not None and wanders.random() < CARELESS_SHARE:
+            action = wanders.choice(env.available_actions())
         answer, reward, ended, _, _ = env.step(action)
         turns.append(Turn(action, action, answer, reward))
     return Trajectory(

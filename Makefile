@@ -1,0 +1,59 @@
+# Each target sets up what it needs: on a fresh clone, `make quickstart` or `make test` is enough.
+PYTHON ?= python3
+SEED ?= 0
+# Where a CPU build of torch is looked for on Linux; empty takes torch from the default index, CUDA included.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+QUICKSTART := examples/train/textcraft/quickstart.yaml
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test lint bench warm-start clean
+
+help:  ## Show the targets.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
+
+setup: $(VENV)/.dev  ## Install the package with its development tools into .venv.
+
+quickstart: $(VENV)/.run  ## Train a small policy on TextCraft, with an evaluation before and after.
+	$(BIN)/agentgym train $(QUICKSTART) --seed $(SEED)
+
+test: $(VENV)/.dev  ## Run all tests.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.dev  ## Check style, types and architecture.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+bench: $(VENV)/.run  ## Measure how fast TextCraft steps, in-process and over HTTP.
+	$(BIN)/python benchmarks/step_rate.py
+
+warm-start: $(VENV)/.run  ## Make the quickstart's warm policy again.
+	$(BIN)/python examples/train/textcraft/warm_start.py --out examples/train/textcraft/warm_policy
+
+clean:  ## Remove .venv and caches; runs are kept.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+# torch goes first: whatever asks for it later then finds it, and never fetches CUDA libraries.
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed; name one with PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade --constraint constraints.txt pip
+	@if [ -n "$(TORCH_INDEX)" ] && $(PIP) install --dry-run --quiet --report - --constraint constraints.txt torch \
+	  | grep -qE '"name": "(nvidia|cuda|triton)'; \
+	then $(PIP) install --constraint constraints.txt --extra-index-url $(TORCH_INDEX) torch; \
+	else $(PIP) install --constraint constraints.txt torch; fi
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.torch pyproject.toml
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[all]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) install --quiet --constraint constraints.txt --group dev
+	@touch $@
