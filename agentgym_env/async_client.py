@@ -18,7 +18,7 @@ from agentgym_env.pool import Server, ServerPool
 from agentgym_env.session_state import SessionState
 from agentgym_env.task_set import TaskSet
 from agentgym_env.transports import Answer, AsyncHttpTransport, AsyncTransport, Call
-from agentgym_env.wire import EnvCard, ExpertReply, ResetReply, StepReply, TaskList
+from agentgym_env.wire import ActionsReply, EnvCard, ExpertReply, ResetReply, StepReply, TaskList
 
 R = TypeVar("R")
 _Item = TypeVar("_Item")
@@ -161,8 +161,8 @@ class AsyncSession:
         return (await self._gatherings.expert.ask(self.state)).action
 
     async def available_actions(self) -> list[str] | None:
-        """What can be done now, where the environment lists it."""
-        return self.state.info.get("available_actions")
+        """What can be done in the next turn; None where the environment does not list it."""
+        return (await self._gatherings.actions.ask(self.state)).actions
 
     async def close(self) -> None:
         """End the session; closing twice is harmless."""
@@ -182,6 +182,9 @@ class _ServerGatherings:
         async def expert(items: list[SessionState]) -> list[ExpertReply | AgentGymError]:
             return await client.run(operations.expert(items))
 
+        async def actions(items: list[SessionState]) -> list[ActionsReply | AgentGymError]:
+            return await client.run(operations.actions(items))
+
         async def close(items: list[SessionState]) -> list[AgentGymError | None]:
             await client.run(operations.close(items))
             return [None] * len(items)
@@ -189,6 +192,7 @@ class _ServerGatherings:
         self.reset = _Gathering(reset)
         self.step = _Gathering(step)
         self.expert = _Gathering(expert)
+        self.actions = _Gathering(actions)
         self.close = _Gathering(close)
 
 

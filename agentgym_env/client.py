@@ -101,6 +101,13 @@ class EnvClient:
         replies = self._run(operations.expert([session.state for session in sessions]))
         return [r if isinstance(r, AgentGymError) else r.action for r in replies]
 
+    def available_actions(
+        self, sessions: Sequence[Session]
+    ) -> list[list[str] | AgentGymError | None]:
+        """What can be done in each session's next turn, or the exception of its item."""
+        replies = self._run(operations.actions([session.state for session in sessions]))
+        return [r if isinstance(r, AgentGymError) else r.actions for r in replies]
+
     def close_many(self, sessions: Sequence[Session]) -> None:
         """End sessions; those that are gone already are let go."""
         self._run(operations.close([session.state for session in sessions]))
@@ -167,8 +174,8 @@ class Session:
         return only(self._client.expert_actions([self]))
 
     def available_actions(self) -> list[str] | None:
-        """What can be done now, where the environment lists it."""
-        return self.state.info.get("available_actions")
+        """What can be done in the next turn; None where the environment does not list it."""
+        return only(self._client.available_actions([self]))
 
     def close(self) -> None:
         """End the session; closing twice is harmless."""

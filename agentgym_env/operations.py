@@ -20,6 +20,7 @@ from agentgym_env.task_set import TaskSet
 from agentgym_env.transports import Answer, Call
 from agentgym_env.wire import (
     PROTOCOL_VERSION,
+    ActionsReply,
     CloseReply,
     CreateReply,
     CreateRequest,
@@ -140,12 +141,12 @@ def step(items: Sequence[tuple[SessionState, str]]) -> Operation[list[StepReply 
 
 def expert(sessions: Sequence[SessionState]) -> Operation[list[ExpertReply | AgentGymError]]:
     """The oracle's action for each session's next turn."""
-    asked = [(session, _or_refusal(session.begin_expert)) for session in sessions]
-    replies = yield from _ask("/v1/expert", ExpertReply, asked)
-    for session, reply in zip(sessions, replies, strict=True):
-        if isinstance(reply, EnvironmentLost):
-            session.lose(reply)
-    return replies
+    return _ask_within("/v1/expert", ExpertReply, sessions)
+
+
+def actions(sessions: Sequence[SessionState]) -> Operation[list[ActionsReply | AgentGymError]]:
+    """What can be done in each session's next turn."""
+    return _ask_within("/v1/actions", ActionsReply, sessions)
 
 
 def close(sessions: Iterable[SessionState]) -> Operation[None]:
@@ -157,6 +158,18 @@ def close(sessions: Iterable[SessionState]) -> Operation[None]:
     for (session, _), reply in zip(asked, replies, strict=True):
         if isinstance(reply, AgentGymError):
             logger.debug("closing a session at %s failed: %s", session.address, reply)
+
+
+def _ask_within(
+    path: str, reply: type[R], sessions: Sequence[SessionState]
+) -> Operation[list[R | AgentGymError]]:
+    """Ask about each session's episode, which stays as it is."""
+    asked = [(session, _or_refusal(session.begin_question)) for session in sessions]
+    replies = yield from _ask(path, reply, asked)
+    for session, found in zip(sessions, replies, strict=True):
+        if isinstance(found, EnvironmentLost):
+            session.lose(found)
+    return replies
 
 
 def _or_refusal(begin: Any, *arguments: Any) -> Any:

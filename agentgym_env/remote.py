@@ -102,6 +102,10 @@ class RemoteEnv(gymnasium.Env[str, str]):
         """The oracle's action for this turn, None when it has none left; asking twice is safe."""
         return self._episode().expert_action()
 
+    def available_actions(self) -> list[str] | None:
+        """What can be done in this turn; None where the environment does not list it."""
+        return self._episode().available_actions()
+
     def render(self) -> Any:
         """The last observation."""
         return self._observation if self.render_mode == "ansi" else None

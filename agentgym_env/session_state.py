@@ -27,8 +27,6 @@ class SessionState:
     def __init__(self, name: str, server: Server[Any]) -> None:
         self.name = name
         self.server = server
-        self.info: dict[str, Any] = {}
-        """The last reply's info."""
         self._turn = 0
         self._over: str | None = "no episode was started"
         self._under_way = False
@@ -65,7 +63,7 @@ class SessionState:
         """Take in what came of a reset. One that was refused leaves the old episode as it was."""
         self._end(reply)
         if isinstance(reply, ResetReply):
-            self._turn, self._over, self.info = 0, None, reply.info
+            self._turn, self._over = 0, None
 
     def begin_step(self, action: str) -> StepRequest:
         """The request for the next turn."""
@@ -79,12 +77,12 @@ class SessionState:
         """Take in what came of a step."""
         self._end(reply)
         if isinstance(reply, StepReply):
-            self._turn, self.info = reply.turn, reply.info
+            self._turn = reply.turn
             if reply.terminated or reply.truncated:
                 self._over = "the episode has ended"
 
-    def begin_expert(self) -> SessionRequest:
-        """The request for the oracle's action."""
+    def begin_question(self) -> SessionRequest:
+        """The request for what leaves the episode as it is: the oracle's action, the actions."""
         self._check_episode("call reset() first")
         self._check_usable()
         return SessionRequest(self.name)

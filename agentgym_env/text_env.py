@@ -143,16 +143,12 @@ class TextEnv(gymnasium.Env[str, str]):
         return self._observation if self.render_mode == "ansi" else None
 
     def _info(self) -> dict[str, Any]:
-        info: dict[str, Any] = {
+        return {
             "task": self._task,
             "turn": self._turn,
             "success": bool(self.success()),
             "score": self._finite("score", self.score()),
         }
-        actions = self.available_actions()
-        if actions is not None:
-            info["available_actions"] = actions
-        return info
 
     def _finite(self, what: str, number: SupportsFloat) -> float:
         value = float(number)

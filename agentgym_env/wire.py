@@ -112,7 +112,7 @@ class StepReply(Struct, frozen=True):
 
 
 class SessionRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Names a session: for `/v1/close` and `/v1/expert`."""
+    """Names a session: for `/v1/close`, `/v1/expert` and `/v1/actions`."""
 
     session: str
 
@@ -129,6 +129,14 @@ class ExpertReply(Struct, frozen=True):
 
     session: str = ""
     action: str | None = None
+    error: WireError | UnsetType = UNSET
+
+
+class ActionsReply(Struct, frozen=True):
+    """What can be done in the session's next turn; null where the world does not list it."""
+
+    session: str = ""
+    actions: list[str] | None = None
     error: WireError | UnsetType = UNSET
 
 

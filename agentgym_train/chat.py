@@ -130,8 +130,8 @@ class Chat:
         if not ids or ids[0] not in self._tokenizer.all_special_ids:
             raise BadRequest(
                 f"the chat template ends a turn with {self._next.before[:40]!r}, which is no "
-                "special token: a policy could not end its turn. Use a template with an end-of-turn "
-                "token"
+                "special token: a policy could not end its turn. Use a template with an "
+                "end-of-turn token"
             )
         return int(ids[0])
 

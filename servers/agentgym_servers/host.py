@@ -49,6 +49,7 @@ class Host:
             routes.STEP.path: (routes.STEP, table.step),
             routes.CLOSE.path: (routes.CLOSE, table.close),
             routes.EXPERT.path: (routes.EXPERT, table.expert),
+            routes.ACTIONS.path: (routes.ACTIONS, table.actions),
         }
 
     def handle(

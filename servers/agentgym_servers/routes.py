@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agentgym_env.wire import (
+    ActionsReply,
     CloseReply,
     CreateReply,
     CreateRequest,
@@ -51,6 +52,13 @@ EXPERT: Final = Route(
     list[SessionRequest],
     list[ExpertReply],
 )
+ACTIONS: Final = Route(
+    "POST",
+    "/v1/actions",
+    "What can be done in each session's next turn",
+    list[SessionRequest],
+    list[ActionsReply],
+)
 ENV: Final = Route("GET", "/v1/env", "What is served here", gives=EnvCard)
 TASKS: Final = Route("GET", "/v1/tasks", "The tasks of one split", gives=TaskList)
 HEALTH: Final = Route("GET", "/health", "Whether the server is up; needs no token")
@@ -58,5 +66,5 @@ METRICS: Final = Route("GET", "/metrics", "Counters for Prometheus", media="text
 OPENAPI: Final = Route("GET", "/openapi.json", "This description")
 
 ROUTES: Final = (
-    SESSIONS, RESET, STEP, CLOSE, EXPERT, ENV, TASKS, HEALTH, METRICS, OPENAPI,
+    SESSIONS, RESET, STEP, CLOSE, EXPERT, ACTIONS, ENV, TASKS, HEALTH, METRICS, OPENAPI,
 )  # fmt: skip

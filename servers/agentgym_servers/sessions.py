@@ -12,12 +12,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
 from agentgym_env.spaces import TextSpace, clean_text
 from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import (
     STATUS,
+    ActionsReply,
     CloseReply,
     CreateReply,
     CreateRequest,
@@ -37,7 +39,8 @@ logger = logging.getLogger(__name__)
 _MAX_MESSAGE = 2000
 _MAX_SEED = 2**63 - 1  # the widest integer every JSON and MessagePack reader can hold
 
-Reply = ResetReply | StepReply | ExpertReply
+Reply = ResetReply | StepReply | ExpertReply | ActionsReply
+A = TypeVar("A", ExpertReply, ActionsReply)
 
 
 @dataclass(slots=True)
@@ -126,7 +129,14 @@ class SessionTable:
 
     def expert(self, requests: Sequence[SessionRequest]) -> list[ExpertReply]:
         """The oracle's action for each session's next turn."""
-        return [self._expert(request) for request in requests]
+        if self._card.has_expert:
+            return [self._answer(request, ExpertReply, _expert_action) for request in requests]
+        none = f"{self._env_id} has no expert"
+        return [ExpertReply(r.session, None, WireError("no_expert", none)) for r in requests]
+
+    def actions(self, requests: Sequence[SessionRequest]) -> list[ActionsReply]:
+        """What can be done in each session's next turn."""
+        return [self._answer(request, ActionsReply, _available_actions) for request in requests]
 
     def close(self, requests: Sequence[SessionRequest]) -> list[CloseReply]:
         """End sessions; one that is not there is answered, not an error."""
@@ -223,23 +233,18 @@ class SessionTable:
         session.reply = reply
         return reply
 
-    def _expert(self, request: SessionRequest) -> ExpertReply:
+    def _answer(self, request: SessionRequest, kind: type[A], ask: Callable[[TextEnv], Any]) -> A:
+        """Answer a question about a session's episode, which stays as it is."""
         session = self._find(request.session)
         if session is None:
-            return ExpertReply(request.session, error=_unknown_session(request.session))
-        if not self._card.has_expert:
-            error = WireError("no_expert", f"{self._env_id} has no expert", request.session)
-            return ExpertReply(request.session, error=error)
+            return kind(request.session, error=_unknown_session(request.session))
         if session.over:
-            text = "the expert acts within an episode; reset the session first"
-            return ExpertReply(
-                request.session, error=WireError("episode_over", text, request.session)
-            )
+            text = "that is asked within an episode; reset the session first"
+            return kind(request.session, error=WireError("episode_over", text, request.session))
         try:
-            action = session.env.expert_action()
+            return kind(request.session, ask(session.env))
         except Exception as error:
-            return ExpertReply(request.session, error=self._error(request.session, error))
-        return ExpertReply(request.session, None if action is None else clean_text(action))
+            return kind(request.session, error=self._error(request.session, error))
 
     def _find(self, name: str) -> _Session | None:
         session = self._sessions.get(name)
@@ -314,6 +319,16 @@ def _refuse_turn(session: _Session, request: StepRequest) -> WireError | None:
         text = "the episode has ended; reset the session before stepping it"
         return WireError("episode_over", text, request.session)
     return None
+
+
+def _expert_action(env: TextEnv) -> str | None:
+    action = env.expert_action()
+    return None if action is None else clean_text(action)
+
+
+def _available_actions(env: TextEnv) -> list[str] | None:
+    actions = env.available_actions()
+    return None if actions is None else [clean_text(action) for action in actions]
 
 
 def _unknown_session(name: str) -> WireError:

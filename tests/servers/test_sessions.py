@@ -234,6 +234,16 @@ def test_an_environment_without_an_expert_says_so():
     assert code(table.expert([SessionRequest(session)])[0]) == "no_expert"
 
 
+def test_available_actions_are_asked_for_and_not_part_of_every_info():
+    table = table_of()
+    (session,) = opened(table)
+    ask = [SessionRequest(session)]
+    assert code(table.actions(ask)[0]) == "episode_over"
+    info = reset(table, session, seed=0, task="5").info
+    assert table.actions(ask)[0].actions == list("123456789")
+    assert "available_actions" not in info
+
+
 def test_the_card_tells_what_is_served():
     card = table_of(version="1.2").card()
     assert (card.env, card.version, card.has_expert) == ("tests/World-v0", "1.2", True)

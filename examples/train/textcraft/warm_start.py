@@ -133,7 +133,7 @@ def demonstrate(
 ) -> Trajectory:
     """The expert's episode, with all but `distractors` of the needless recipes left out.
 
-    With `wanders`, a share of the moves are any that is listed, and the expert makes the best of it.
+    With `wanders`, a share of the moves is drawn from all, and the expert goes on from there.
     """
     observation, _ = env.reset(seed=seed, options={"task": task})
     needed = {recipe.text for recipe in recipe_book().tree(task)}
