@@ -59,7 +59,7 @@ class Trajectory(Struct, frozen=True, omit_defaults=True):
     success: bool = False
     score: float = 0.0
     error: str | None = None
-    """Why the episode was lost; None for an outcome that teaches."""
+    """Why an attempt at the episode was lost, the last if there were several; None if none was."""
     attempts: int = 1
     """How many sessions the episode took; above 1, earlier ones were lost."""
     step: int = -1

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+import msgspec
 
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.launch import LocalServer, local_server
@@ -14,6 +17,8 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
 from agentgym_train.players import PlayerFactory
 from agentgym_train.rollout import EpisodeStart, Rollouts
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -46,15 +51,39 @@ class Collector:
         instruction: str = "",
         on_episode: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play every start for at most `horizon` turns; the trajectories come in its order."""
-        rollouts = Rollouts(
-            self._client,
-            new_player,
-            env_id=self.env_id,
-            instruction=instruction,
-            concurrency=self._concurrency,
-        )
-        return self.run(rollouts.collect(starts, horizon, step=step, on_episode=on_episode))
+        """Play every start for at most `horizon` turns; the trajectories come in its order.
+
+        If the local server died under them, what was lost is played once more on another.
+        """
+
+        def play(chosen: Sequence[EpisodeStart]) -> list[Trajectory]:
+            rollouts = Rollouts(
+                self._client,
+                new_player,
+                env_id=self.env_id,
+                instruction=instruction,
+                concurrency=self._concurrency,
+            )
+            return self.run(rollouts.collect(chosen, horizon, step=step, on_episode=on_episode))
+
+        played = play(starts)
+        if self._replace_dead_server():
+            lost = [i for i, t in enumerate(played) if t.outcome == "environment_lost"]
+            again = play([starts[i] for i in lost])
+            for i, trajectory in zip(lost, again, strict=True):
+                played[i] = after_loss(trajectory, played[i])
+        return played
+
+    def _replace_dead_server(self) -> bool:
+        """Start another local server if ours has died."""
+        if self.server is None or self.server.process.poll() is None:
+            return False
+        logger.warning("the local server of %s died; another is started", self.env_id)
+        self.run(self._client.close())
+        self.server.close()
+        self.server = local_server(self.env_id)
+        self._client = AsyncEnvClient([self.server.address])
+        return True
 
     def close(self) -> None:
         """End connections, the loop and the local server."""
@@ -73,3 +102,12 @@ class Collector:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def after_loss(trajectory: Trajectory, lost: Trajectory) -> Trajectory:
+    """The episode played again, with the attempts that were lost and why."""
+    return msgspec.structs.replace(
+        trajectory,
+        attempts=lost.attempts + trajectory.attempts,
+        error=trajectory.error or lost.error,
+    )

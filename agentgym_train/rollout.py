@@ -110,7 +110,6 @@ class Rollouts:
             if isinstance(error, EpisodeFailure):
                 outcome = error.kind
             played = _Played(outcome, "", [], False, 0.0, None, "")
-        teaches = played.policy != ""
         return Trajectory(
             env=self._env_id,
             task=start.task,
@@ -125,7 +124,7 @@ class Rollouts:
             category=start.category,
             success=played.success,
             score=played.score,
-            error=None if teaches or error is None else f"{type(error).__name__}: {error}",
+            error=None if error is None else f"{type(error).__name__}: {error}",
             attempts=attempt,
             step=step,
             group=start.group,
