@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import EntryPoint, entry_points, version
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import entry_points, version
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from agentgym_env.errors import AgentGymError, MissingExtra
@@ -22,18 +24,14 @@ _SUMMARIES: Final = {
     "eval": "Evaluate a policy.",
 }
 """Of other rooms' commands, so that listing them imports none of them."""
+_EXTRAS = {"serve": "serve", "train": "train", "eval": "train"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; one of our own errors is one line and exit status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
+    with _ending_on_errors(words):
         make_app(words)(words)
-    except AgentGymError as error:
-        if "--debug" in words:
-            raise
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
-        sys.exit(2)
 
 
 def make_app(words: Sequence[str]) -> typer.Typer:
@@ -41,15 +39,28 @@ def make_app(words: Sequence[str]) -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_options)
     app.command()(envs)
-    called = next((word for word in words if not word.startswith("-")), "")
+    called = _called(words)
     for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda point: point.name):
         if point.name == called:
-            function = _load(point)
+            function = point.load()
             settings = getattr(function, "context_settings", None)
             app.command(point.name, context_settings=settings)(function)
         else:
             app.command(point.name, help=_SUMMARIES.get(point.name, ""))(_not_called)
     return app
+
+
+@contextmanager
+def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
+    try:
+        with _naming_the_extra(_called(words)):
+            yield
+    except AgentGymError as error:
+        if "--debug" in words:
+            raise
+        text = f"[bold red]error:[/] {escape(str(error))}"
+        Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+        sys.exit(2)
 
 
 def _show_version(wanted: bool) -> None:
@@ -87,15 +98,21 @@ def _not_called() -> None:
     """Stands in the list of commands for one of another room."""
 
 
-def _load(point: EntryPoint) -> Callable[..., Any]:
+def _called(words: Sequence[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")
+
+
+@contextmanager
+def _naming_the_extra(command: str) -> Iterator[None]:
+    """Say which extra brings what another room's command could not import."""
     try:
-        function: Callable[..., Any] = point.load()
+        yield
     except ModuleNotFoundError as error:
-        extra = "serve" if point.module.startswith("agentgym_servers") else "train"
+        if command not in _EXTRAS or (error.name or "").startswith("agentgym"):
+            raise
         raise MissingExtra(
-            f"agentgym {point.name} needs {error.name}: pip install 'agentgym-sdk[{extra}]'"
+            f"agentgym {command} needs {error.name}: pip install 'agentgym-sdk[{_EXTRAS[command]}]'"
         ) from error
-    return function
 
 
 def _describe(entry: EnvEntry) -> dict[str, Any]:

@@ -85,7 +85,9 @@ def evaluate(
             players = RandomPlayer
         else:
             from agentgym_train.policy import make_policy
+            from agentgym_train.quiet import quiet_libraries
 
+            quiet_libraries()
             players = make_policy(
                 policy,
                 instruction=told,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from agentgym_env.errors import BadRequest
-from agentgym_env.trajectory import Trajectory
+from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.chat import Chat
 from agentgym_train.engines.protocol import Generation
 from agentgym_train.episode import EpisodeTokens
@@ -35,20 +35,33 @@ class Imitation:
     """Take the rows as they come (a curriculum) instead of shuffling them."""
 
 
-def demonstration_tokens(trajectory: Trajectory, chat: Chat) -> EpisodeTokens:
-    """The ids and mask that the episode would have if a policy had sampled its responses."""
+def _every_turn(_: Turn) -> bool:
+    return True
+
+
+def demonstration_tokens(
+    trajectory: Trajectory, chat: Chat, imitates: Callable[[Turn], bool] = _every_turn
+) -> EpisodeTokens:
+    """The ids and mask that the episode would have if a policy had sampled its responses.
+
+    Turns that `imitates` turns down are context: they stay in place, without loss.
+    """
     tokens = EpisodeTokens(chat.start(trajectory.observation))
     for number, turn in enumerate(trajectory.turns, 1):
         ids = chat.response_ids(turn.response)
         tokens.add_response(Generation(ids, [0.0] * len(ids), "stop", version=-1))
+        if not imitates(turn):
+            tokens.loss_mask[-len(ids) :] = [0] * len(ids)
         if number < len(trajectory.turns):
             tokens.add_observation(chat.delta(ids, turn.observation))
     return tokens
 
 
-def training_row(trajectory: Trajectory, chat: Chat) -> dict[str, list[int]]:
+def training_row(
+    trajectory: Trajectory, chat: Chat, imitates: Callable[[Turn], bool] = _every_turn
+) -> dict[str, list[int]]:
     """`input_ids` (T,) and `labels` (T,): the id on the policy's tokens, -100 elsewhere."""
-    tokens = demonstration_tokens(trajectory, chat)
+    tokens = demonstration_tokens(trajectory, chat, imitates)
     labels = [
         token if sampled else IGNORED
         for token, sampled in zip(tokens.completion_ids, tokens.loss_mask, strict=True)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import logging
-import os
 import platform
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
 from transformers import PrinterCallback
-from transformers import logging as hf_logging
 from transformers.trainer_utils import get_last_checkpoint
 
 from agentgym_env.run_store import RunStore, next_free_name
@@ -27,6 +23,7 @@ from agentgym_train.config import TrainConfig, config_from
 from agentgym_train.evaluate import EvalReport, eval_starts, evaluate
 from agentgym_train.policy import Policy, make_policy
 from agentgym_train.progress import progress_bar
+from agentgym_train.quiet import quiet_libraries
 from agentgym_train.report import next_commands, plot, success_table, summary
 from agentgym_train.trainer import AgentTrainer
 
@@ -183,17 +180,6 @@ def run_facts(config: TrainConfig) -> dict[str, Any]:
         "versions": versions,
         "git_revision": _git_revision(),
     }
-
-
-def quiet_libraries() -> None:
-    """Keep the screen for the run: warnings of libraries about their own future are not news."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", message=".*pin_memory.*")
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
 
 
 def _git_revision() -> str | None:

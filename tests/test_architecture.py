@@ -67,7 +67,7 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MOD
 
 
 def imports(name: str, *, at_import_time: bool = False) -> Iterator[str]:
-    """Every module that `name` imports; with `at_import_time` those inside functions are left out."""
+    """Every module that `name` imports; `at_import_time` leaves out those inside functions."""
     pending: list[ast.AST] = [TREES[name]]
     while pending:
         node = pending.pop()

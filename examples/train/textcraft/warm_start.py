@@ -7,8 +7,8 @@ goals by heart than read the recipes. So most demonstrations are shown with ever
 the same item by the same made-up name throughout one episode. No held-out goal is ever shown as a
 goal. The rows come in a fixed order, from single recipes to whole lists.
 
-The last demonstrations are careless: a quarter of the moves are aimless. They teach how to go on
-after a mistake, and they leave the policy a habit of making some, which is what RL then removes.
+Later stages are careless: a share of the moves is aimless. They teach how to go on after a mistake,
+and the last one leaves the policy a habit of making some, which is what RL then has to remove.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import random
 import re
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,58 +33,73 @@ from agentgym_train.imitation import Imitation, imitate, training_row
 from agentgym_train.models import small_policy, small_tokenizer
 
 ROWS_PER_STEP = 16
-LEARNING_RATE = 2e-3
-MAX_ROW_TOKENS = 640
-CARELESS_SHARE = 0.25
-RENAMED_SHARE = 0.8
+MAX_ROW_TOKENS = 768
 CURRICULUM_SHARE = 0.35
 """Over this share of the rows the lists grow to full length and the goals to every depth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One part of the warm-up."""
+
+    name: str
+    steps: int
+    learning_rate: float
+    careless: float = 0.0
+    """Share of moves that are aimless."""
+    imitates_aimless: bool = False
+    """Whether the policy learns the aimless moves too, or only how to go on after them."""
+    renamed: float = 0.8
+    """Share of episodes under made-up names."""
+    grows: bool = False
+    """From single recipes to whole lists, from depth 1 to all."""
+
+
+STAGES = (
+    Stage("copy", 2000, 2e-3, grows=True),
+    Stage("solve", 2200, 1.5e-3, careless=0.2, renamed=0.5),
+    Stage("wander", 150, 5e-4, careless=0.35, imitates_aimless=True, renamed=0.5),
+)
 
 
 def main() -> None:
     """Make demonstrations, fit the policy, save it with its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps on clean play")
-    parser.add_argument("--careless-steps", type=int, default=1200, help="and on careless play")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     began = time.monotonic()
-    clean = list(curriculum(args.steps * ROWS_PER_STEP, random.Random(args.seed)))
-    tokenizer = small_tokenizer(tokenizer_texts(clean[-4000:]))
+    tokenizer = small_tokenizer(tokenizer_texts(demonstrations(STAGES[0], args.seed)))
     model = small_policy(tokenizer, seed=args.seed)
-    first = fit(model, tokenizer, clean, LEARNING_RATE, args.seed, args.out)
-    careless = careless_play(args.careless_steps * ROWS_PER_STEP, random.Random(args.seed + 1))
-    second = fit(model, tokenizer, careless, LEARNING_RATE / 2, args.seed, args.out)
+    fits = {
+        stage.name: fit(model, tokenizer, stage, args.seed + number, args.out)
+        for number, stage in enumerate(STAGES)
+    }
     tokenizer.save_pretrained(args.out)
     (args.out / "training_args.bin").unlink(missing_ok=True)
     figures = {
-        "command": f"python examples/train/textcraft/warm_start.py --steps {args.steps} "
-        f"--careless-steps {args.careless_steps} --seed {args.seed} --out {args.out}",
+        "command": f"python examples/train/textcraft/warm_start.py --seed {args.seed} "
+        f"--out {args.out}",
         "parameters": sum(p.numel() for p in model.parameters()),
-        "clean": first,
-        "careless": second,
+        "stages": fits,
         "seconds": round(time.monotonic() - began),
         "torch": torch.__version__.partition("+")[0],
     }
     (args.out / "warm_start.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def fit(
-    model: Any,
-    tokenizer: Any,
-    demonstrations: Iterable[Trajectory],
-    learning_rate: float,
-    seed: int,
-    out: Path,
-) -> dict[str, float]:
-    """Fit the model in place; the figures of the fit."""
+def fit(model: Any, tokenizer: Any, stage: Stage, seed: int, out: Path) -> dict[str, float]:
+    """Take the model through one stage, in place; the figures of the fit."""
     chat = Chat(tokenizer)
-    rows = [training_row(demonstration, chat) for demonstration in demonstrations]
+
+    def imitates(turn: Turn) -> bool:
+        return stage.imitates_aimless or not turn.info
+
+    rows = [training_row(episode, chat, imitates) for episode in demonstrations(stage, seed)]
     rows = [row for row in rows if len(row["input_ids"]) <= MAX_ROW_TOKENS]
     rows = by_length(rows, ROWS_PER_STEP, random.Random(seed))
     settings = Imitation(
-        learning_rate=learning_rate,
+        learning_rate=stage.learning_rate,
         rows_per_step=ROWS_PER_STEP,
         seed=seed,
         bf16=True,
@@ -97,44 +113,31 @@ def fit(
     }
 
 
-def curriculum(count: int, rng: random.Random) -> Iterator[Trajectory]:
-    """`count` demonstrations of training tasks, easy ones first."""
+def demonstrations(stage: Stage, seed: int) -> Iterator[Trajectory]:
+    """A stage's demonstrations of training tasks."""
+    rng = random.Random(seed)
     env = TextCraft()
     tasks = env.tasks.split("train")
     shallow = [task for task in tasks if env.tasks.category(task) == "depth 1"]
     renamer = Renamer(test=frozenset(env.tasks.split("test")))
+    count = stage.steps * ROWS_PER_STEP
     for number in range(count):
-        progress = min(1.0, number / (count * CURRICULUM_SHARE))
+        progress = min(1.0, number / (count * CURRICULUM_SHARE)) if stage.grows else 1.0
         every_depth = rng.random() < 0.25 + 0.75 * progress
-        distractors = min(10, int(rng.random() * (2 + 10 * progress)))
+        distractors = min(10, int(rng.random() * (2 + 10 * progress))) if stage.grows else 10
         task = rng.choice(tasks if every_depth else shallow)
-        trajectory = demonstrate(env, task, seed=rng.randrange(10**9), distractors=distractors)
-        yield renamer(trajectory, rng) if rng.random() < RENAMED_SHARE else trajectory
-
-
-def careless_play(count: int, rng: random.Random) -> Iterator[Trajectory]:
-    """`count` demonstrations of training tasks by an expert whose mind wanders."""
-    env = TextCraft()
-    tasks = env.tasks.split("train")
-    renamer = Renamer(test=frozenset(env.tasks.split("test")))
-    for _ in range(count):
-        trajectory = demonstrate(
-            env, rng.choice(tasks), seed=rng.randrange(10**9), distractors=10, wanders=rng
-        )
-        yield renamer(trajectory, rng) if rng.random() < RENAMED_SHARE else trajectory
+        trajectory = demonstrate(env, task, rng, distractors, stage.careless)
+        yield renamer(trajectory, rng) if rng.random() < stage.renamed else trajectory
 
 
 def demonstrate(
-    env: TextCraft,
-    task: str,
-    seed: int,
-    distractors: int,
-    wanders: random.Random | None = None,
+    env: TextCraft, task: str, rng: random.Random, distractors: int, careless: float
 ) -> Trajectory:
     """The expert's episode, with all but `distractors` of the needless recipes left out.
 
-    With `wanders`, a share of the moves is drawn from all, and the expert goes on from there.
+    A share `careless` of the moves is any that is listed; the expert goes on from there.
     """
+    seed = rng.randrange(10**9)
     observation, _ = env.reset(seed=seed, options={"task": task})
     needed = {recipe.text for recipe in recipe_book().tree(task)}
     lines, left = [], distractors
@@ -148,10 +151,11 @@ def demonstrate(
         action = env.expert_action()
         if action is None:
             raise RuntimeError(f"the expert gave up on {task!r}")
-        if wanders is not None and wanders.random() < CARELESS_SHARE:
-            action = wanders.choice(env.available_actions())
+        aimless = careless > 0 and rng.random() < careless
+        if aimless:
+            action = rng.choice(env.available_actions())
         answer, reward, ended, _, _ = env.step(action)
-        turns.append(Turn(action, action, answer, reward))
+        turns.append(Turn(action, action, answer, reward, {"aimless": True} if aimless else {}))
     return Trajectory(
         env="agentgym/TextCraft-v0",
         task=task,
@@ -194,7 +198,7 @@ class Renamer:
 
         observation = swapped(trajectory.observation)
         turns = [
-            Turn(swapped(t.response), swapped(t.action), swapped(t.observation), t.reward)
+            Turn(swapped(t.response), swapped(t.action), swapped(t.observation), t.reward, t.info)
             for t in trajectory.turns
         ]
         return Trajectory(
@@ -238,9 +242,9 @@ def by_length(
     return ordered
 
 
-def tokenizer_texts(demonstrations: list[Trajectory]) -> Iterator[str]:
+def tokenizer_texts(episodes: Iterable[Trajectory]) -> Iterator[str]:
     """What the tokenizer learns its words from: training episodes and the chat's own words."""
-    for demonstration in demonstrations:
+    for demonstration in list(episodes)[-4000:]:
         yield "user\nassistant\nsystem\n" + demonstration.observation
         for turn in demonstration.turns:
             yield f"{turn.response}\n{turn.observation}"

@@ -1,0 +1,65 @@
+"""The `agentgym` command as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from agentgym_env import cli
+from agentgym_env.errors import MissingExtra
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from agentgym_env.cli import main; main()", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_help_lists_every_rooms_commands_without_importing_them():
+    done = run("--help")
+    assert done.returncode == 0
+    for command in ("envs", "serve", "train", "eval"):
+        assert command in done.stdout
+
+
+def test_environments_are_listed_with_their_splits():
+    done = run("envs", "--json")
+    (textcraft,) = [row for row in json.loads(done.stdout) if row["id"] == "agentgym/TextCraft-v0"]
+    assert textcraft["splits"] == {"train": 444, "test": 100}
+    assert textcraft["missing"] is None
+
+
+def test_the_version_is_the_installed_ones():
+    from importlib.metadata import version
+
+    assert run("--version").stdout.strip() == f"agentgym-sdk {version('agentgym-sdk')}"
+
+
+def test_an_error_is_one_line_with_its_remedy_and_status_2():
+    done = run("eval", "--env", "agentgym/TextCraft-v1", "--policy", "expert")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and "agentgym/TextCraft-v0" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in run("--debug", "eval", "--env", "x", "--policy", "expert").stderr
+
+
+def test_a_missing_extra_names_what_to_install_brackets_and_all(capsys):
+    with pytest.raises(SystemExit) as ended, cli._ending_on_errors(["train"]):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "agentgym train needs torch: pip install 'agentgym-sdk[train]'" in said
+
+
+def test_a_bug_of_ours_is_not_taken_for_a_missing_extra():
+    with pytest.raises(ModuleNotFoundError), cli._naming_the_extra("train"):
+        raise ModuleNotFoundError("No module named 'agentgym_typo'", name="agentgym_typo")
+    with pytest.raises(MissingExtra), cli._naming_the_extra("serve"):
+        raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")

@@ -1,0 +1,74 @@
+"""The run folder: appended to, never overwritten, readable after a crash."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.run_store import RunStore, next_free_name
+from agentgym_env.trajectory import Trajectory, Turn
+
+
+def episode(task="1") -> Trajectory:
+    return Trajectory(
+        env="e", task=task, seed=3, instruction="", observation="o",
+        turns=[Turn("r", "a", "answer é\n", 0.5)], outcome="success", policy="p", horizon=4,
+    )  # fmt: skip
+
+
+def test_what_is_written_comes_back(tmp_path):
+    store = RunStore.create(tmp_path / "run", {"seed": 1})
+    store.append_trajectories("train", [episode("1"), episode("2")])
+    store.append_trajectories("train", [episode("3")])
+    found, broken = RunStore.open(tmp_path / "run").trajectories("train")
+    assert found == [episode("1"), episode("2"), episode("3")]
+    assert broken == []
+    assert store.read_json("run.json") == {"seed": 1}
+    assert store.read_json("summary.json") is None
+    assert store.trajectories("never") == ([], [])
+
+
+def test_a_second_run_moves_the_first_aside(tmp_path):
+    for seed in (1, 2, 3):
+        RunStore.create(tmp_path / "run", {"seed": seed})
+    seeds = {
+        name: json.loads((tmp_path / name / "run.json").read_text())["seed"]
+        for name in ("run", "run.old-1", "run.old-2")
+    }
+    assert seeds == {"run": 3, "run.old-1": 1, "run.old-2": 2}
+    assert next_free_name(tmp_path / "run").name == "run.old-3"
+
+
+def test_a_line_cut_by_a_crash_is_reported_and_spoils_no_other(tmp_path):
+    store = RunStore.create(tmp_path / "run", {})
+    store.append_trajectories("train", [episode("1")])
+    path = store.path / "trajectories" / "train.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    store.append_trajectories("train", [episode("2")])
+    found, broken = store.trajectories("train")
+    assert [t.task for t in found] == ["1", "2"]
+    assert [(b.path, b.line) for b in broken] == [(path, 2)]
+
+
+def test_of_a_step_that_ran_twice_the_later_metrics_count(tmp_path):
+    store = RunStore.create(tmp_path / "run", {})
+    for step, loss in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25), (3, 0.35)):
+        store.append_metrics({"step": step, "loss": loss})
+    rows, _ = store.metrics()
+    assert [(row["step"], row["loss"]) for row in rows] == [(1, 0.1), (2, 0.25), (3, 0.35)]
+
+
+def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):
+    store = RunStore.create(tmp_path / "run", {})
+    store.write_json("summary.json", {"a": 1})
+    with pytest.raises(TypeError):
+        store.write_json("summary.json", {"a": object()})
+    assert store.read_json("summary.json") == {"a": 1}
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(BadRequest, match=r"has no run\.json"):
+        RunStore.open(tmp_path)

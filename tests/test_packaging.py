@@ -1,0 +1,78 @@
+"""What a user installs: the wheel, the pins, the README's commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINS = dict(
+    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+)
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def required() -> set[str]:
+    project = PROJECT["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    lists.append(PROJECT["dependency-groups"]["dev"])
+    names = {re.match(r"[A-Za-z0-9_.-]+", line)[0] for lines in lists for line in lines}
+    return {normal(name) for name in names} - {"agentgym-sdk"}
+
+
+def test_every_dependency_is_pinned_to_a_plain_version():
+    pinned = {normal(name) for name in PINS}
+    assert required() <= pinned, f"not pinned: {required() - pinned}"
+    for name, pin in PINS.items():
+        assert re.fullmatch(r"[0-9][0-9a-z.]*", pin), f"{name}=={pin}"
+
+
+def test_what_is_installed_here_is_what_is_pinned():
+    for name in sorted(required()):
+        pin = next(pin for pinned, pin in PINS.items() if normal(pinned) == name)
+        assert version(name).partition("+")[0] == pin, name
+
+
+def test_no_pin_brings_cuda():
+    assert not [name for name in PINS if normal(name).startswith(("nvidia", "triton", "cuda"))]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_four_packages_and_nothing_else(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", tmp_path, ROOT],
+        check=True,
+        timeout=110,
+    )
+    (wheel,) = tmp_path.glob("agentgym_sdk-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {
+        "agentgym_env", "agentgym_servers", "agentgym_adapters", "agentgym_train"
+    }  # fmt: skip
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_readmes_first_screen_holds_exactly_the_two_commands():
+    first_screen = (ROOT / "README.md").read_text().split("\n## ")[0]
+    blocks = re.findall(r"```\w*\n(.*?)```", first_screen, flags=re.DOTALL)
+    commands = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    assert [c for c in commands if c] == ["make quickstart", "make test"]
+
+
+def test_the_targets_that_the_readme_names_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert {"setup", "quickstart", "test", "lint", "bench", "warm-start"} <= targets
+    assert set(re.findall(r"`make ([a-z-]+)`", (ROOT / "README.md").read_text())) <= targets

@@ -1,0 +1,102 @@
+"""The training config: a YAML file, words laid over it, and clear refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentgym_env.errors import BadRequest
+from agentgym_train.config import config_from, parse_overrides, read_config
+
+NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: org/model\nenv: agentgym/TextCraft-v0\noutput_dir: runs/x\nsteps: 7\n")
+    return path
+
+
+def test_words_of_the_command_line_win_over_the_file(file):
+    config = read_config(file, ["--steps", "9", "--horizon=[6, 10]", "--algorithm-args", "{a: 1}"])
+    assert (config.steps, config.horizon, config.algorithm_args) == (9, [6, 10], {"a": 1})
+    assert read_config(file).steps == 7
+
+
+@pytest.mark.parametrize("word", ["1e-6", "1E-6", "1.0e-6", "0.000001", ".1e-5"])
+def test_a_learning_rate_is_a_number_however_it_is_written(file, word):
+    assert read_config(file, ["--learning_rate", word]).learning_rate == pytest.approx(1e-6)
+
+
+def test_a_text_that_only_looks_like_a_number_stays_a_text():
+    assert parse_overrides(["--model", "e5-small"]) == {"model": "e5-small"}
+    assert parse_overrides(["--model", "3.e"]) == {"model": "3.e"}
+
+
+def test_a_config_comes_back_from_its_own_plain_values(file):
+    config = read_config(file, ["--instruction", '""'])
+    assert config.instruction == ""
+    assert config_from(config.as_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"setps": 3}, r"unknown keys setps; there are .*steps"),
+        ({"steps": "many"}, r"Expected `int`, got `str`.*steps"),
+        ({"steps": 0}, "steps is at least 1, got 0"),
+        ({"group_size": 1}, "group_size is at least 2, got 1"),
+        ({"rows_per_forward": 7}, "do not divide by rows_per_forward 7"),
+        ({"max_lost_rate": 2.0}, "a share from 0 to 1, got 2.0"),
+        ({"horizon": [10, 5]}, "rises from stage to stage"),
+        ({"action_format": "xml"}, "no action format 'xml'; there are plain, react"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_name_and_value(changes, said):
+    with pytest.raises(BadRequest, match=said):
+        config_from({**NEEDED, **changes})
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(BadRequest, match="missing required field `env`"):
+        config_from({"model": "m", "output_dir": "o"})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["steps", "3"], "'steps' is no option"), (["--steps"], "--steps has no value"),
+     (["--", "3"], "is no option")],
+)  # fmt: skip
+def test_a_bad_word_is_refused(words, said):
+    with pytest.raises(BadRequest, match=said):
+        parse_overrides(words)
+
+
+def test_a_file_that_is_absent_or_no_mapping_is_refused(tmp_path):
+    with pytest.raises(BadRequest, match="no config file"):
+        read_config(tmp_path / "none.yaml")
+    for text, said in (("- 1\n", "no keys and values"), ("a: [1\n", "is no YAML")):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(BadRequest, match=said):
+            read_config(tmp_path / "bad.yaml")
+
+
+def test_a_local_model_that_is_not_there_is_missed_before_anything_is_loaded(tmp_path):
+    config = config_from({**NEEDED, "model": str(tmp_path / "nothing")})
+    with pytest.raises(BadRequest, match=r"there is no config\.json"):
+        config.check_model()
+    config_from(NEEDED).check_model()  # a hub id is not looked for here
+
+
+def test_the_fixed_evaluation_horizon_is_the_last_stages_unless_given():
+    assert config_from({**NEEDED, "horizon": [5, 9]}).fixed_eval_horizon == 9
+    assert config_from({**NEEDED, "horizon": [5, 9], "eval_horizon": 7}).fixed_eval_horizon == 7
+
+
+def test_the_shipped_configs_are_valid():
+    from pathlib import Path
+
+    found = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
+    assert found
+    for path in found:
+        read_config(path)

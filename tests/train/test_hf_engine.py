@@ -1,0 +1,179 @@
+"""The transformers engine: exact log-probabilities, whatever is cached, shared or batched."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agentgym_env.errors import BadRequest
+from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.protocol import EngineLost, Generation, Sampling
+from tests.train.small import textcraft_tokenizer, tiny_model
+
+PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13, 14, 15], [20], [9, 10, 11, 12]]
+
+
+def engine_of(model=None) -> HFEngine:
+    return HFEngine(model or tiny_model(), textcraft_tokenizer().pad_token_id)
+
+
+def sampling(seed: int = 0, **changes) -> Sampling:
+    return Sampling(**{"max_tokens": 12, "temperature": 1.0, "seed": seed, **changes})
+
+
+def together(engine: HFEngine, prompts, samplings, conversations=None) -> list[Generation]:
+    names = conversations or [None] * len(prompts)
+
+    async def run():
+        return await asyncio.gather(
+            *(engine.generate(p, s, c) for p, s, c in zip(prompts, samplings, names, strict=True))
+        )
+
+    return asyncio.run(run())
+
+
+def alone(prompt, how) -> Generation:
+    return together(engine_of(), [prompt], [how])[0]
+
+
+@torch.no_grad()
+def full_forward_logprobs(model, prompt, generation, temperature=1.0) -> list[float]:
+    ids = torch.tensor([prompt + generation.token_ids])  # (1, T)
+    logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature  # (n, V)
+    logprobs = torch.log_softmax(logits, -1)
+    return logprobs.gather(1, ids[0, len(prompt) :, None]).squeeze(1).tolist()
+
+
+def test_logprobs_are_those_of_a_full_forward_at_the_sampling_temperature():
+    engine = engine_of()
+    how = [sampling(seed, temperature=0.7) for seed in range(4)]
+    for prompt, generation in zip(PROMPTS, together(engine, PROMPTS, how), strict=True):
+        assert len(generation.token_ids) == 12
+        expected = full_forward_logprobs(engine.model, prompt, generation, 0.7)
+        assert generation.logprobs == pytest.approx(expected, abs=2e-5)
+
+
+def test_what_a_request_samples_does_not_depend_on_its_batch():
+    how = [sampling(seed) for seed in range(4)]
+    batched = together(engine_of(), PROMPTS, how)
+    assert [g.token_ids for g in batched] == [
+        alone(p, h).token_ids for p, h in zip(PROMPTS, how, strict=True)
+    ]
+
+
+def test_a_groups_shared_prompt_runs_through_the_model_once():
+    engine, widths = engine_of(), []
+    engine.model.model.embed_tokens.register_forward_hook(
+        lambda _, inputs, __: widths.append(tuple(inputs[0].shape))
+    )
+    how = [sampling(seed) for seed in range(8)]
+    prompt = PROMPTS[1]
+    generations = together(engine, [prompt] * 8, how)
+    assert widths[0] == (1, len(prompt))
+    assert widths[1] == (8, 1)
+    assert [g.token_ids for g in generations] == [alone(prompt, h).token_ids for h in how]
+
+
+def test_a_turn_after_a_kept_cache_is_what_it_is_without_one():
+    engine, talk = engine_of(), [object(), object()]
+    first = together(engine, PROMPTS[:2], [sampling(1), sampling(2)], talk)
+    longer = [p + g.token_ids + [8, 9] for p, g in zip(PROMPTS[:2], first, strict=True)]
+    assert len(engine._caches) == 2
+    how = [sampling(3), sampling(4)]
+    second = together(engine, longer, how, talk)
+    for prompt, h, generation in zip(longer, how, second, strict=True):
+        fresh = alone(prompt, h)
+        assert generation.token_ids == fresh.token_ids
+        assert generation.logprobs == pytest.approx(fresh.logprobs, abs=2e-5)
+
+
+def test_only_the_new_tokens_of_a_turn_run_through_the_model():
+    engine, widths = engine_of(), []
+    (first,) = together(engine, [PROMPTS[1]], [sampling(1)], ["talk"])
+    engine.model.model.embed_tokens.register_forward_hook(
+        lambda _, inputs, __: widths.append(inputs[0].shape[1])
+    )
+    together(engine, [PROMPTS[1] + first.token_ids + [8, 9]], [sampling(2)], ["talk"])
+    # The last sampled token was never run, then come the two of the observation.
+    assert widths[0] == 3
+
+
+def test_a_cache_that_is_no_prefix_of_the_prompt_is_not_used():
+    engine = engine_of()
+    together(engine, [PROMPTS[1]], [sampling(1)], ["talk"])
+    other = [30, 31, 32, 33]
+    (generation,) = together(engine, [other], [sampling(2)], ["talk"])
+    assert generation.token_ids == alone(other, sampling(2)).token_ids
+
+
+def test_forgotten_conversations_and_old_weights_leave_no_cache():
+    engine = engine_of()
+    together(engine, PROMPTS[:2], [sampling(1), sampling(2)], ["a", "b"])
+    asyncio.run(engine.forget("a"))
+    assert set(engine._caches) == {"b"}
+    asyncio.run(engine.update_weights(tiny_model(seed=1), version=7))
+    assert not engine._caches
+    (generation,) = together(engine, [PROMPTS[0]], [sampling(1)])
+    assert generation.version == 7
+    expected = full_forward_logprobs(tiny_model(seed=1), PROMPTS[0], generation)
+    assert generation.logprobs == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_turn_ends_with_its_stop_token_or_at_its_length():
+    free = alone(PROMPTS[0], sampling(5))
+    stop = free.token_ids[3]
+    (stopped,) = together(engine_of(), [PROMPTS[0]], [sampling(5, stop_ids=(stop,))])
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert (stopped.finish_reason, free.finish_reason) == ("stop", "length")
+
+
+def test_rows_that_end_early_do_not_disturb_those_that_go_on():
+    lengths = [1, 12, 3, 2]
+    how = [sampling(seed, max_tokens=n) for seed, n in enumerate(lengths)]
+    generations = together(engine_of(), PROMPTS, how)
+    assert [len(g.token_ids) for g in generations] == lengths
+    for prompt, h, generation in zip(PROMPTS, how, generations, strict=True):
+        assert generation.token_ids == alone(prompt, h).token_ids
+
+
+def test_temperature_zero_takes_the_likeliest_token():
+    engine = engine_of()
+    (generation,) = together(engine, [PROMPTS[1]], [sampling(temperature=0.0, max_tokens=1)])
+    with torch.no_grad():
+        expected = int(engine.model(torch.tensor([PROMPTS[1]])).logits[0, -1].argmax())
+    assert generation.token_ids == [expected]
+
+
+def test_a_failing_model_loses_every_waiter_and_the_engine_goes_on():
+    engine = engine_of()
+    handle = engine.model.register_forward_pre_hook(_explode)
+
+    async def run():
+        asked = [engine.generate(p, sampling()) for p in PROMPTS]
+        lost = await asyncio.gather(*asked, return_exceptions=True)
+        handle.remove()
+        return lost, await engine.generate(PROMPTS[0], sampling())
+
+    lost, generation = asyncio.run(run())
+    assert all(isinstance(error, EngineLost) for error in lost)
+    assert "RuntimeError: out of memory" in str(lost[0])
+    assert len(generation.token_ids) == 12
+
+
+def test_an_empty_prompt_and_a_model_with_windows_are_refused():
+    with pytest.raises(BadRequest, match="at least one token"):
+        together(engine_of(), [[]], [sampling()])
+    config = Qwen2Config(
+        vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=1, num_key_value_heads=1, use_sliding_window=True,
+        sliding_window=4, max_window_layers=1,
+    )  # fmt: skip
+    with pytest.raises(BadRequest, match="full attention layers only"):
+        HFEngine(Qwen2ForCausalLM(config), 0)
+
+
+def _explode(*_):
+    raise RuntimeError("out of memory")

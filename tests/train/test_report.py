@@ -1,0 +1,78 @@
+"""What a run shows at its end."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from agentgym_env.run_store import RunStore
+from agentgym_train.config import config_from
+from agentgym_train.evaluate import CategoryReport, EvalReport
+from agentgym_train.report import next_commands, plot, success_table, summary
+
+CONFIG = config_from(
+    {"model": "m", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x", "horizon": [4, 8]}
+)
+
+
+def report(success: float, **changes) -> EvalReport:
+    values = {
+        "policy": "p", "env": "agentgym/TextCraft-v0", "split": "test", "horizon": 8, "seed": 0,
+        "tasks": 100, "samples": 1, "episodes": 100, "lost": 0, "success": success,
+        "success_interval": (success - 0.1, success + 0.1), "reward": success, "turns": 6.5,
+        "sampled_tokens": 10, "outcomes": {"success": 50},
+        "categories": {"depth 1": CategoryReport(60, success, 5.0)},
+    }  # fmt: skip
+    return EvalReport(**{**values, **changes})
+
+
+def store_with(tmp_path, rows: int) -> RunStore:
+    store = RunStore.create(tmp_path / "run", {})
+    for step in range(1, rows + 1):
+        store.append_metrics(
+            {"step": step, "reward": 0.1 * step, "success": 0.1 * step, "horizon": 4,
+             "turns": 3.5, "env_steps": 7, "sampled_tokens": 11, "lost": 1}
+        )  # fmt: skip
+    return store
+
+
+def shown(table) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_the_table_sets_before_beside_after_by_category():
+    text = shown(success_table({"before": report(0.31), "after": report(0.62)}))
+    depth = next(line for line in text.splitlines() if "depth 1" in line)
+    total = next(line for line in text.splitlines() if " all " in line)
+    assert "0.31" in depth and "0.62" in depth and " 60 " in depth
+    assert "0.31 (0.21-0.41)" in total and "0.62 (0.52-0.72)" in total
+
+
+def test_the_table_of_different_worlds_leaves_gaps_instead_of_failing():
+    other = report(0.5, categories={"depth 9": CategoryReport(1, 1.0, 1.0)})
+    assert " - " in shown(success_table({"before": other, "after": report(0.6)}))
+
+
+def test_the_summary_adds_up_the_steps(tmp_path):
+    found = summary(CONFIG, store_with(tmp_path, 3), report(0.3), report(0.5), 12.34)
+    expected = {"env_steps": 21, "sampled_tokens": 33, "lost_episodes": 3, "steps": 3,
+                "success_before": 0.3, "success_after": 0.5, "train_seconds": 12.3, "seed": 0,
+                "eval_horizon": 8, "episodes": 3 * 64}  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    assert summary(CONFIG, store_with(tmp_path, 1), None, None, 1.0)["success_after"] is None
+
+
+def test_the_plot_is_a_picture_and_needs_a_step(tmp_path):
+    assert plot(store_with(tmp_path / "none", 0), "title") is None
+    path = plot(store_with(tmp_path / "some", 12), "title")
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_the_next_commands_are_three_that_parse(tmp_path):
+    commands = [command for command, _ in next_commands(CONFIG, RunStore(tmp_path / "run"))]
+    assert len(commands) == 3
+    assert all(command.startswith("agentgym ") for command in commands)
+    assert f"--policy {tmp_path}/run/model" in commands[0]

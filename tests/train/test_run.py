@@ -1,0 +1,186 @@
+"""`agentgym train` from its config to its summary, in processes of its own, with a tiny policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from agentgym_env.run_store import RunStore
+from tests.train.small import save_tiny_policy
+
+MAIN = "from agentgym_env.cli import main; main()"
+
+
+def agentgym(*words: object, **settings) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MAIN, *map(str, words)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **settings
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=110)
+    return process.returncode, output
+
+
+def write_config(folder: Path, **changes) -> Path:
+    values = {
+        "model": save_tiny_policy(folder / "policy"),
+        "env": "agentgym/TextCraft-v0",
+        "output_dir": str(folder / "run"),
+        "horizon": [2, 3],
+        "horizon_every": 2,
+        "turn_max_tokens": 6,
+        "max_tokens": 900,
+        "instruction": "",
+        "prompts_per_step": 2,
+        "group_size": 2,
+        "steps": 4,
+        "learning_rate": 1e-3,
+        "save_every": 2,
+        "eval_horizon": 1,
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({**values, **changes}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("whole")
+    status, output = finish(agentgym("train", write_config(folder)))
+    assert status == 0, output
+    return folder / "run", output
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_summary_metrics_curves_and_model(whole_run):
+    run, _ = whole_run
+    summary = json.loads((run / "summary.json").read_text())
+    rows, broken = RunStore.open(run).metrics()
+    assert broken == []
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["horizon"] for row in rows] == [2, 2, 3, 3]
+    for name in ("success_before", "success_after", "train_seconds", "seed"):
+        assert isinstance(summary[name], int | float)
+    assert summary["env_steps"] == sum(row["env_steps"] for row in rows) > 0
+    assert summary["sampled_tokens"] == sum(row["sampled_tokens"] for row in rows) > 0
+    assert summary["before"]["episodes"] == summary["after"]["episodes"] == 100
+    for name in ("curves.png", "run.json", "config.yaml", "model/model.safetensors"):
+        assert (run / name).stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_a_run_shows_a_table_and_three_commands_and_no_noise_of_libraries(whole_run):
+    run, output = whole_run
+    assert "success before" in output and "success after" in output
+    assert "depth 1" in output
+    assert output.count("\n  agentgym ") == 3
+    assert f"agentgym train {run}/config.yaml" in output.replace("\n", "")
+    for noise in ("Warning", "it/s]", "Traceback", "Loading weights"):
+        assert noise not in output
+
+
+@pytest.mark.slow
+def test_every_episode_is_kept_with_its_step_group_and_seed(whole_run):
+    run, _ = whole_run
+    episodes, broken = RunStore.open(run).trajectories("train")
+    assert broken == [] and len(episodes) == 4 * 4
+    groups = {(e.step, e.group): set() for e in episodes}
+    for episode in episodes:
+        groups[episode.step, episode.group].add((episode.task, episode.seed, episode.observation))
+    assert len(groups) == 4 * 2
+    assert all(len(starts) == 1 for starts in groups.values()), "a group shares its start"
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, tmp_path):
+    unbroken, _ = whole_run
+    process = agentgym("train", write_config(tmp_path))
+    run = tmp_path / "run"
+    wait_for(lambda: (run / "metrics.jsonl").exists(), process)
+    process.send_signal(signal.SIGINT)
+    status, output = finish(process)
+    assert status == 130, output
+    assert f"agentgym train --resume {run}" in output.replace("\n", "")
+    assert not (run / "summary.json").exists()
+    status, output = finish(agentgym("train", "--resume", run))
+    assert status == 0, output
+    rows, _ = RunStore.open(run).metrics()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for name in ("train", "eval_before", "eval_after"):
+        found, expected = (texts(folder, name) for folder in (run, unbroken))
+        assert found == expected
+    weights, expected = (load_file(f / "model" / "model.safetensors") for f in (run, unbroken))
+    for name, weight in weights.items():
+        assert weight.allclose(expected[name], atol=1e-6), name
+    status, output = finish(agentgym("train", "--resume", run))
+    assert status == 0 and "is complete" in output
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
+    process = agentgym("train", write_config(tmp_path, eval_before=False, eval_after=False))
+    run = tmp_path / "run"
+    wait_for(
+        lambda: (run / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists(), process
+    )
+    process.kill()
+    process.communicate()
+    status, output = finish(agentgym("train", "--resume", run))
+    assert status == 0, output
+    assert "checkpoint-2" in output.replace("\n", "")
+    rows, broken = RunStore.open(run).metrics()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4] and not broken
+
+
+def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
+    config = write_config(tmp_path)
+    for words, said in (
+        (["--steps", "0"], "steps is at least 1"),
+        (["--env", "agentgym/TextCart-v0"], "agentgym/TextCraft-v0"),
+        (["--algorithm", "grop"], "no algorithm 'grop'"),
+        (["--split", "validation"], "validation"),
+    ):
+        status, output = finish(agentgym("train", config, *words))
+        assert status == 2 and said in output and "Traceback" not in output, output
+        assert not (tmp_path / "run" / "summary.json").exists()
+    status, output = finish(agentgym("train", config, "--resume", tmp_path))
+    assert status == 2 and "name a config file, or a run with --resume" in output
+    status, output = finish(agentgym("train", "--resume", tmp_path))
+    assert status == 2 and "no run in" in output
+
+
+def texts(run: Path, name: str) -> list[tuple[object, ...]]:
+    """What was played, whatever the order of writing: an interrupted step is kept once."""
+    episodes, _ = RunStore.open(run).trajectories(name)
+    return sorted(
+        (e.step, e.group, e.task, e.seed, tuple(t.response for t in e.turns)) for e in episodes
+    )
+
+
+def wait_for(condition, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 100
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < limit, "waited too long"
+        time.sleep(0.05)
+
+
+def test_the_process_ends_its_server(tmp_path):
+    """No server outlives its run, whatever ended it."""
+    process = agentgym("eval", "--env", "agentgym/TextCraft-v0", "--policy", "random",
+                       "--limit", "20", start_new_session=True)  # fmt: skip
+    status, output = finish(process)
+    assert status == 0, output
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

@@ -1,0 +1,126 @@
+"""The trainer against plain torch: one optimizer step on hand-made two-turn episodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import hosting
+from agentgym_env.actions import Plain
+from agentgym_env.run_store import RunStore
+from agentgym_train.chat import Chat
+from agentgym_train.collector import Collector
+from agentgym_train.config import TrainConfig
+from agentgym_train.engines.protocol import EngineLost
+from agentgym_train.engines.scripted import ScriptedEngine
+from agentgym_train.policy import Policy
+from agentgym_train.trainer import AgentTrainer, TooManyLost
+from tests.train.small import textcraft_tokenizer, tiny_model
+
+TEMPERATURE = 0.7
+LEARNING_RATE = 0.5
+
+
+def train_one_step(tmp_path, script, **changes):
+    """(trainer after one step of plain gradient descent, the weights before it)."""
+    config = TrainConfig(
+        model="tiny", env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[2],
+        prompts_per_step=1, group_size=4, steps=1, learning_rate=LEARNING_RATE,
+        temperature=TEMPERATURE, instruction="", turn_max_tokens=8, max_tokens=512,
+        trl={"optim": "sgd", "max_grad_norm": 1e9, "save_strategy": "no", "bf16": False},
+    )  # fmt: skip
+    config = replace(config, **changes)
+    model, tokenizer = tiny_model(), textcraft_tokenizer()
+    chat = Chat(tokenizer)
+    engine = ScriptedEngine(lambda prompt, turn: script(chat, list(prompt), turn))
+    policy = Policy("tiny", model, tokenizer, chat, engine, Plain(), "", 8, 512)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    store = RunStore.create(tmp_path / "run", {})
+    with Collector(config.env) as collector:
+        trainer = AgentTrainer(policy, config, collector, store)
+        trainer.train()
+    return trainer, before
+
+
+def guesses(firsts, lost=()):
+    """Episode i guesses `firsts[i]` first; then whoever guessed 1 guesses every number's best."""
+    started = []
+
+    def script(chat, prompt, turn):
+        if turn == 0:
+            started.append(len(started))
+            if len(started) - 1 in lost:
+                raise EngineLost("unplugged")
+            return chat.response_ids(firsts[(len(started) - 1) % len(firsts)])
+        return chat.response_ids("2")
+
+    return script
+
+
+def reference(before, episodes, returns, device_model):
+    """GRPO's loss and gradient in plain torch."""
+    device_model.load_state_dict(before)
+    returns = torch.tensor(returns)
+    advantages = (returns - returns.mean()) / (returns.std() + 1e-4)
+    total, count = 0.0, sum(sum(e.loss_mask) for e in episodes)
+    for tokens, advantage in zip(episodes, advantages, strict=True):
+        ids = torch.tensor([tokens.prompt_ids + tokens.completion_ids])
+        logits = device_model(ids).logits[0, len(tokens.prompt_ids) - 1 : -1] / TEMPERATURE
+        chosen = torch.log_softmax(logits, -1).gather(1, ids[0, len(tokens.prompt_ids) :, None])
+        ratio = (chosen - chosen.detach()).exp().squeeze(1)
+        total = total - (ratio * torch.tensor(tokens.loss_mask) * advantage).sum()
+    loss = total / count
+    loss.backward()
+    return loss.item(), {name: w.grad for name, w in device_model.named_parameters()}
+
+
+@pytest.fixture
+def split_of_three():
+    """Three episodes solve the task in their first or second turn, one does not."""
+    return ["7", "7", "7", "7"]
+
+
+def assert_step_is_the_reference(trainer, before, kept):
+    played = [t for i, t in enumerate(trainer._trajectories) if i in kept]
+    assert len({t.reward for t in played}) == 2, "the group has something to learn from"
+    loss, gradients = reference(
+        before, [t.tokens for t in played], [t.reward for t in played], tiny_model()
+    )
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss, abs=1e-4)
+    for name, weight in trainer.model.named_parameters():
+        moved = (before[name] - weight.detach()) / LEARNING_RATE
+        assert torch.allclose(moved, gradients[name], atol=2e-5), name
+
+
+def test_a_step_moves_the_weights_by_the_gradient_of_the_plain_reference(tmp_path):
+    task = first_task(tmp_path)
+    wrong = next(n for n in "123456" if n not in (task, "2"))
+    trainer, before = train_one_step(tmp_path, guesses([wrong, task, wrong, wrong]))
+    turns = [len(t.turns) for t in trainer._trajectories]
+    assert 2 in turns and turns[1] == 1
+    if task == "2":
+        pytest.fail("the first task must not be the second guess")
+    assert_step_is_the_reference(trainer, before, {0, 1, 2, 3})
+
+
+def test_a_lost_episode_leaves_the_step_as_if_it_had_not_been(tmp_path):
+    task = first_task(tmp_path)
+    wrong = next(n for n in "123456" if n not in (task, "2"))
+    # Episode 3 is lost in all of its three attempts.
+    script = guesses([wrong, task, wrong, wrong], lost={3, 4, 5})
+    trainer, before = train_one_step(tmp_path, script)
+    assert trainer._trajectories[3].outcome == "engine_lost"
+    assert_step_is_the_reference(trainer, before, {0, 1, 2})
+
+
+def test_a_step_with_too_many_lost_episodes_stops_the_run_and_says_why(tmp_path):
+    with pytest.raises(TooManyLost, match=r"4 of 4 episodes were lost at step 0.*unplugged"):
+        train_one_step(tmp_path, guesses(["1"], lost=set(range(12))))
+
+
+def first_task(tmp_path) -> str:
+    """The task that the run's seed draws for step 0."""
+    trainer, _ = train_one_step(tmp_path / "probe", guesses(["9"]))
+    return str(trainer._trajectories[0].task)
