@@ -20,14 +20,13 @@ def summary(
     store: RunStore,
     before: EvalReport | None,
     after: EvalReport | None,
-    train_seconds: float,
 ) -> dict[str, Any]:
     """The run in figures: what summary.json holds."""
     rows, _ = store.metrics()
     return {
         "success_before": before.success if before else None,
         "success_after": after.success if after else None,
-        "train_seconds": round(train_seconds, 1),
+        "train_seconds": round(sum(row["seconds"] for row in rows), 1),
         "env_steps": int(sum(row["env_steps"] for row in rows)),
         "sampled_tokens": int(sum(row["sampled_tokens"] for row in rows)),
         "episodes": len(rows) * config.episodes_per_step,

@@ -6,7 +6,6 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +33,22 @@ _VERSIONS = ("agentgym-sdk", "torch", "transformers", "trl", "accelerate", "gymn
 
 def start(config: TrainConfig, console: Console) -> int:
     """A new run; what its folder held is moved aside. Returns the exit status."""
+    quiet_libraries()
     make_algorithm(config.algorithm, config.algorithm_args)
     path = Path(config.output_dir)
-    if path.exists() and any(path.iterdir()):
-        console.print(f"{path} holds an earlier run; it is moved to {next_free_name(path)}.")
-    store = RunStore.create(path, run_facts(config))
-    (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
-    return _run(config, store, console, checkpoint=None)
+    with Collector(config.env, config.servers, concurrency=config.concurrency) as collector:
+        policy = _policy(config, collector)
+        # What could be refused has been by now; an earlier run is touched only for a real one.
+        if path.exists() and any(path.iterdir()):
+            console.print(f"{path} holds an earlier run; it is moved to {next_free_name(path)}.")
+        store = RunStore.create(path, run_facts(config))
+        (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
+        return _run(config, store, console, collector, policy, checkpoint=None)
 
 
 def resume(path: Path, console: Console) -> int:
     """Go on with an interrupted run from its last checkpoint. Returns the exit status."""
+    quiet_libraries()
     store = RunStore.open(path)
     facts = store.read_json("run.json") or {}
     config = config_from({**facts["config"], "output_dir": str(path)})
@@ -56,57 +60,60 @@ def resume(path: Path, console: Console) -> int:
         console.print(f"{path} has no checkpoint yet; it starts from its first step.")
     else:
         console.print(f"Going on from {checkpoint}.")
-    return _run(config, store, console, checkpoint)
-
-
-def _run(config: TrainConfig, store: RunStore, console: Console, checkpoint: str | None) -> int:
-    quiet_libraries()
     with Collector(config.env, config.servers, concurrency=config.concurrency) as collector:
-        for split in (config.split, config.eval_split):
-            collector.tasks.split(split)
-        told = collector.card.instruction if config.instruction is None else config.instruction
-        policy = make_policy(
-            config.model,
-            instruction=told,
-            format_name=config.action_format,
-            turn_max_tokens=config.turn_max_tokens,
-            max_tokens=config.max_tokens,
-            keep_reasoning=config.keep_reasoning,
-        )
+        return _run(config, store, console, collector, _policy(config, collector), checkpoint)
+
+
+def _policy(config: TrainConfig, collector: Collector) -> Policy:
+    """The policy to train; raises when a split or the model is not there."""
+    for split in (config.split, config.eval_split):
+        collector.tasks.split(split)
+    told = collector.card.instruction if config.instruction is None else config.instruction
+    return make_policy(
+        config.model,
+        instruction=told,
+        format_name=config.action_format,
+        turn_max_tokens=config.turn_max_tokens,
+        max_tokens=config.max_tokens,
+        keep_reasoning=config.keep_reasoning,
+    )
+
+
+def _run(
+    config: TrainConfig,
+    store: RunStore,
+    console: Console,
+    collector: Collector,
+    policy: Policy,
+    checkpoint: str | None,
+) -> int:
+    try:
         before = _evaluated(config, store, console, collector, policy, "before")
         trainer = AgentTrainer(policy, config, collector, store)
-        seconds, interrupted = _train(trainer, config, store, console, checkpoint)
-        if interrupted:
-            console.print(f"Stopped. To go on: [bold]agentgym train --resume {store.path}[/]")
-            return INTERRUPTED
+        _train(trainer, store, console, checkpoint)
         trainer.save_model(str(store.path / "model"))
         after = _evaluated(config, store, console, collector, policy, "after")
+    except KeyboardInterrupt:
+        console.print(
+            f"Stopped. To go on: [bold]agentgym train --resume {store.path}[/]", soft_wrap=True
+        )
+        return INTERRUPTED
     if trainer.is_world_process_zero():
-        _close(config, store, console, before, after, seconds)
+        _close(config, store, console, before, after)
     return 0
 
 
 def _train(
-    trainer: AgentTrainer,
-    config: TrainConfig,
-    store: RunStore,
-    console: Console,
-    checkpoint: str | None,
-) -> tuple[float, bool]:
-    """(seconds trained over all attempts, whether Ctrl-C ended it)."""
-    earlier = (store.read_json("progress.json") or {}).get("train_seconds", 0.0)
-    began = time.monotonic()
+    trainer: AgentTrainer, store: RunStore, console: Console, checkpoint: str | None
+) -> None:
+    """Train to the last step; raises `KeyboardInterrupt` when Ctrl-C ended it before."""
     trainer.remove_callback(PrinterCallback)
     with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
         trainer.add_callback(Metrics(store, progress))
         trainer.add_callback(stop)
-        try:
-            trainer.train(resume_from_checkpoint=checkpoint)
-        except KeyboardInterrupt:
-            stop.asked = True
-    seconds = earlier + time.monotonic() - began
-    store.write_json("progress.json", {"train_seconds": seconds})
-    return seconds, stop.asked and trainer.state.global_step < config.steps
+        trainer.train(resume_from_checkpoint=checkpoint)
+    if stop.asked and trainer.state.global_step < trainer.args.max_steps:
+        raise KeyboardInterrupt
 
 
 def _evaluated(
@@ -152,9 +159,8 @@ def _close(
     console: Console,
     before: EvalReport | None,
     after: EvalReport | None,
-    seconds: float,
 ) -> None:
-    store.write_json("summary.json", summary(config, store, before, after, seconds))
+    store.write_json("summary.json", summary(config, store, before, after))
     reports = {name: r for name, r in (("before", before), ("after", after)) if r is not None}
     if reports:
         console.print(success_table(reports))

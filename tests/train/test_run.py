@@ -153,7 +153,7 @@ def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
     ):
         status, output = finish(agentgym("train", config, *words))
         assert status == 2 and said in output and "Traceback" not in output, output
-        assert not (tmp_path / "run" / "summary.json").exists()
+        assert not (tmp_path / "run").exists()
     status, output = finish(agentgym("train", config, "--resume", tmp_path))
     assert status == 2 and "name a config file, or a run with --resume" in output
     status, output = finish(agentgym("train", "--resume", tmp_path))
