@@ -72,7 +72,8 @@ def _previous_token_layer(model: Qwen3ForCausalLM, half: int) -> None:
 def _match_layer(model: Qwen3ForCausalLM, half: int, generator: torch.Generator) -> None:
     attention = model.model.layers[1].self_attn
     heads, dim = model.config.num_attention_heads, model.config.head_dim
-    slow = (_frequencies(model) < _SLOW).nonzero().squeeze(1)
+    # The slowest of them, two rows each, and no more than there are directions to read.
+    slow = (_frequencies(model) < _SLOW).nonzero().squeeze(1)[-((half - 1) // 2) :]
     rows = torch.cat([slow, slow + dim // 2])
     query, key = torch.zeros(heads, dim, 2 * half), torch.zeros(heads, dim, 2 * half)
     for head in range(heads):

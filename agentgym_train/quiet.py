@@ -11,10 +11,10 @@ from transformers import logging as hf_logging
 
 def quiet_libraries() -> None:
     """Silence the libraries of training: bars of their own, advice, future warnings."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    for name in ("accelerate", "trl"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -8,6 +8,7 @@ Losses, optimizer, distribution, logging and checkpoints are TRL's, untouched.
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -54,14 +55,17 @@ class AgentTrainer(GRPOTrainer):
         self._rows: Sequence[dict[str, Any]] = ()
         self._trajectories: list[Trajectory] = []
         tasks = collector.tasks.split(config.split)
-        super().__init__(
-            model=policy.model,
-            processing_class=policy.tokenizer,
-            args=grpo_config(config, self.algorithm.loss_type, store),
-            train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": list(tasks)}),
-            reward_funcs=[trajectory_reward],
-            rollout_func=self._play,
-        )
+        with warnings.catch_warnings():
+            # TRL calls its rollout hook experimental; the pinned range of versions answers that.
+            warnings.filterwarnings("ignore", message=".*'rollout_func'.*experimental")
+            super().__init__(
+                model=policy.model,
+                processing_class=policy.tokenizer,
+                args=grpo_config(config, self.algorithm.loss_type, store),
+                train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": list(tasks)}),
+                reward_funcs=[trajectory_reward],
+                rollout_func=self._play,
+            )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # TRL hands its rollout hook the prompts alone; the rows hold the tasks.

@@ -45,7 +45,7 @@ def train_one_step(tmp_path, script, **changes):
 
 
 def guesses(firsts, lost=()):
-    """Episode i guesses `firsts[i]` first; then whoever guessed 1 guesses every number's best."""
+    """Episode i guesses `firsts[i]` first and 2 after that; the attempts in `lost` fail."""
     started = []
 
     def script(chat, prompt, turn):
@@ -59,27 +59,21 @@ def guesses(firsts, lost=()):
     return script
 
 
-def reference(before, episodes, returns, device_model):
+def reference(before, episodes, returns, model):
     """GRPO's loss and gradient in plain torch."""
-    device_model.load_state_dict(before)
+    model.load_state_dict(before, strict=False)  # lm_head is tied
     returns = torch.tensor(returns)
     advantages = (returns - returns.mean()) / (returns.std() + 1e-4)
     total, count = 0.0, sum(sum(e.loss_mask) for e in episodes)
     for tokens, advantage in zip(episodes, advantages, strict=True):
         ids = torch.tensor([tokens.prompt_ids + tokens.completion_ids])
-        logits = device_model(ids).logits[0, len(tokens.prompt_ids) - 1 : -1] / TEMPERATURE
+        logits = model(ids).logits[0, len(tokens.prompt_ids) - 1 : -1] / TEMPERATURE
         chosen = torch.log_softmax(logits, -1).gather(1, ids[0, len(tokens.prompt_ids) :, None])
         ratio = (chosen - chosen.detach()).exp().squeeze(1)
         total = total - (ratio * torch.tensor(tokens.loss_mask) * advantage).sum()
     loss = total / count
     loss.backward()
-    return loss.item(), {name: w.grad for name, w in device_model.named_parameters()}
-
-
-@pytest.fixture
-def split_of_three():
-    """Three episodes solve the task in their first or second turn, one does not."""
-    return ["7", "7", "7", "7"]
+    return loss.item(), {name: w.grad for name, w in model.named_parameters()}
 
 
 def assert_step_is_the_reference(trainer, before, kept):
