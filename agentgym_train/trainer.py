@@ -18,7 +18,7 @@ from datasets import Dataset
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_env.errors import AgentGymError
+from agentgym_env.errors import AgentGymError, BadRequest
 from agentgym_env.failures import teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
@@ -171,8 +171,14 @@ def grpo_config(config: TrainConfig, loss_type: str, store: RunStore) -> GRPOCon
     from accelerate import PartialState
 
     on_gpu = torch.cuda.is_available()
-    local = config.episodes_per_step // PartialState().num_processes
+    processes = PartialState().num_processes
+    local = config.episodes_per_step // processes
     rows = config.rows_per_forward or local
+    if config.prompts_per_step % processes or local % rows:
+        raise BadRequest(
+            f"prompts_per_step {config.prompts_per_step} (x group_size {config.group_size}, in "
+            f"passes of {rows} episodes) does not divide among {processes} processes"
+        )
     values: dict[str, Any] = {
         "output_dir": str(store.checkpoints),
         "max_steps": config.steps,

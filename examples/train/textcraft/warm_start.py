@@ -58,7 +58,7 @@ class Stage:
 STAGES = (
     Stage("copy", 2000, 2e-3, grows=True),
     Stage("solve", 2200, 1.5e-3, careless=0.2, renamed=0.5),
-    Stage("wander", 150, 5e-4, careless=0.35, imitates_aimless=True, renamed=0.5),
+    Stage("wander", 250, 5e-4, careless=0.5, imitates_aimless=True, renamed=0.5),
 )
 
 
