@@ -40,7 +40,10 @@ def start(config: TrainConfig, console: Console) -> int:
         policy = _policy(config, collector)
         # What could be refused has been by now; an earlier run is touched only for a real one.
         if path.exists() and any(path.iterdir()):
-            console.print(f"{path} holds an earlier run; it is moved to {next_free_name(path)}.")
+            console.print(
+                f"{path} holds an earlier run; it is moved to {next_free_name(path)}.",
+                soft_wrap=True,
+            )
         store = RunStore.create(path, run_facts(config))
         (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
         return _run(config, store, console, collector, policy, checkpoint=None)
@@ -53,13 +56,15 @@ def resume(path: Path, console: Console) -> int:
     facts = store.read_json("run.json") or {}
     config = config_from({**facts["config"], "output_dir": str(path)})
     if store.read_json("summary.json"):
-        console.print(f"{path} is complete; its figures are in {path}/summary.json.")
+        console.print(
+            f"{path} is complete; its figures are in {path}/summary.json.", soft_wrap=True
+        )
         return 0
     checkpoint = get_last_checkpoint(str(store.checkpoints)) if store.checkpoints.is_dir() else None
     if checkpoint is None:
-        console.print(f"{path} has no checkpoint yet; it starts from its first step.")
+        console.print(f"{path} has no checkpoint yet; it starts at step 0.", soft_wrap=True)
     else:
-        console.print(f"Going on from {checkpoint}.")
+        console.print(f"Going on from {checkpoint}.", soft_wrap=True)
     with Collector(config.env, config.servers, concurrency=config.concurrency) as collector:
         return _run(config, store, console, collector, _policy(config, collector), checkpoint)
 
@@ -165,7 +170,7 @@ def _close(
     if reports:
         console.print(success_table(reports))
     picture = plot(store, f"{config.env}, {config.algorithm}, seed {config.seed}")
-    console.print(f"Figures: {store.path}/summary.json   Curves: {picture}")
+    console.print(f"Figures: {store.path}/summary.json   Curves: {picture}", soft_wrap=True)
     console.print("What next:")
     for command, purpose in next_commands(config, store):
         console.print(f"  [bold]{command}[/]\n      {purpose}", soft_wrap=True, highlight=False)

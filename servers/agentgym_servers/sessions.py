@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -284,7 +285,8 @@ class SessionTable:
 
     def _fault(self, name: str | None, error: Exception) -> WireError:
         """The environment's own code failed: say so, keep the traceback, end the episode."""
-        logger.error("%s failed", self._env_id, exc_info=error)
+        # Clean text: a world's message may hold what no log can encode.
+        logger.error("%s", clean_text("".join(traceback.format_exception(error))))
         session = self._sessions.get(name) if name is not None else None
         if session is not None:
             session.over = True

@@ -234,6 +234,15 @@ def test_an_environment_without_an_expert_says_so():
     assert code(table.expert([SessionRequest(session)])[0]) == "no_expert"
 
 
+def test_a_worlds_message_is_logged_as_text_that_can_be_written(caplog):
+    table = table_of(Trouble)
+    (session,) = opened(table)
+    reset(table, session, task="fine")
+    table.step([StepRequest(session, 1, "raise")])
+    assert "ZeroDivisionError" in caplog.text
+    caplog.text.encode("utf-8")
+
+
 def test_available_actions_are_asked_for_and_not_part_of_every_info():
     table = table_of()
     (session,) = opened(table)
