@@ -81,10 +81,11 @@ def plot(store: RunStore, title: str) -> Path | None:
     figure, (upper, lower) = plt.subplots(
         2, 1, figsize=(8, 5.6), sharex=True, height_ratios=[3, 1], layout="constrained"
     )
-    for name, color in (("reward", "#d1495b"), ("success", "#00798c")):
+    # Reward is dashed and on top: where a world pays for success alone, the two are one line.
+    for name, color, dashes in (("success", "#00798c", "-"), ("reward", "#d1495b", "--")):
         values = [row[name] for row in rows]
         upper.plot(steps, values, color=color, alpha=0.25, linewidth=1)
-        upper.plot(steps, _smooth(values), color=color, linewidth=2, label=name)
+        upper.plot(steps, _smooth(values), dashes, color=color, linewidth=2, label=name)
     upper.set_ylim(-0.02, 1.02)
     upper.set_ylabel("mean over the step's episodes")
     upper.legend(loc="upper left", frameon=False)
