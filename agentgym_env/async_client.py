@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from agentgym_env import operations
 from agentgym_env.errors import AgentGymError, EnvironmentLost
-from agentgym_env.pool import Server, ServerPool
+from agentgym_env.pool import Server, ServerPool, pool_of
 from agentgym_env.session_state import SessionState
 from agentgym_env.task_set import TaskSet
 from agentgym_env.transports import Answer, AsyncHttpTransport, AsyncTransport, Call
@@ -40,17 +41,8 @@ class AsyncEnvClient:
         timeout_s: float = 60.0,
         retries: int = 3,
     ) -> None:
-        if isinstance(servers, str):
-            servers = [servers]
-        transports: list[AsyncTransport] = (
-            [
-                AsyncHttpTransport(address, token=token, timeout_s=timeout_s, retries=retries)
-                for address in servers
-            ]
-            if isinstance(servers, Sequence)
-            else [servers]
-        )
-        self._pool = ServerPool([Server(t.address, t) for t in transports])
+        connect = partial(AsyncHttpTransport, token=token, timeout_s=timeout_s, retries=retries)
+        self._pool: ServerPool[AsyncTransport] = pool_of(servers, connect)
         self._card: EnvCard | None = None
         self._opening = _Gathering(self._open_batch)
         self._gatherings: dict[Server[AsyncTransport], _ServerGatherings] = {

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agentgym_env import operations
 from agentgym_env.errors import AgentGymError, EnvironmentLost
-from agentgym_env.pool import Server, ServerPool
+from agentgym_env.pool import Server, ServerPool, pool_of
 from agentgym_env.session_state import SessionState
 from agentgym_env.task_set import TaskSet
 from agentgym_env.transports import Answer, Call, HttpTransport, Transport
@@ -42,18 +43,10 @@ class EnvClient:
         timeout_s: float = 60.0,
         retries: int = 3,
     ) -> None:
-        if isinstance(servers, str):
-            servers = [servers]
-        transports: list[Transport] = (
-            [
-                HttpTransport(address, token=token, timeout_s=timeout_s, retries=retries)
-                for address in servers
-            ]
-            if isinstance(servers, Sequence)
-            else [servers]
-        )
-        self._pool = ServerPool([Server(t.address, t) for t in transports])
-        self._threads = ThreadPoolExecutor(len(transports)) if len(transports) > 1 else None
+        connect = partial(HttpTransport, token=token, timeout_s=timeout_s, retries=retries)
+        self._pool: ServerPool[Transport] = pool_of(servers, connect)
+        count = len(self._pool.servers)
+        self._threads = ThreadPoolExecutor(count) if count > 1 else None
         self._card: EnvCard | None = None
 
     def card(self) -> EnvCard:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from agentgym_env.errors import BadRequest
 
+
+class Addressed(Protocol):
+    """A transport, as far as a pool looks at it."""
+
+    address: str
+
+
 T = TypeVar("T")
+A = TypeVar("A", bound=Addressed)
 
 _COOL_DOWN_S = 5.0
 
@@ -57,3 +65,11 @@ class ServerPool(Generic[T]):
             least = min(chosen, key=lambda server: server.open_sessions + shares[server])
             shares[least] += 1
         return [(server, share) for server, share in shares.items() if share]
+
+
+def pool_of(servers: str | Sequence[str] | A, connect: Callable[[str], A]) -> ServerPool[A]:
+    """The pool of one address, of several, or of a transport that is there already."""
+    if isinstance(servers, str):
+        servers = [servers]
+    transports = [connect(a) for a in servers] if isinstance(servers, Sequence) else [servers]
+    return ServerPool([Server(transport.address, transport) for transport in transports])

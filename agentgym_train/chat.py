@@ -107,9 +107,8 @@ class Chat:
             messages = [{"role": "system", "content": self._instruction}, _user(observation)]
             if self._instruction.strip() in self._render(messages):
                 return messages
-        except (
-            Exception
-        ) as error:  # jinja's own exception types; templates raise on roles they lack
+        except Exception as error:
+            # Jinja's own exception types; templates raise on roles they lack.
             if "role" not in str(error).lower() and "system" not in str(error).lower():
                 raise
         return [_user(f"{self._instruction}\n\n{observation}")]

@@ -68,15 +68,13 @@ def evaluate(
 ) -> None:
     """Evaluate a policy on the tasks of a split at one fixed horizon, through the HTTP server."""
     from agentgym_train.collector import Collector
-    from agentgym_train.evaluate import eval_starts
     from agentgym_train.evaluate import evaluate as play
     from agentgym_train.players import ExpertPlayer, PlayerFactory, RandomPlayer
-    from agentgym_train.progress import progress_bar
     from agentgym_train.report import success_table
 
     console = Console()
     with Collector(env, server or []) as collector:
-        count = len(eval_starts(collector.tasks, split, samples, seed, limit))
+        collector.tasks.split(split)  # an unknown one is refused before a model is loaded
         told = collector.card.instruction if instruction is None else instruction
         players: PlayerFactory
         if policy == "expert":
@@ -95,19 +93,17 @@ def evaluate(
                 turn_max_tokens=turn_max_tokens,
                 max_tokens=max_tokens,
             ).players(temperature)
-        with progress_bar(console) as progress:
-            bar = progress.add_task("evaluating", total=count, figures="")
-            report, _ = play(
-                collector,
-                players,
-                split=split,
-                horizon=horizon,
-                samples=samples,
-                seed=seed,
-                limit=limit,
-                instruction=told,
-                on_episode=lambda _: progress.advance(bar),
-            )
+        report, _ = play(
+            collector,
+            players,
+            split=split,
+            horizon=horizon,
+            samples=samples,
+            seed=seed,
+            limit=limit,
+            instruction=told,
+            console=console,
+        )
     console.print(success_table({"": report}))
     if report.lost:
         console.print(f"[yellow]{report.lost} episodes were lost and are in no figure.[/]")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
 import msgspec
 import numpy as np
+from rich.console import Console
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.failures import teaches
@@ -17,6 +18,7 @@ from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.collector import Collector
 from agentgym_train.players import PlayerFactory, draw_seed
+from agentgym_train.progress import progress_bar
 from agentgym_train.rollout import EpisodeStart
 
 _RESAMPLES = 2000
@@ -94,14 +96,26 @@ def evaluate(
     seed: int = 0,
     limit: int | None = None,
     instruction: str = "",
-    on_episode: Callable[[Trajectory], None] | None = None,
+    console: Console | None = None,
+    label: str = "evaluating",
 ) -> tuple[EvalReport, list[Trajectory]]:
-    """Play the split and sum it up; raises `BadRequest` when every episode was lost."""
+    """Play the split and sum it up; raises `BadRequest` when every episode was lost.
+
+    With a console it shows how far it is.
+    """
     starts = eval_starts(collector.tasks, split, samples, seed, limit)
-    trajectories = collector.collect(
-        new_player, starts, horizon, instruction=instruction, on_episode=on_episode
-    )
-    return summarize(trajectories, split=split, samples=samples, seed=seed), trajectories
+    with progress_bar(console or Console(quiet=True)) as progress:
+        bar = progress.add_task(label, total=len(starts), figures="")
+        trajectories = collector.collect(
+            new_player,
+            starts,
+            horizon,
+            instruction=instruction,
+            on_episode=lambda _: progress.advance(bar),
+        )
+        report = summarize(trajectories, split=split, samples=samples, seed=seed)
+        progress.update(bar, figures=f"success {report.success:.2f}")
+    return report, trajectories
 
 
 def summarize(

@@ -19,7 +19,7 @@ from agentgym_train.algorithms import make_algorithm
 from agentgym_train.callbacks import Metrics, StopOnInterrupt
 from agentgym_train.collector import Collector
 from agentgym_train.config import TrainConfig, config_from
-from agentgym_train.evaluate import EvalReport, eval_starts, evaluate
+from agentgym_train.evaluate import EvalReport, evaluate
 from agentgym_train.policy import Policy, make_policy
 from agentgym_train.progress import progress_bar
 from agentgym_train.quiet import quiet_libraries
@@ -140,19 +140,16 @@ def _evaluated(
     collector.run(
         policy.engine.update_weights(policy.model, config.steps if when == "after" else 0)
     )
-    count = len(eval_starts(collector.tasks, config.eval_split, config.eval_samples, 0))
-    with progress_bar(console) as progress:
-        bar = progress.add_task(f"eval {when}", total=count, figures="")
-        report, trajectories = evaluate(
-            collector,
-            policy.players(config.eval_temperature),
-            split=config.eval_split,
-            horizon=config.fixed_eval_horizon,
-            samples=config.eval_samples,
-            instruction=policy.instruction,
-            on_episode=lambda _: progress.advance(bar),
-        )
-        progress.update(bar, figures=f"success {report.success:.2f}")
+    report, trajectories = evaluate(
+        collector,
+        policy.players(config.eval_temperature),
+        split=config.eval_split,
+        horizon=config.fixed_eval_horizon,
+        samples=config.eval_samples,
+        instruction=policy.instruction,
+        console=console,
+        label=f"eval {when}",
+    )
     store.append_trajectories(name, trajectories)
     store.write_json(f"{name}.json", report.as_dict())
     return report

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+import torch
+from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
@@ -167,9 +170,6 @@ def trajectory_reward(
 
 def grpo_config(config: TrainConfig, loss_type: str, store: RunStore) -> GRPOConfig:
     """TRL's own config for a run; `config.trl` has the last word."""
-    import torch
-    from accelerate import PartialState
-
     on_gpu = torch.cuda.is_available()
     processes = PartialState().num_processes
     local = config.episodes_per_step // processes
@@ -208,8 +208,6 @@ def grpo_config(config: TrainConfig, loss_type: str, store: RunStore) -> GRPOCon
 
 def without_tokens(trajectory: Trajectory) -> Trajectory:
     """The episode as text alone, which is what a long run can afford to keep of every step."""
-    import msgspec
-
     return msgspec.structs.replace(trajectory, tokens=None)
 
 

@@ -100,9 +100,8 @@ class HFEngine:
                 continue
             try:
                 await loop.run_in_executor(self._thread, self._run, batch)
-            except (
-                Exception
-            ) as error:  # the process boundary of the model: one failure, every waiter
+            except Exception as error:
+                # The process boundary of the model: one failure reaches every waiter.
                 for request in batch:
                     if not request.reply.done():
                         lost = EngineLost(f"generation failed: {type(error).__name__}: {error}")
