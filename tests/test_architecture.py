@@ -24,9 +24,9 @@ MAY_IMPORT = {
 }
 ENV_MAY_USE = {"gymnasium", "numpy", "requests", "aiohttp", "msgspec", "typer", "rich", "click"}
 CONFINED = {
-    "starlette": ("agentgym_servers.",),
+    "starlette": (),
+    "fastapi": (),
     "uvicorn": ("agentgym_servers.",),
-    "fastapi": ("agentgym_servers.",),
     "vllm": ("agentgym_train.engines.vllm_",),
     "trl": (
         "agentgym_train.config",

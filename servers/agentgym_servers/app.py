@@ -1,97 +1,140 @@
-"""The ASGI application: carries HTTP calls to the host and back, and reaps idle sessions."""
+"""The ASGI application: carries HTTP calls to the desk and back.
+
+It is written on bare ASGI: a framework's request and response objects were a third of the cost
+of a call (benchmarks/README.md).
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Protocol
 
-from agentgym_env.errors import MissingExtra
-from agentgym_servers.host import Host
+from agentgym_servers.desk import Answer, Batch, Desk, Scrape
+from agentgym_servers.metrics import Figures
 
-try:
-    from starlette.applications import Starlette
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import Response
-    from starlette.routing import Mount
-    from starlette.types import ASGIApp, Receive, Scope, Send
-except ModuleNotFoundError as error:
-    raise MissingExtra("serving needs starlette: pip install 'agentgym-sdk[serve]'") from error
+logger = logging.getLogger(__name__)
 
-_REAP_EVERY_S = (1.0, 30.0)
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
-def make_app(host: Host) -> Starlette:
-    """The application that serves `host` and ends its sessions at shutdown."""
+class Service(Protocol):
+    """A desk and, behind it, who answers."""
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        reaping = asyncio.create_task(_reap(host))
-        try:
-            yield
-        finally:
-            reaping.cancel()
-            with suppress(asyncio.CancelledError):
-                await reaping
-            host.table.shutdown()
+    desk: Desk
 
-    return Starlette(routes=[Mount("/", app=_endpoint(host))], lifespan=lifespan)
+    async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
+        """The replies to a batch of the route at `path`, in order."""
+        ...
 
+    async def figures(self) -> Figures:
+        """What the whole server counted."""
+        ...
 
-def _endpoint(host: Host) -> ASGIApp:
-    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        try:
-            response = await _respond(host, request)
-        except ClientDisconnect:
-            return
-        await response(scope, receive, send)
+    async def start(self) -> None:
+        """Get ready; called in the event loop that will serve."""
+        ...
 
-    return endpoint
+    async def stop(self) -> None:
+        """End every session."""
+        ...
 
 
-async def _respond(host: Host, request: Request) -> Response:
-    headers, path = request.headers, request.scope["path"]
-    authorization = headers.get("authorization", "")
-    declared = headers.get("content-length", "")
-    error = host.unauthorized(path, authorization) or host.too_large(
+def make_app(service: Service) -> App:
+    """The application that serves `service`, starts it and stops it."""
+
+    async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await _serve_call(service, scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await _live(service, receive, send)
+        else:
+            # A WebSocket: nothing is behind it.
+            await send({"type": "websocket.close", "code": 1000})
+
+    return app
+
+
+async def _serve_call(
+    service: Service, scope: MutableMapping[str, Any], receive: Receive, send: Send
+) -> None:
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    answer = await _answer(service, scope, headers, receive)
+    if answer is None:
+        return
+    status, content_type, content = answer
+    fields = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", b"%d" % len(content)),
+    ]
+    if status == 401:
+        fields.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def _answer(
+    service: Service, scope: MutableMapping[str, Any], headers: dict[bytes, str], receive: Receive
+) -> Answer | None:
+    """The answer to a call; None if its client has gone."""
+    desk, path = service.desk, scope["path"]
+    authorization = headers.get(b"authorization", "")
+    declared = headers.get(b"content-length", "")
+    error = desk.unauthorized(path, authorization) or desk.too_large(
         int(declared) if declared.isdecimal() else 0
     )
-    body = b""
-    if error is None:
-        body = await _read(request, host.max_body_bytes)
-        error = host.too_large(len(body))
     if error is not None:
-        status, content_type, content = host.fail(error)
-    else:
-        status, content_type, content = host.handle(
-            request.method,
-            path,
-            request.scope["query_string"].decode("latin-1"),
-            body,
-            headers.get("content-type", ""),
-            headers.get("accept", ""),
-            authorization,
-        )
-    challenge = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return Response(content, status, challenge, media_type=content_type)
+        return desk.fail(error)
+    body = await _read(receive, desk.max_body_bytes)
+    if body is None:
+        return None
+    begun = desk.begin(
+        scope["method"],
+        path,
+        scope["query_string"].decode("latin-1"),
+        body,
+        headers.get(b"content-type", ""),
+        headers.get(b"accept", ""),
+        authorization,
+    )
+    if isinstance(begun, Batch):
+        return desk.finish(begun, await service.ask(begun.route.path, begun.requests))
+    if isinstance(begun, Scrape):
+        return desk.show(begun, await service.figures())
+    return begun
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    """The body; of one longer than `limit`, no more than shows that it is."""
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            break
+async def _read(receive: Receive, limit: int) -> bytes | None:
+    """The body; of one longer than `limit`, no more than shows that it is. None: nobody waits."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        return None
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        return body
+    chunks, size = [body], len(body)
+    while size <= limit and message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
     return b"".join(chunks)
 
 
-async def _reap(host: Host) -> None:
-    shortest, longest = _REAP_EVERY_S
-    period = min(longest, max(shortest, host.table.ttl_s / 4))
-    while True:
-        await asyncio.sleep(period)
-        host.table.reap()
+async def _live(service: Service, receive: Receive, send: Send) -> None:
+    """Start with the server and stop with it."""
+    await receive()
+    try:
+        await service.start()
+    except Exception as error:
+        logger.exception("the server cannot start")
+        await send({"type": "lifespan.startup.failed", "message": str(error)})
+        return
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await service.stop()
+    await send({"type": "lifespan.shutdown.complete"})

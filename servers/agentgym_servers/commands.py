@@ -83,6 +83,7 @@ def _run(service: Host, listener: socket.socket, report: TextIO | None) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_GRACE_S,
+        ws="none",
     )
     server = uvicorn.Server(config)
     address, port = listener.getsockname()[:2]

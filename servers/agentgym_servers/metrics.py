@@ -1,52 +1,99 @@
-"""What the host counts, as a page for Prometheus."""
+"""What a server counts: figures that add up over processes, and their page for Prometheus."""
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any, Final
 
-from agentgym_servers.routes import ROUTES
-from agentgym_servers.sessions import SessionTable
+from msgspec import Struct, field
 
-_KNOWN = frozenset((route.method, route.path) for route in ROUTES)
+BUCKETS_S: Final = (
+    0.00001, 0.000025, 0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0,
+)  # fmt: skip
+"""Upper bounds of the step latency histogram, in seconds; a last bucket is above them all."""
 
 
-class Metrics:
-    """Requests and items by route, errors by code."""
+class Figures(Struct):
+    """Counts of one process."""
 
-    def __init__(self) -> None:
-        self._requests: Counter[str] = Counter()
-        self._items: Counter[str] = Counter()
-        self._errors: Counter[str] = Counter()
+    sessions: int = 0
+    """Open now."""
+    created: int = 0
+    """Opened so far."""
+    reaped: int = 0
+    """Ended because they stood idle."""
+    restarts: int = 0
+    """World processes that were killed or died, and were started again."""
+    steps: int = 0
+    """Steps the environments took; a repeated turn is not one."""
+    step_seconds: float = 0.0
+    step_buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    """Steps by latency: bucket i holds those above bound i-1 and up to bound i."""
+    requests: dict[str, int] = field(default_factory=dict)
+    """Calls by route."""
+    items: dict[str, int] = field(default_factory=dict)
+    """Items answered by route."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """Failed calls and items by code."""
 
-    def count_request(self, method: str, path: str) -> None:
-        """One call came in. Unknown paths share a name, or a scan would fill the memory."""
-        self._requests[path if (method, path) in _KNOWN else "unknown"] += 1
+    def count_step(self, seconds: float) -> None:
+        """An environment took a step."""
+        self.steps += 1
+        self.step_seconds += seconds
+        self.step_buckets[bisect_left(BUCKETS_S, seconds)] += 1
 
-    def count_items(self, path: str, items: int) -> None:
-        """A batch was answered."""
-        self._items[path] += items
+    def __add__(self, other: Figures) -> Figures:
+        """The counts of two processes together."""
+        return Figures(*(_sum(getattr(self, f), getattr(other, f)) for f in self.__struct_fields__))
 
-    def count_error(self, code: str) -> None:
-        """A call or an item failed."""
-        self._errors[code] += 1
 
-    def page(self, table: SessionTable) -> str:
-        """Every figure in Prometheus's text format."""
-        lines: list[str] = []
+def count(counts: dict[str, int], name: str, by: int = 1) -> None:
+    """Add to one of a mapping's counts."""
+    counts[name] = counts.get(name, 0) + by
 
-        def add(name: str, kind: str, text: str, samples: dict[str, int]) -> None:
-            lines.append(f"# HELP agentgym_{name} {text}")
-            lines.append(f"# TYPE agentgym_{name} {kind}")
-            lines.extend(f"agentgym_{name}{label} {value}" for label, value in samples.items())
 
-        requests = {f'{{route="{path}"}}': n for path, n in sorted(self._requests.items())}
-        items = {f'{{route="{path}"}}': n for path, n in sorted(self._items.items())}
-        errors = {f'{{code="{code}"}}': n for code, n in sorted(self._errors.items())}
-        add("sessions", "gauge", "Sessions open now.", {"": len(table)})
-        add("sessions_created_total", "counter", "Sessions opened.", {"": table.created})
-        add("sessions_reaped_total", "counter", "Sessions ended as idle.", {"": table.reaped})
-        add("steps_total", "counter", "Steps the environments took.", {"": table.steps})
-        add("requests_total", "counter", "Calls, by route.", requests)
-        add("items_total", "counter", "Items answered, by route.", items)
-        add("errors_total", "counter", "Failed calls and items, by code.", errors)
-        return "\n".join(lines) + "\n"
+def page(figures: Figures) -> str:
+    """Every figure in Prometheus's text format."""
+    lines: list[str] = []
+
+    def add(name: str, kind: str, text: str, samples: Mapping[str, float]) -> None:
+        lines.append(f"# HELP agentgym_{name} {text}")
+        lines.append(f"# TYPE agentgym_{name} {kind}")
+        lines.extend(f"agentgym_{name}{label} {value}" for label, value in samples.items())
+
+    add("sessions", "gauge", "Sessions open now.", {"": figures.sessions})
+    add("sessions_created_total", "counter", "Sessions opened.", {"": figures.created})
+    add("sessions_reaped_total", "counter", "Sessions ended as idle.", {"": figures.reaped})
+    add("restarts_total", "counter", "World processes started again.", {"": figures.restarts})
+    add("steps_total", "counter", "Steps the environments took.", {"": figures.steps})
+    add("step_seconds", "histogram", "Time an environment took for a step.", _histogram(figures))
+    add("requests_total", "counter", "Calls, by route.", _labelled("route", figures.requests))
+    add("items_total", "counter", "Items answered, by route.", _labelled("route", figures.items))
+    add(
+        "errors_total", "counter", "Failed calls and items, by code.",
+        _labelled("code", figures.errors),
+    )  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _histogram(figures: Figures) -> dict[str, float]:
+    """Prometheus's buckets are cumulative."""
+    samples: dict[str, float] = {}
+    below = 0
+    for bound, steps in zip((*BUCKETS_S, None), figures.step_buckets, strict=True):
+        below += steps
+        samples[f'_bucket{{le="{"+Inf" if bound is None else f"{bound:g}"}"}}'] = below
+    return {**samples, "_sum": figures.step_seconds, "_count": figures.steps}
+
+
+def _labelled(label: str, counts: Mapping[str, int]) -> dict[str, float]:
+    return {f'{{{label}="{name}"}}': counts[name] for name in sorted(counts)}
+
+
+def _sum(a: Any, b: Any) -> Any:
+    if isinstance(a, dict):
+        return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
+    if isinstance(a, list):
+        return [x + y for x, y in zip(a, b, strict=True)]
+    return a + b

@@ -9,17 +9,16 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
+import msgspec
+
+from agentgym_env.errors import BadRequest
 from agentgym_env.spaces import TextSpace, clean_text
 from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import (
-    STATUS,
     ActionsReply,
     CloseReply,
     CreateReply,
@@ -34,28 +33,18 @@ from agentgym_env.wire import (
     TaskList,
     WireError,
 )
+from agentgym_servers import routes
+from agentgym_servers.episodes import Session, close_env, refused_turn
+from agentgym_servers.faults import cut, fault, refusal, unknown_session
+from agentgym_servers.logs import event
+from agentgym_servers.metrics import Figures
 
 logger = logging.getLogger(__name__)
 
-_MAX_MESSAGE = 2000
 _MAX_SEED = 2**63 - 1  # the widest integer every JSON and MessagePack reader can hold
 
 Reply = ResetReply | StepReply | ExpertReply | ActionsReply
 A = TypeVar("A", ExpertReply, ActionsReply)
-
-
-@dataclass(slots=True)
-class _Session:
-    """One environment and where its episode stands."""
-
-    env: TextEnv
-    used: float
-    """When it was last spoken to, by the table's clock."""
-    turn: int = -1
-    """The last turn answered; 0 after a reset, -1 before the first one."""
-    over: bool = True
-    reply: StepReply | None = None
-    """The answer to the last turn, for a client that asks again."""
 
 
 class SessionTable:
@@ -72,6 +61,8 @@ class SessionTable:
         max_sessions: int = 16_384,
         ttl_s: float = 3600.0,
         version: str = "",
+        name_prefix: str = "",
+        log_actions: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_sessions < 1:
@@ -83,15 +74,21 @@ class SessionTable:
         self._max_sessions = max_sessions
         self._ttl_s = ttl_s
         self._version = version
+        self._name_prefix = name_prefix
+        self._log_actions = log_actions
+        self._log_steps = log_actions or logger.isEnabledFor(logging.DEBUG)
         self._clock = clock
         # Ordered by last use, the longest idle first: reaping looks at expired sessions only.
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
-        self.created = 0
-        """Sessions opened so far."""
-        self.reaped = 0
-        """Sessions ended because they stood idle."""
-        self.steps = 0
-        """Steps the environments took; a repeated turn is not one."""
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._figures = Figures()
+        self._answers: dict[str, Callable[[Sequence[Any]], list[Any]]] = {
+            routes.SESSIONS.path: self.create,
+            routes.RESET.path: self.reset,
+            routes.STEP.path: self.step,
+            routes.CLOSE.path: self.close,
+            routes.EXPERT.path: self.expert,
+            routes.ACTIONS.path: self.actions,
+        }
         # One environment tells what is served; the first session takes it over.
         self._spare: TextEnv | None = make_env()
         self._card = self._describe(self._spare)
@@ -104,6 +101,15 @@ class SessionTable:
     def ttl_s(self) -> float:
         """Seconds a session may stand idle."""
         return self._ttl_s
+
+    def figures(self) -> Figures:
+        """What was counted so far."""
+        self.reap()
+        return msgspec.structs.replace(self._figures, sessions=len(self))
+
+    def answer(self, path: str, requests: Sequence[Any]) -> list[Any]:
+        """The replies to a batch of the route at `path`."""
+        return self._answers[path](requests)
 
     def card(self) -> EnvCard:
         """What is served here."""
@@ -153,7 +159,9 @@ class SessionTable:
                 break
             self._end(name)
             count += 1
-        self.reaped += count
+        self._figures.reaped += count
+        if count:
+            event(logger, logging.INFO, "reaped", sessions=count, left=len(self))
         return count
 
     def shutdown(self) -> None:
@@ -161,15 +169,15 @@ class SessionTable:
         for name in list(self._sessions):
             self._end(name)
         if self._spare is not None:
-            _close_env(self._spare)
+            close_env(self._spare)
             self._spare = None
 
     def unsendable(self, reply: Reply, error: Exception) -> Reply:
         """Stand in for a reply that cannot be written as a message: the world's fault."""
-        fault = self._fault(reply.session, error)
+        failure = self._fault(reply.session, error)
         if not isinstance(reply, StepReply):
-            return type(reply)(session=reply.session, error=fault)
-        lost = StepReply(reply.session, reply.turn, error=fault)
+            return type(reply)(session=reply.session, error=failure)
+        lost = StepReply(reply.session, reply.turn, error=failure)
         session = self._sessions.get(reply.session)
         if session is not None and session.turn == reply.turn:
             session.reply = lost
@@ -177,27 +185,27 @@ class SessionTable:
 
     def _create(self, request: CreateRequest) -> CreateReply:
         if request.env is not None and request.env != self._env_id:
-            text = f"{self._env_id} is served here, not {_cut(request.env)!r}"
+            text = f"{self._env_id} is served here, not {cut(request.env)!r}"
             return CreateReply(error=WireError("bad_request", text))
         if len(self._sessions) >= self._max_sessions:
             text = f"all {self._max_sessions} sessions are taken; close some or raise the limit"
             return CreateReply(error=WireError("too_many_sessions", text))
-        name = secrets.token_urlsafe(18)
+        name = self._name_prefix + secrets.token_urlsafe(18)
         try:
             env = self._spare if self._spare is not None else self._make_env()
         except Exception as error:
             return CreateReply(error=self._fault(None, error))
         self._spare = None
-        self._sessions[name] = _Session(env, used=self._clock())
-        self.created += 1
+        self._sessions[name] = Session(env, used=self._clock())
+        self._figures.created += 1
         return CreateReply(name)
 
     def _reset(self, request: ResetRequest) -> ResetReply:
         session = self._find(request.session)
         if session is None:
-            return ResetReply(request.session, error=_unknown_session(request.session))
+            return ResetReply(request.session, error=unknown_session(request.session))
         if request.seed is not None and not 0 <= request.seed <= _MAX_SEED:
-            text = f"a seed is a whole number from 0 to {_MAX_SEED}, got {_cut(str(request.seed))}"
+            text = f"a seed is a whole number from 0 to {_MAX_SEED}, got {cut(str(request.seed))}"
             return ResetReply(
                 request.session, error=WireError("bad_request", text, request.session)
             )
@@ -213,15 +221,15 @@ class SessionTable:
     def _step(self, request: StepRequest) -> StepReply:
         session = self._find(request.session)
         if session is None:
-            error = _unknown_session(request.session)
+            error = unknown_session(request.session)
             return StepReply(request.session, request.turn, error=error)
         if session.reply is not None and request.turn == session.turn:
             return session.reply
-        refused = _refuse_turn(session, request)
+        refused = refused_turn(session, request)
         if refused is not None:
             return StepReply(request.session, request.turn, error=refused)
         session.turn = request.turn
-        self.steps += 1
+        began = time.perf_counter()
         try:
             observation, reward, ended, cut, info = session.env.step(request.action)
             reply = StepReply(
@@ -229,8 +237,13 @@ class SessionTable:
             )
             session.over = bool(ended or cut)
         except Exception as error:
-            fault = self._fault(request.session, error)
-            reply = StepReply(request.session, request.turn, error=fault)
+            reply = StepReply(
+                request.session, request.turn, error=self._fault(request.session, error)
+            )
+        seconds = time.perf_counter() - began
+        self._figures.count_step(seconds)
+        if self._log_steps:
+            self._log_step(request, reply, seconds)
         session.reply = reply
         return reply
 
@@ -238,7 +251,7 @@ class SessionTable:
         """Answer a question about a session's episode, which stays as it is."""
         session = self._find(request.session)
         if session is None:
-            return kind(request.session, error=_unknown_session(request.session))
+            return kind(request.session, error=unknown_session(request.session))
         if session.over:
             text = "that is asked within an episode; reset the session first"
             return kind(request.session, error=WireError("episode_over", text, request.session))
@@ -247,14 +260,22 @@ class SessionTable:
         except Exception as error:
             return kind(request.session, error=self._error(request.session, error))
 
-    def _find(self, name: str) -> _Session | None:
+    def _log_step(self, request: StepRequest, reply: StepReply, seconds: float) -> None:
+        action = {"action": cut(request.action)} if self._log_actions else {}
+        event(
+            logger, logging.INFO if self._log_actions else logging.DEBUG, "step",
+            session=request.session, turn=request.turn, **action, reward=reply.reward,
+            ended=reply.terminated or reply.truncated, ms=round(seconds * 1000, 3),
+        )  # fmt: skip
+
+    def _find(self, name: str) -> Session | None:
         session = self._sessions.get(name)
         if session is None:
             return None
         now = self._clock()
         if now - session.used >= self._ttl_s:
             self._end(name)
-            self.reaped += 1
+            self._figures.reaped += 1
             return None
         session.used = now
         self._sessions.move_to_end(name)
@@ -264,35 +285,19 @@ class SessionTable:
         session = self._sessions.pop(name, None)
         if session is None:
             return False
-        _close_env(session.env)
+        close_env(session.env)
         return True
 
     def _error(self, name: str, error: Exception) -> WireError:
         """The wire's word for an exception of the environment."""
-        message = _cut(clean_text(str(error)))
-        match error:
-            case UnknownTask():
-                return WireError("unknown_task", message, name)
-            case UnknownSplit():
-                return WireError("unknown_split", message, name)
-            case EpisodeOver():
-                return WireError("episode_over", message, name)
-            case BadRequest():
-                return WireError(
-                    error.code if error.code in STATUS else "bad_request", message, name
-                )
-        return self._fault(name, error)
+        return refusal(name, error) or self._fault(name, error)
 
     def _fault(self, name: str | None, error: Exception) -> WireError:
-        """The environment's own code failed: say so, keep the traceback, end the episode."""
-        # Clean text: a world's message may hold what no log can encode.
-        logger.error("%s", clean_text("".join(traceback.format_exception(error))))
+        """The environment's own code failed: the episode is over."""
         session = self._sessions.get(name) if name is not None else None
         if session is not None:
             session.over = True
-        known = isinstance(error, EnvironmentFault)
-        message = str(error) if known else f"{type(error).__name__}: {error}"
-        return WireError("environment_error", _cut(clean_text(message)), name)
+        return fault(name, error, log_message=self._log_actions)
 
     def _describe(self, env: TextEnv) -> EnvCard:
         spaces = (env.observation_space, env.action_space)
@@ -309,20 +314,6 @@ class SessionTable:
         )
 
 
-def _refuse_turn(session: _Session, request: StepRequest) -> WireError | None:
-    """Why this turn cannot be taken, or None."""
-    if session.turn < 0:
-        text = "no episode was started; reset the session before stepping it"
-        return WireError("episode_over", text, request.session)
-    if request.turn != session.turn + 1:
-        text = f"turn {request.turn} cannot be taken: the next one is {session.turn + 1}"
-        return WireError("stale_turn", text, request.session)
-    if session.over:
-        text = "the episode has ended; reset the session before stepping it"
-        return WireError("episode_over", text, request.session)
-    return None
-
-
 def _expert_action(env: TextEnv) -> str | None:
     action = env.expert_action()
     return None if action is None else clean_text(action)
@@ -331,20 +322,3 @@ def _expert_action(env: TextEnv) -> str | None:
 def _available_actions(env: TextEnv) -> list[str] | None:
     actions = env.available_actions()
     return None if actions is None else [clean_text(action) for action in actions]
-
-
-def _unknown_session(name: str) -> WireError:
-    text = "there is no such session: it was closed, stood idle too long, or never was; open one"
-    return WireError("unknown_session", text, _cut(name))
-
-
-def _close_env(env: TextEnv) -> None:
-    try:
-        env.close()
-    except Exception:
-        # A world that fails to close must not keep the table from ending other sessions.
-        logger.exception("closing a %s failed", type(env).__name__)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "..."

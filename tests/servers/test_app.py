@@ -242,7 +242,7 @@ def test_idle_sessions_are_reaped_without_a_call(serve):
     while len(server.host.table) and deadline_polls:
         deadline_polls -= 1
         server._thread.join(0.05)
-    assert len(server.host.table) == 0 and server.host.table.reaped == 3
+    assert len(server.host.table) == 0 and server.host.table.figures().reaped == 3
 
 
 def test_the_openapi_document_tells_the_truth_about_the_messages(serve):

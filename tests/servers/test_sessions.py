@@ -1,10 +1,15 @@
 """The session table: turns, faults, limits and idle sessions."""
 
+import io
+import json
+import logging
+
 import pytest
 from msgspec import UNSET
 
 from agentgym_env.errors import BadRequest, UnknownSplit
 from agentgym_env.wire import CreateRequest, ResetRequest, SessionRequest, StepRequest
+from agentgym_servers.logs import JsonLines, event
 from agentgym_servers.sessions import SessionTable
 from hosting import Clock
 from worlds import Guess, Trouble, Unmakeable
@@ -55,7 +60,7 @@ def test_a_repeated_turn_gets_the_stored_reply_and_is_not_played_again():
     reset(table, session, seed=0, task="5")
     first = step(table, session, 1, "4")
     assert step(table, session, 1, "5") is first
-    assert table.steps == 1
+    assert table.figures().steps == 1
 
 
 @pytest.mark.parametrize("turn", [-1, 0, 1, 3, 4, 10**12])
@@ -124,7 +129,8 @@ def test_a_world_that_raises_loses_its_episode_but_not_its_session(caplog):
     failed = step(table, session, 1, "raise")
     assert code(failed) == "environment_error"
     assert failed.error.message == "ZeroDivisionError: \ufffd\ufffd\ufffd by zero"
-    assert "Traceback" in caplog.text
+    assert "in _step" in caplog.text and session in caplog.text
+    assert "\ufffd" not in caplog.text, "a message may quote an action"
     assert step(table, session, 1, "raise") is failed
     assert code(step(table, session, 2)) == "episode_over"
     assert code(reset(table, session, task="fine")) is None
@@ -172,7 +178,7 @@ def test_idle_sessions_end_and_busy_ones_stay():
     clock.now += 9
     reset(table, busy, seed=0)
     clock.now += 2
-    assert table.reap() == 1 and len(table) == 1 and table.reaped == 1
+    assert table.reap() == 1 and len(table) == 1 and table.figures().reaped == 1
     assert code(reset(table, idle)) == "unknown_session"
     assert code(step(table, busy, 1)) is None
 
@@ -241,6 +247,30 @@ def test_a_worlds_message_is_logged_as_text_that_can_be_written(caplog):
     table.step([StepRequest(session, 1, "raise")])
     assert "ZeroDivisionError" in caplog.text
     caplog.text.encode("utf-8")
+
+
+def test_actions_are_logged_only_on_request(caplog):
+    caplog.set_level("DEBUG")
+    for log_actions in (False, True):
+        table = table_of(log_actions=log_actions)
+        (session,) = opened(table)
+        reset(table, session, seed=0, task="5")
+        step(table, session, 1, "my private words")
+        assert ("my private words" in caplog.text) is log_actions
+        assert f"step session={session} turn=1" in caplog.text
+
+
+def test_a_log_line_is_one_json_object_on_request():
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines())
+    logger = logging.Logger("x")
+    logger.addHandler(handler)
+    event(logger, logging.INFO, "reaped", sessions=2, note="two words")
+    logger.warning("plain %d", 3)
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert (first["event"], first["sessions"], first["note"]) == ("reaped", 2, "two words")
+    assert (second["event"], second["level"]) == ("plain 3", "WARNING")
 
 
 def test_available_actions_are_asked_for_and_not_part_of_every_info():

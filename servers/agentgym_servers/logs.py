@@ -1,0 +1,73 @@
+"""Structured logs: an event's name and its fields, as text or as JSON lines.
+
+No field holds what a policy wrote, unless the server is told to log actions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from typing import Any, TextIO
+
+from agentgym_env.spaces import clean_text
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Event:
+    """A message with fields; as text, `name key=value ...` with long values on lines below."""
+
+    def __init__(self, name: str, fields: dict[str, Any]) -> None:
+        self.name = name
+        self.fields = fields
+
+    def __str__(self) -> str:
+        blocks = [str(value) for value in self.fields.values() if "\n" in str(value)]
+        words = [f"{k}={_quoted(v)}" for k, v in self.fields.items() if "\n" not in str(v)]
+        return clean_text("\n".join([" ".join([self.name, *words]), *blocks]).rstrip())
+
+
+def event(logger: logging.Logger, level: int, name: str, **fields: Any) -> None:
+    """Log an event with its fields."""
+    logger.log(level, Event(name, fields), stacklevel=2)
+
+
+def configure_logs(stream: TextIO, level: int, *, as_json: bool) -> None:
+    """Send this process's logs to `stream`."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines() if as_json else logging.Formatter(_TEXT))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def where(error: BaseException) -> str:
+    """The type of an exception and the frames it came through.
+
+    Its message is left out: it may quote an action.
+    """
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return clean_text(f"{frames}{type(error).__name__}\n")
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line."""
+        msg = record.msg
+        known = isinstance(msg, Event)
+        row = {
+            "time": record.created,
+            "level": record.levelname,
+            "logger": record.name,
+            "event": msg.name if known else record.getMessage(),
+            **(msg.fields if known else {}),
+        }
+        if record.exc_info:
+            row["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(row, default=str)
+
+
+def _quoted(value: Any) -> str:
+    text = str(value)
+    return text if text and text.isprintable() and " " not in text else json.dumps(text)
