@@ -81,6 +81,22 @@ def find(env_id: str) -> EnvEntry:
     raise UnknownEnvironment(f"no environment {env_id[:100]!r}; {hint}")
 
 
+def full_id(name: str) -> str:
+    """The id a command's user means: an id, `module:Class`, or a short name such as `textcraft`.
+
+    Of several versions the newest is meant. Raises `UnknownEnvironment`.
+    """
+    if ":" in name or name in _entries:
+        return find(name).env_id
+    wanted = name.lower()
+    meant = [env_id for env_id in _entries if wanted in _short_names(env_id)]
+    if len({env_id.rpartition("-v")[0] for env_id in meant}) > 1:
+        raise UnknownEnvironment(f"{name!r} may be {' or '.join(sorted(meant))}; give the whole id")
+    if meant:
+        return max(meant, key=lambda env_id: int(env_id.rpartition("-v")[2] or 0))
+    return find(name).env_id
+
+
 def env_class(env_id: str) -> type[TextEnv]:
     """The class behind an id; raises `UnknownEnvironment` or `MissingExtra`."""
     entry = find(env_id)
@@ -126,6 +142,13 @@ def _register_entry(entry: EnvEntry) -> None:
     except BadRequest as error:
         # Somebody's broken entry point must not keep everything else from being imported.
         logger.warning("environment %s is left out: %s", entry.env_id, error)
+
+
+def _short_names(env_id: str) -> set[str]:
+    """`agentgym/TextCraft-v0` is also `agentgym/textcraft`, `textcraft-v0` and `textcraft`."""
+    versioned = env_id.lower()
+    plain = versioned.rpartition("-v")[0] or versioned
+    return {text for whole in (versioned, plain) for text in (whole, whole.rpartition("/")[2])}
 
 
 def _split(entry_point: str) -> tuple[str, str]:

@@ -48,6 +48,12 @@ class TextEnv(gymnasium.Env[str, str]):
     default_split: ClassVar[str] = "train"
     """Where `reset` draws from when neither a task nor a split is named."""
 
+    isolated: ClassVar[bool] = False
+    """Whether a server steps it in processes of their own: for worlds that block or may crash."""
+    step_timeout_s: ClassVar[float] = 60.0
+    """Seconds that an isolated world may take for one reset or step before its process is killed,
+    unless the server says otherwise."""
+
     observation_space = TextSpace()
     action_space = TextSpace()
     # A text has no frame rate, but Gymnasium's checker wants one declared.

@@ -12,7 +12,7 @@ import agentgym_env
 import worlds
 from agentgym_servers.host import Host
 from agentgym_servers.sessions import SessionTable
-from hosting import GUESS, HttpServer
+from hosting import GUESS, HttpServer, Served
 
 MakeHost = Callable[..., Host]
 
@@ -53,3 +53,18 @@ def serve(make_host: MakeHost) -> Iterator[Callable[..., HttpServer]]:
 def worlds_folder() -> Path:
     """Where the test environments lie."""
     return Path(worlds.__file__).parent
+
+
+@pytest.fixture
+def run(worlds_folder: Path) -> Iterator[Callable[..., Served]]:
+    """Runs the command: `run("worlds:Guess", "--port", "0")`."""
+    started: list[Served] = []
+
+    def run(*arguments: str) -> Served:
+        started.append(Served(worlds_folder, *arguments))
+        return started[-1]
+
+    yield run
+    for served in started:
+        served.process.kill()
+        served.process.communicate()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import uvicorn
 
@@ -47,3 +53,30 @@ class HttpServer:
         """End it and wait."""
         self._server.should_exit = True
         self._thread.join()
+
+
+class Served:
+    """A running `python -m agentgym_servers`."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "agentgym_servers", *arguments],
+            env={**os.environ, "PYTHONPATH": str(folder)}, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.errors = ""
+        """What it wrote, as far as it was read."""
+
+    def address(self) -> str:
+        """Where it says it listens."""
+        for line in self.process.stderr:
+            self.errors += line
+            if found := re.search(r"serving \S+ on (http://\S+)", line):
+                return found[1]
+        raise AssertionError("it ended without serving")
+
+    def stop(self, how: int = signal.SIGTERM) -> int:
+        """Send a signal and give the exit status."""
+        self.process.send_signal(how)
+        _, errors = self.process.communicate(timeout=20)
+        self.errors += errors
+        return self.process.returncode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +82,30 @@ class Unmakeable(TextEnv):
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         return "", 0.0, False
+
+
+class Wild(TextEnv):
+    """Blocks or dies on demand; a server steps it in processes of their own."""
+
+    instruction = "Behave."
+    tasks = TaskSet({"train": ["a", "b"]})
+    isolated = True
+    step_timeout_s = 1.0
+
+    def _reset(self, task: str) -> str:
+        print("noise on stdout")  # noqa: T201
+        self.count = 0
+        return "What now?"
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        self.count += 1
+        if action == "hang":
+            time.sleep(1000)
+        if action == "die":
+            os._exit(3)
+        if action == "wait":
+            time.sleep(0.3)
+        return f"{os.getpid()} {self.count}", 0.0, False
 
 
 def _endless() -> list[Any]:

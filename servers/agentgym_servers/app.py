@@ -131,7 +131,7 @@ async def _live(service: Service, receive: Receive, send: Send) -> None:
     try:
         await service.start()
     except Exception as error:
-        logger.exception("the server cannot start")
+        logger.error("the server cannot start: %s", error)
         await send({"type": "lifespan.startup.failed", "message": str(error)})
         return
     await send({"type": "lifespan.startup.complete"})

@@ -2,100 +2,116 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import signal
-import socket
 import sys
-import threading
-import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
-from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_env.registration import env_class
-from agentgym_env.text_env import TextEnv
-from agentgym_servers.app import make_app
-from agentgym_servers.host import Host
-from agentgym_servers.sessions import SessionTable
-
-try:
-    import uvicorn
-except ModuleNotFoundError as error:
-    raise MissingExtra("serving needs uvicorn: pip install 'agentgym-sdk[serve]'") from error
+from agentgym_env.errors import BadRequest
+from agentgym_env.registration import env_class, full_id
+from agentgym_servers.logs import configure_logs
+from agentgym_servers.serving import listen, make_service, run_server
+from agentgym_servers.settings import ServeSettings
+from agentgym_servers.supervisor import run_mesh
 
 logger = logging.getLogger(__name__)
-
-_GRACE_S = 5
 
 
 def serve(
     env_id: Annotated[str, typer.Argument(help="An environment's id, or module:Class.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that share the sessions. Default: 1, and one a core for a world "
+            "that runs isolated.",
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the bearer token that clients must send.")
     ] = None,
     max_sessions: Annotated[int, typer.Option(help="Most sessions at once.")] = 16_384,
     session_ttl: Annotated[float, typer.Option(help="Seconds a session may stand idle.")] = 3600.0,
     max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
+    isolate: Annotated[
+        bool | None,
+        typer.Option(
+            "--isolate/--inline",
+            help="Step worlds in processes of their own, under a deadline. Default: as the world "
+            "asks for.",
+        ),
+    ] = None,
+    step_timeout: Annotated[
+        float | None, typer.Option(help="Seconds an isolated world may take for one step.")
+    ] = None,
     env_kwargs: Annotated[
         str, typer.Option(help="The environment's own settings, as a JSON object.")
     ] = "{}",
+    log_json: Annotated[bool, typer.Option(help="Log JSON lines.")] = False,
+    log_actions: Annotated[
+        bool, typer.Option(help="Log each step with its action's text.")
+    ] = False,
     entry_point: Annotated[str | None, typer.Option(hidden=True)] = None,
     embedded: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Serve an environment over HTTP."""
     report = _take_over_stdout() if embedded else None
-    logging.basicConfig(
-        level=logging.WARNING if embedded else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    table = SessionTable(
-        _env_maker(entry_point or env_id, _parse_kwargs(env_kwargs)),
+    level = logging.WARNING if embedded and not log_actions else logging.INFO
+    configure_logs(sys.stderr, level, as_json=log_json)
+    env_id = env_id if entry_point else full_id(env_id)
+    env_type = env_class(entry_point or env_id)
+    isolated = env_type.isolated if isolate is None else isolate
+    settings = ServeSettings(
         env_id=env_id,
-        max_sessions=max_sessions,
-        ttl_s=session_ttl,
-        version=_sdk_version(),
-    )
-    service = Host(
-        table,
+        entry_point=entry_point or env_id,
+        env_kwargs=_parse_kwargs(env_kwargs),
+        host=host,
+        port=port,
         token=None if token_file is None else _read_token(token_file),
+        max_sessions=max_sessions,
+        session_ttl_s=_positive("--session-ttl", session_ttl),
         max_body_bytes=max_body_mb * 2**20,
+        workers=max(1, min(workers or _default_workers(isolated), max_sessions)),
+        isolated=isolated,
+        step_timeout_s=_positive("--step-timeout", step_timeout or env_type.step_timeout_s),
+        log_level=level,
+        log_json=log_json,
+        log_actions=log_actions,
     )
+    if workers is not None and workers < 1:
+        raise BadRequest(f"--workers is at least 1, got {workers}")
     if token_file is None and not _is_loopback(host):
         logger.warning("%s is open to the network without a token; see --token-file", host)
-    with _listen(host, port) as listener:
-        _run(service, listener, report)
+    sys.exit(_run(settings, report))
 
 
-def _run(service: Host, listener: socket.socket, report: TextIO | None) -> None:
-    """Serve until SIGTERM, SIGINT or, when embedded, until the parent is gone."""
-    config = uvicorn.Config(
-        make_app(service),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_GRACE_S,
-        ws="none",
-    )
-    server = uvicorn.Server(config)
-    address, port = listener.getsockname()[:2]
-    logger.info("serving %s on http://%s:%d", service.table.card().env, address, port)
-    if report is not None:
-        # The socket listens already: a call made before the loop runs waits in its backlog.
-        report.write(json.dumps({"port": port}) + "\n")
-        report.close()
-        threading.Thread(target=_follow_parent, args=(server,), daemon=True).start()
-    # After a graceful end uvicorn raises the signal again: Ctrl-C is an ordinary way to stop.
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
+def _run(settings: ServeSettings, report: TextIO | None) -> int:
+    def tell(port: int) -> None:
+        logger.info("serving %s on http://%s:%d", settings.env_id, settings.host, port)
+        if report is not None:
+            report.write(json.dumps({"port": port}) + "\n")
+            report.close()
+
+    if settings.workers > 1 and not settings.isolated:
+        run_mesh(settings, tell)
+        return 0
+    with listen(settings.host, settings.port) as listener:
+        port = listener.getsockname()[1]
+        return run_server(
+            make_service(settings),
+            listener,
+            when_ready=lambda: tell(port),
+            follow_parent=report is not None,
+        )
+
+
+def _default_workers(isolated: bool) -> int:
+    return os.cpu_count() or 1 if isolated else 1
 
 
 def _take_over_stdout() -> TextIO:
@@ -103,36 +119,6 @@ def _take_over_stdout() -> TextIO:
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return report
-
-
-def _follow_parent(server: uvicorn.Server) -> None:
-    """End the server when the parent's end of stdin closes, however the parent ended."""
-    while sys.stdin.buffer.read(4096):
-        pass
-    server.should_exit = True
-    time.sleep(_GRACE_S + 1)
-    # A world that never returns holds the event loop; nobody is left to wait for it.
-    os.kill(os.getpid(), signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise BadRequest(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
-        ) from error
-    return listener
-
-
-def _env_maker(entry_point: str, kwargs: dict[str, Any]) -> Any:
-    env_type = env_class(entry_point)
-
-    def make_env() -> TextEnv:
-        return env_type(**kwargs)
-
-    return make_env
 
 
 def _parse_kwargs(text: str) -> dict[str, Any]:
@@ -155,12 +141,11 @@ def _read_token(path: Path) -> str:
     return token
 
 
+def _positive(option: str, seconds: float) -> float:
+    if not seconds > 0:
+        raise BadRequest(f"{option} is above 0 seconds, got {seconds}")
+    return seconds
+
+
 def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _sdk_version() -> str:
-    try:
-        return version("agentgym-sdk")
-    except PackageNotFoundError:
-        return ""

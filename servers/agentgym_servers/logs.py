@@ -38,6 +38,8 @@ def configure_logs(stream: TextIO, level: int, *, as_json: bool) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if as_json else logging.Formatter(_TEXT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # What it says of its life at INFO, the server says itself, once.
+    logging.getLogger("uvicorn").setLevel(max(level, logging.WARNING))
 
 
 def where(error: BaseException) -> str:
@@ -54,14 +56,14 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
-        msg = record.msg
-        known = isinstance(msg, Event)
+        message = record.msg
+        told = message if isinstance(message, Event) else Event(record.getMessage(), {})
         row = {
             "time": record.created,
             "level": record.levelname,
             "logger": record.name,
-            "event": msg.name if known else record.getMessage(),
-            **(msg.fields if known else {}),
+            "event": told.name,
+            **told.fields,
         }
         if record.exc_info:
             row["traceback"] = self.formatException(record.exc_info)

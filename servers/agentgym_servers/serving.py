@@ -1,0 +1,108 @@
+"""A server's process: from settings to a running server, and to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from agentgym_env.errors import BadRequest, MissingExtra
+from agentgym_servers.app import App, make_app
+from agentgym_servers.host import Host
+from agentgym_servers.settings import ServeSettings, session_table
+from agentgym_servers.workers import world_pool
+
+try:
+    import uvicorn
+except ModuleNotFoundError as error:
+    raise MissingExtra("serving needs uvicorn: pip install 'agentgym-sdk[serve]'") from error
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 5
+"""Seconds that steps under way have to finish when the server is told to end."""
+
+
+def make_service(settings: ServeSettings) -> App:
+    """The application of a server that is one HTTP process."""
+    if settings.isolated:
+        return make_app(world_pool(settings))
+    table = session_table(settings)
+    return make_app(Host(table, token=settings.token, max_body_bytes=settings.max_body_bytes))
+
+
+def run_server(
+    app: App,
+    listener: socket.socket,
+    *,
+    when_ready: Callable[[], None] | None = None,
+    follow_parent: bool = False,
+) -> int:
+    """Serve until SIGTERM, SIGINT or the parent's end; the exit status."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+        lifespan="on",
+        ws="none",
+    )
+    server = _Server(config, when_ready)
+    if follow_parent:
+        threading.Thread(target=_follow_parent, args=(server,), daemon=True).start()
+    # uvicorn ends the program itself when the application cannot start.
+    with contextlib.suppress(SystemExit):
+        server.run(sockets=[listener])
+    logger.info("stopped")
+    return 0 if server.started else 1
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and takes a signal for the ordinary way to stop that it is."""
+
+    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._when_ready = when_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._when_ready is not None:
+            self._when_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal again after a graceful end.
+        before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; `shared` lets other processes of this server listen on the same port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048, reuse_port=shared)
+    except OSError as error:
+        raise BadRequest(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from error
+
+
+def _follow_parent(server: uvicorn.Server) -> None:
+    """End the server when the parent's end of stdin closes, however the parent ended."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    server.should_exit = True
+    time.sleep(GRACE_S + 1)
+    # A world that never returns holds the event loop; nobody is left to wait for it.
+    os.kill(os.getpid(), signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)

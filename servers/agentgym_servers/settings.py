@@ -1,0 +1,64 @@
+"""What a server is told when it starts; travels to its worker processes as JSON."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from msgspec import Struct
+
+from agentgym_env.registration import env_class
+from agentgym_env.text_env import TextEnv
+from agentgym_servers.router import name_prefix, share_of
+from agentgym_servers.sessions import SessionTable
+
+
+class ServeSettings(Struct, frozen=True, kw_only=True):
+    """The options of `agentgym serve`, checked."""
+
+    env_id: str
+    entry_point: str
+    env_kwargs: dict[str, Any] = {}
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    max_sessions: int = 16_384
+    session_ttl_s: float = 3600.0
+    max_body_bytes: int = 16 * 2**20
+    workers: int = 1
+    """Processes that share the sessions."""
+    isolated: bool = False
+    """Whether worlds step in processes that serve nothing else, under a deadline."""
+    step_timeout_s: float = 60.0
+    log_level: int = 20
+    log_json: bool = False
+    log_actions: bool = False
+
+
+def session_table(settings: ServeSettings, index: int | None = None) -> SessionTable:
+    """The table of a whole server, or the share of it that process `index` holds."""
+    env_type = env_class(settings.entry_point)
+
+    def make_env() -> TextEnv:
+        return env_type(**settings.env_kwargs)
+
+    alone = index is None
+    return SessionTable(
+        make_env,
+        env_id=settings.env_id,
+        max_sessions=settings.max_sessions
+        if index is None
+        else share_of(settings.max_sessions, index, settings.workers),
+        ttl_s=settings.session_ttl_s,
+        version=sdk_version(),
+        name_prefix="" if alone else name_prefix(index or 0),
+        log_actions=settings.log_actions,
+    )
+
+
+def sdk_version() -> str:
+    """This distribution's version, or nothing where it is not installed."""
+    try:
+        return version("agentgym-sdk")
+    except PackageNotFoundError:
+        return ""

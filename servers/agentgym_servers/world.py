@@ -1,0 +1,67 @@
+"""A process of worlds: answers the server over an inherited socket, one step at a time.
+
+Run by `workers.WorldProcess` as `python -m agentgym_servers.world FD`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+
+import msgspec
+
+from agentgym_servers.channel import Ask, Told, answer, pack, read_frame_from
+from agentgym_servers.host import reap_period_s
+from agentgym_servers.logs import configure_logs
+from agentgym_servers.metrics import Figures
+from agentgym_servers.settings import ServeSettings, session_table
+
+_GRACE_S = 5.0
+
+
+def main() -> None:
+    """Serve until the server hangs up."""
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        asked: queue.Queue[Ask | None] = queue.Queue()
+        threading.Thread(target=_listen, args=(line, asked), daemon=True).start()
+        first = asked.get()
+        if first is not None:
+            _serve(line, first, asked)
+
+
+def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> None:
+    settings = msgspec.json.decode(first.body, type=ServeSettings)
+    configure_logs(sys.stderr, settings.log_level, as_json=settings.log_json)
+    logging.getLogger(__name__).debug("a process of worlds starts")
+    table = session_table(settings, int(first.path))
+    line.sendall(pack(Told(first.number, b"")))
+    period_s = reap_period_s(table.ttl_s)
+    while True:
+        try:
+            ask = asked.get(timeout=period_s)
+        except queue.Empty:
+            table.reap()
+            continue
+        if ask is None:
+            table.shutdown()
+            return
+        line.sendall(answer(table, Figures(), ask))
+
+
+def _listen(line: socket.socket, asked: queue.Queue[Ask | None]) -> None:
+    """Read questions; at the end of them see to it that this process ends too."""
+    while (content := read_frame_from(line)) is not None:
+        asked.put(msgspec.msgpack.decode(content, type=Ask))
+    asked.put(None)
+    time.sleep(_GRACE_S)
+    # A world that never returns holds the main thread; nobody is left to wait for it.
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
