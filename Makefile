@@ -29,8 +29,8 @@ lint: $(VENV)/.dev  ## Check style, types and architecture.
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-bench: $(VENV)/.run  ## Measure how fast TextCraft steps, in-process and over HTTP.
-	$(BIN)/python benchmarks/step_rate.py
+bench: $(VENV)/.dev  ## Measure how fast TextCraft steps, next to a FastAPI server of the same world.
+	$(BIN)/python benchmarks/http_rates.py
 
 warm-start: $(VENV)/.run  ## Make the quickstart's warm policy again.
 	$(BIN)/python examples/train/textcraft/warm_start.py --out examples/train/textcraft/warm_policy

@@ -20,11 +20,12 @@ from agentgym_env.registration import EnvEntry, env_class, registered
 COMMAND_GROUP: Final = "agentgym.commands"
 _SUMMARIES: Final = {
     "serve": "Serve an environment over HTTP.",
+    "bench": "Measure steps per second and latencies, single and in batches.",
     "train": "Train a policy.",
     "eval": "Evaluate a policy.",
 }
 """Of other rooms' commands, so that listing them imports none of them."""
-_EXTRAS = {"serve": "serve", "train": "train", "eval": "train"}
+_EXTRAS = {"serve": "serve", "bench": "serve", "train": "train", "eval": "train"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,7 +12,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
-from typing import IO, Any, Final, cast
+from types import TracebackType
+from typing import IO, Any, Final, Self, cast
 
 from agentgym_env.errors import BadRequest, ServerStartFailed
 from agentgym_env.registration import find
@@ -46,6 +47,17 @@ class LocalServer:
         if not self._closed:
             self._closed = True
             _let_go(self._shared)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> LocalServer:

@@ -21,6 +21,8 @@ _SAMPLE_MAX_LENGTH = 24
 
 def clean_text(text: str) -> str:
     """Replace lone surrogates, which no UTF-8 message can carry, by U+FFFD."""
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

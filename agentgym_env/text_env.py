@@ -158,11 +158,11 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _finite(self, what: str, number: SupportsFloat) -> float:
         value = float(number)
-        if not math.isfinite(value):
-            raise EnvironmentFault(
-                f"{type(self).__name__} gave the {what} {value}; rewards and scores are finite"
-            )
-        return value
+        if math.isfinite(value):
+            return value
+        raise EnvironmentFault(
+            f"{type(self).__name__} gave the {what} {value}; rewards and scores are finite"
+        )
 
 
 def draw_episode_seed(generator: np.random.Generator) -> int:

@@ -6,6 +6,7 @@ Every POST route takes and returns a list: one item or thousands. An item that f
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final, Literal
 
 import msgspec
@@ -177,8 +178,13 @@ def encode(message: Any, content_type: str = JSON) -> bytes:
 
 def decode(body: bytes, kind: Any, content_type: str = JSON) -> Any:
     """Bytes as `kind`; raises `msgspec.DecodeError` or its subclass `msgspec.ValidationError`."""
+    return _decoder(kind, content_type).decode(body)
+
+
+@cache
+def _decoder(kind: Any, content_type: str) -> Any:
     packer = msgspec.msgpack if content_type == MSGPACK else msgspec.json
-    return packer.decode(body, type=kind)
+    return packer.Decoder(kind)
 
 
 def _plain(value: Any) -> Any:

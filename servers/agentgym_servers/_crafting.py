@@ -20,7 +20,7 @@ _PREFIX = "minecraft:"
 _KINDS = frozenset({"minecraft:crafting_shaped", "minecraft:crafting_shapeless"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """One way to craft `makes` pieces of `output` out of (name, amount) ingredients."""
 
@@ -28,7 +28,7 @@ class Recipe:
     makes: int
     ingredients: tuple[tuple[str, int], ...]
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The recipe as the command that carries it out."""
         parts = ", ".join(f"{amount} {name}" for name, amount in self.ingredients)
@@ -43,6 +43,7 @@ class RecipeBook:
 
     def __init__(self, parsed: list[tuple[Recipe, str | None]], tag_names: frozenset[str]) -> None:
         self.recipes: dict[str, list[Recipe]] = {}
+        self._related: dict[str, tuple[list[Recipe], list[Recipe]]] = {}
         self.tag_of: dict[str, str] = {}
         for recipe, group in parsed:
             if group is not None and group != recipe.output:
@@ -108,6 +109,15 @@ class RecipeBook:
     def goals(self) -> tuple[str, ...]:
         """Every craftable item, by depth, then by name."""
         return tuple(sorted(self.recipes, key=lambda item: (self.depth[item], item)))
+
+    def related(self, goal: str) -> tuple[list[Recipe], list[Recipe]]:
+        """The goal's tree, and the other recipes that share an ingredient with it, by text."""
+        if goal not in self._related:
+            tree = set(self.tree(goal))
+            ingredients = {name for recipe in tree for name, _ in recipe.ingredients}
+            others = {recipe for name in ingredients for recipe in self.uses[name]} - tree
+            self._related[goal] = (_by_text(tree), _by_text(others))
+        return self._related[goal]
 
     def tree(self, goal: str) -> list[Recipe]:
         """Every recipe that may take part in crafting `goal`, without repeats."""
@@ -192,3 +202,7 @@ def _plain(name: str) -> str:
 def _is_unpacking(recipe: Recipe) -> bool:
     """Whether a recipe only takes a storage block apart; with them nearly all would be cyclic."""
     return len(recipe.ingredients) == 1 and recipe.ingredients[0][0].endswith(" block")
+
+
+def _by_text(recipes: set[Recipe]) -> list[Recipe]:
+    return sorted(recipes, key=lambda recipe: recipe.text)

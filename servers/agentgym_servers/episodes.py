@@ -25,18 +25,17 @@ class Session:
     """The answer to the last turn, for a client that asks again."""
 
 
-def refused_turn(session: Session, request: StepRequest) -> WireError | None:
-    """Why this turn cannot be taken, or None."""
+def refused_turn(session: Session, request: StepRequest) -> StepReply:
+    """The reply to a turn that cannot be taken."""
     if session.turn < 0:
-        text = "no episode was started; reset the session before stepping it"
-        return WireError("episode_over", text, request.session)
-    if request.turn != session.turn + 1:
+        code, text = "episode_over", "no episode was started; reset the session before stepping it"
+    elif request.turn != session.turn + 1:
+        code = "stale_turn"
         text = f"turn {request.turn} cannot be taken: the next one is {session.turn + 1}"
-        return WireError("stale_turn", text, request.session)
-    if session.over:
-        text = "the episode has ended; reset the session before stepping it"
-        return WireError("episode_over", text, request.session)
-    return None
+    else:
+        code, text = "episode_over", "the episode has ended; reset the session before stepping it"
+    error = WireError(code, text, request.session)
+    return StepReply(request.session, request.turn, error=error)
 
 
 def close_env(env: TextEnv) -> None:

@@ -50,6 +50,7 @@ def run_server(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks who the client is
         timeout_graceful_shutdown=GRACE_S,
         lifespan="on",
         ws="none",

@@ -216,10 +216,8 @@ def textcraft_tasks() -> TaskSet:
 
 def shown_recipes(book: RecipeBook, goal: str, rng: random.Random) -> list[Recipe]:
     """The goal's recipes and up to 10 others that share an ingredient, in random order."""
-    tree = sorted(book.tree(goal), key=lambda recipe: recipe.text)
-    ingredients = {name for recipe in tree for name, _ in recipe.ingredients}
-    others = {recipe for name in ingredients for recipe in book.uses[name]} - set(tree)
-    distractors = shuffled(sorted(others, key=lambda recipe: recipe.text), rng)[:MAX_DISTRACTORS]
+    tree, others = book.related(goal)
+    distractors = shuffled(others, rng)[:MAX_DISTRACTORS]
     return shuffled(tree + distractors, rng)
 
 

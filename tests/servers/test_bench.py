@@ -1,0 +1,53 @@
+"""`agentgym bench` and its load generator."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import agentgym_env.cli as cli
+from agentgym_env.errors import BadRequest, EnvironmentLost
+from agentgym_servers._load import record_plays
+from agentgym_servers.bench import measure
+from hosting import GUESS
+from worlds import Guess
+
+
+def test_it_measures_every_road_and_writes_json(tmp_path):
+    out = tmp_path / "bench.json"
+    words = ["bench", GUESS, "--seconds", "0.2", "--concurrency", "1,4", "--json", str(out)]
+    shown = CliRunner().invoke(cli.make_app(words), words, catch_exceptions=False)
+    report = json.loads(out.read_text())
+    roads = [(row["mode"], row["sessions"]) for row in report["rows"]]
+    assert roads == [
+        ("in-process", 1), ("single", 1), ("single", 4), ("batched", 1), ("batched", 4),
+    ]  # fmt: skip
+    for row in report["rows"]:
+        assert row["steps_per_s"] > 0 and row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+    assert "cores" in report["machine"] and GUESS in shown.output
+
+
+@pytest.mark.parametrize(("mode", "calls_per_step"), [("single", 1), ("batched", 1 / 4)])
+def test_the_server_takes_exactly_the_steps_that_are_counted(serve, mode, calls_per_step):
+    server = serve()
+    load = measure(server.address, mode, 4, record_plays(Guess(), 8), 0.2)
+    figures = server.host.table.figures()
+    assert figures.steps == load.steps > 0
+    assert len(load.latencies_s) == load.steps * calls_per_step
+    assert len(server.host.table) == 0
+
+
+def test_a_load_on_a_server_that_refuses_is_an_error(serve):
+    server = serve(max_sessions=2)
+    with pytest.raises(EnvironmentLost, match="all 2 sessions are taken"):
+        measure(server.address, "batched", 4, record_plays(Guess(), 8), 0.2)
+
+
+def test_recorded_plays_are_the_same_every_time():
+    assert record_plays(Guess(), 8) == record_plays(Guess(), 8)
+
+
+def test_concurrency_is_a_list_of_counts():
+    words = ["bench", GUESS, "--concurrency", "1,x"]
+    with pytest.raises(BadRequest, match="--concurrency is a list"):
+        CliRunner().invoke(cli.make_app(words), words, catch_exceptions=False)
