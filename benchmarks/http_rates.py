@@ -29,7 +29,7 @@ from agentgym_servers._load import (
     Load,
     Play,
     batched_load,
-    connect,
+    connected,
     in_process_load,
     open_sessions,
     record_plays,
@@ -109,12 +109,9 @@ def measure_fastapi(address: str, count: int, plays: list[Play], seconds: float)
     """One call a step, as our own host is asked."""
 
     async def run() -> Load:
-        connections = await connect(address, count)
-        players = [FastApiPlayer(c, int(await c.post("/create", b""))) for c in connections]
-        load = await single_load(players, plays, seconds)
-        for connection in connections:
-            connection.close()
-        return load
+        async with connected(address, count) as connections:
+            players = [FastApiPlayer(c, int(await c.post("/create", b""))) for c in connections]
+            return await single_load(players, plays, seconds)
 
     return uvloop.run(run())
 
@@ -125,12 +122,9 @@ def measure_overlapped(
     """Several batches on their way at once: the server need not wait for the load."""
 
     async def run() -> Load:
-        connections = await connect(address, in_flight)
-        batches = [(c, await open_sessions(c, size)) for c in connections]
-        load = await batched_load(batches, plays, seconds)
-        for connection in connections:
-            connection.close()
-        return load
+        async with connected(address, in_flight) as connections:
+            batches = [(c, await open_sessions(c, size)) for c in connections]
+            return await batched_load(batches, plays, seconds)
 
     return uvloop.run(run())
 
@@ -154,11 +148,15 @@ def fastapi_server():
 
 
 def _await(address: str, process: subprocess.Popen[bytes]) -> None:
+    async def knock() -> None:
+        async with connected(address, 1):
+            pass
+
     for _ in range(100):
         if process.poll() is not None:
             sys.exit("the FastAPI server did not start; pip install fastapi")
         try:
-            uvloop.run(connect(address, 1))
+            uvloop.run(knock())
             return
         except OSError:
             time.sleep(0.1)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Protocol, cast
@@ -199,12 +200,21 @@ async def close_sessions(connection: Connection, names: Sequence[str]) -> None:
     await connection.post("/v1/close", encode([{"session": name} for name in names]))
 
 
-async def connect(address: str, count: int) -> list[Connection]:
-    """Connections to a server."""
+@asynccontextmanager
+async def connected(address: str, count: int) -> AsyncIterator[list[Connection]]:
+    """Connections to a server, closed in the end."""
     parts = urlsplit(checked_address(address))
     host, port = parts.hostname or "", parts.port or 80
     loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(Connection, host, port))[1] for _ in range(count)]
+    connections: list[Connection] = []
+    try:
+        for _ in range(count):
+            connections.append((await loop.create_connection(Connection, host, port))[1])
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+        await asyncio.sleep(0)  # a transport is closed in the loop's next pass
 
 
 class Connection(asyncio.Protocol):

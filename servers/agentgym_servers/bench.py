@@ -32,7 +32,7 @@ from agentgym_servers._load import (
     SessionPlayer,
     batched_load,
     close_sessions,
-    connect,
+    connected,
     in_process_load,
     open_sessions,
     record_plays,
@@ -81,17 +81,15 @@ def measure(address: str, mode: str, count: int, plays: Sequence[Play], seconds:
     """One row: `count` sessions, `single` or `batched`."""
 
     async def run() -> Load:
-        connections = await connect(address, count if mode == "single" else 1)
-        names = await open_sessions(connections[0], count)
-        if mode == "single":
-            players = [SessionPlayer(c, n) for c, n in zip(connections, names, strict=True)]
-            load = await single_load(players, plays, seconds)
-        else:
-            load = await batched_load([(connections[0], names)], plays, seconds)
-        await close_sessions(connections[0], names)
-        for connection in connections:
-            connection.close()
-        return load
+        async with connected(address, count if mode == "single" else 1) as connections:
+            names = await open_sessions(connections[0], count)
+            if mode == "single":
+                players = [SessionPlayer(c, n) for c, n in zip(connections, names, strict=True)]
+                load = await single_load(players, plays, seconds)
+            else:
+                load = await batched_load([(connections[0], names)], plays, seconds)
+            await close_sessions(connections[0], names)
+            return load
 
     return uvloop.run(run())
 
