@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +16,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentgym_env.authoring import new
+from agentgym_env.checks import check
 from agentgym_env.errors import AgentGymError, MissingExtra
+from agentgym_env.play import play
 from agentgym_env.registration import EnvEntry, env_class, registered
 
+_CLASS: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 COMMAND_GROUP: Final = "agentgym.commands"
 _SUMMARIES: Final = {
     "serve": "Serve an environment over HTTP.",
@@ -31,6 +37,9 @@ _EXTRAS = {"serve": "serve", "bench": "serve", "train": "train", "eval": "train"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; one of our own errors is one line and exit status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if any(_CLASS.fullmatch(word) for word in words):
+        # `module:Class` may be a file beside the user. Last, so that it shadows nothing.
+        sys.path.append(os.getcwd())
     with _ending_on_errors(words):
         make_app(words)(words)
 
@@ -39,7 +48,8 @@ def make_app(words: Sequence[str]) -> typer.Typer:
     """The command line for `words`: of the other rooms, only the one that is called is imported."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_options)
-    app.command()(envs)
+    for command in (envs, new, check, play):
+        app.command()(command)
     called = _called(words)
     for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda point: point.name):
         if point.name == called:
@@ -119,7 +129,10 @@ def _naming_the_extra(command: str) -> Iterator[None]:
 def _describe(entry: EnvEntry) -> dict[str, Any]:
     try:
         tasks = env_class(entry.env_id)().tasks
-    except MissingExtra as error:
-        return {"id": entry.env_id, "splits": {}, "missing": str(error)}
+    except Exception as error:
+        # Somebody's broken environment must not hide the others.
+        known = isinstance(error, AgentGymError)
+        missing = str(error) if known else f"{type(error).__name__}: {error}"
+        return {"id": entry.env_id, "splits": {}, "missing": missing}
     sizes = {name: len(ids) for name, ids in tasks.splits.items()}
     return {"id": entry.env_id, "splits": sizes, "missing": None}

@@ -83,6 +83,14 @@ def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Lo
     return LocalServer(shared)
 
 
+def child_environment() -> dict[str, str]:
+    """The variables of a child process that can import what this one can.
+
+    An environment may be a plain file that only this process's path knows.
+    """
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+
+
 class _SharedServer:
     """The server's process, and how many hold it."""
 
@@ -99,8 +107,7 @@ class _SharedServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # What this process can import, the server can: an environment may be a plain file.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            env=child_environment(),
             # Ctrl-C is this process's to handle; the server must outlive its tidying up.
             start_new_session=True,
         )  # fmt: skip

@@ -145,10 +145,11 @@ def _register_entry(entry: EnvEntry) -> None:
 
 
 def _short_names(env_id: str) -> set[str]:
-    """`agentgym/TextCraft-v0` is also `agentgym/textcraft`, `textcraft-v0` and `textcraft`."""
+    """`maze/My-v0` is also `maze/my`, `my-v0`, `my` and, if there are no others, `maze`."""
     versioned = env_id.lower()
     plain = versioned.rpartition("-v")[0] or versioned
-    return {text for whole in (versioned, plain) for text in (whole, whole.rpartition("/")[2])}
+    parts = {text for whole in (versioned, plain) for text in (whole, whole.rpartition("/")[2])}
+    return parts | {versioned.partition("/")[0]}
 
 
 def _split(entry_point: str) -> tuple[str, str]:

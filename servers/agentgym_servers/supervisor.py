@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import IO, cast
 import msgspec
 
 from agentgym_env.errors import ServerStartFailed
+from agentgym_env.launch import child_environment
 from agentgym_servers.logs import event
 from agentgym_servers.mesh_process import Orders
 from agentgym_servers.serving import GRACE_S, listen
@@ -100,7 +100,7 @@ class _Member:
             [sys.executable, "-P", "-m", "agentgym_servers.mesh_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            env=child_environment(),
             # Ctrl-C is the supervisor's to handle.
             start_new_session=True,
         )

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from agentgym_env.errors import BadRequest, ServerStartFailed, UnknownSplit
+from agentgym_env.launch import child_environment
 from agentgym_env.wire import EnvCard, TaskList, WireError, decode
 from agentgym_servers.channel import (
     DESCRIBE,
@@ -136,7 +137,7 @@ class WorldProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # the server's own may be a report that somebody reads
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)},
+                    env=child_environment(),
                     # Ctrl-C is the server's to handle.
                     start_new_session=True,
                 )

@@ -1,0 +1,252 @@
+"""The conformance rules that need no server; each is one promise of an environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import warnings
+
+import msgspec
+from gymnasium.utils.env_checker import check_env
+
+from agentgym_env.check_subject import NotApplicable, RuleBroken, Subject
+from agentgym_env.errors import EpisodeOver
+from agentgym_env.launch import child_environment
+from agentgym_env.spaces import TextSpace
+from agentgym_env.text_env import TextEnv
+from agentgym_env.transcript import (
+    Scripts,
+    Transcript,
+    difference,
+    has_expert,
+    plain,
+    play,
+    shorten,
+)
+from agentgym_env.wire import decode
+
+_EXPERT_TURNS = 1000
+_SLOW_S = 10.0
+_PROCESS_TIMEOUT_S = 300
+MEGABYTE = 2**20
+
+GARBAGE: dict[str, str] = {
+    "nothing": "",
+    "spaces": " \t\n ",
+    "zero bytes": "\x00\x00",
+    "a lone surrogate": "\ud800",
+    "emoji and right-to-left text": "🙂 مرحبا",
+    "format strings": "%s %n {} {0} {0.__class__} ${HOME}",
+    "code": "__import__('os').getcwd()",
+    "markup": "<script>alert(1)</script>]]>--",
+    "a path": "../../../../etc/passwd",
+    "a very long number": "9" * 100_000,
+    "deep brackets": "(" * 50_000,
+    "1 MB of one letter": "a" * MEGABYTE,
+    "1 MB of lines": "go north\n" * (MEGABYTE // 9),
+    "1 MB of spaces": " " * MEGABYTE,
+}
+
+
+def passes_gymnasiums_checker(subject: Subject) -> str:
+    """Gymnasium's own checker has nothing to say."""
+    env = subject.make()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env, skip_render_check=True)
+        except AssertionError as error:
+            raise RuleBroken(str(error)) from error
+    # A world's libraries may warn of their own affairs while the checker drives it.
+    said = [str(w.message) for w in caught if "gymnasium" in str(w.filename)]
+    if said:
+        raise RuleBroken(said[0])
+    return "no warning"
+
+
+def splits_are_disjoint(subject: Subject) -> str:
+    """Tasks stand in one split each, and the one that is drawn from by default exists."""
+    env = subject.make()
+    seen: dict[str, str] = {}
+    for name, ids in env.tasks.splits.items():
+        for task in ids:
+            if task in seen:
+                raise RuleBroken(f"task {task!r} is in {seen[task]!r} and in {name!r}")
+            seen[task] = name
+    if not env.tasks.splits.get(env.default_split):
+        raise RuleBroken(
+            f"default_split {env.default_split!r} names no task; the splits are "
+            f"{', '.join(map(repr, env.tasks.splits))}"
+        )
+    if not env.instruction.strip():
+        raise RuleBroken("instruction is empty; say what the policy is to do, and how")
+    return ", ".join(f"{name} {len(ids)}" for name, ids in env.tasks.splits.items())
+
+
+def a_seed_gives_the_same_episode(subject: Subject) -> str:
+    """One environment after other episodes, and a fresh one, tell the same."""
+    env = subject.make()
+    first = [play(env, script) for script in subject.scripts]
+    again = [play(env, script) for script in reversed(subject.scripts)][::-1]
+    _compare(first, again, "played again in another order, ")
+    fresh = [play(subject.make(), script) for script in subject.scripts]
+    _compare(first, fresh, "in a fresh environment, ")
+    return f"{len(first)} episodes, 3 times"
+
+
+def processes_agree(subject: Subject) -> str:
+    """Other processes, with other hash seeds, tell the same."""
+    env = subject.make()
+    here = [play(env, script) for script in subject.scripts]
+    asked = Scripts(subject.entry_point, dict(subject.env_kwargs), subject.scripts)
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "agentgym_env.transcript"],
+            input=msgspec.json.encode(asked),
+            capture_output=True,
+            env={**child_environment(), "PYTHONHASHSEED": hash_seed},
+            timeout=_PROCESS_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise RuleBroken(f"it fails in another process: {' '.join(last)}")
+        _compare(here, decode(done.stdout, list), f"in a process with hash seed {hash_seed}, ")
+    return "2 other processes"
+
+
+def spaces_hold_what_is_said(subject: Subject) -> str:
+    """Every observation and every proposed action lies in its space."""
+    env = subject.make()
+    observations = actions = 0
+    for script in subject.scripts:
+        told = [env.reset(seed=script.seed, options={"task": script.task})[0]]
+        for action in script.actions:
+            proposed = env.available_actions() or []
+            for text in (*proposed, action):
+                actions += 1
+                if text not in env.action_space:
+                    raise RuleBroken(f"action {shorten(text)} is not in {env.action_space}")
+            told.append(env.step(action)[0])
+        observations += len(told)
+        for text in told:
+            if text not in env.observation_space:
+                raise RuleBroken(f"an observation of {len(text)} characters is not in "
+                                 f"{env.observation_space}")  # fmt: skip
+    return f"{observations} observations, {actions} actions"
+
+
+def asking_changes_nothing(subject: Subject) -> str:
+    """Available actions and the expert's advice leave the episode as it is."""
+    silent, asked = subject.make(), subject.make()
+    for script in subject.scripts:
+        expected = play(silent, script)
+        told: Transcript = [asked.reset(seed=script.seed, options={"task": script.task})]
+        for action in script.actions:
+            for _ in range(2):
+                asked.available_actions()
+                if has_expert(asked):
+                    asked.expert_action()
+            told.append(asked.step(action))
+        where = difference([expected], [plain(told)])
+        if where:
+            raise RuleBroken(f"task {script.task!r} changes when it is asked: {where}")
+    return f"{len(subject.scripts)} episodes"
+
+
+def the_expert_keeps_its_word(subject: Subject) -> str:
+    """A task that the expert acts on ends in success."""
+    env = subject.make()
+    if not has_expert(env):
+        raise NotApplicable("it has no expert")
+    solved = 0
+    for seed, task in enumerate(subject.sample):
+        env.reset(seed=seed, options={"task": task})
+        for turn in range(_EXPERT_TURNS):
+            action = env.expert_action()
+            if action is None:
+                if turn:
+                    raise RuleBroken(f"task {task!r}: the expert gives up after {turn} turns")
+                break
+            _, _, terminated, truncated, info = env.step(action)
+            if terminated or truncated:
+                if not info["success"]:
+                    raise RuleBroken(f"task {task!r} ends after {turn + 1} turns without success")
+                solved += 1
+                break
+        else:
+            raise RuleBroken(f"task {task!r} is not solved after {_EXPERT_TURNS} turns")
+    if not solved:
+        raise RuleBroken("the expert acts on none of the tasks")
+    unclaimed = len(subject.sample) - solved
+    return f"{solved} tasks solved" + (f", {unclaimed} not claimed" if unclaimed else "")
+
+
+def a_step_outside_an_episode_is_an_error(subject: Subject) -> str:
+    """Stepping before the first reset, or after the end, raises `EpisodeOver`."""
+    env = subject.make()
+    _must_refuse(env, "before the first reset")
+    for script in subject.scripts:
+        if _ends(env, subject, script.task, script.seed):
+            _must_refuse(env, f"after the end of task {script.task!r}")
+            env.reset(seed=script.seed, options={"task": script.task})
+            return "before the first reset and after the end"
+    raise NotApplicable("no episode of the sample came to its end; the rest is not seen")
+
+
+def garbage_never_raises(subject: Subject) -> str:
+    """Whatever a policy writes is answered by an observation within its space, soon."""
+    env = subject.make()
+    task = subject.sample[0]
+    for name, text in GARBAGE.items():
+        env.reset(seed=0, options={"task": task})
+        began = time.monotonic()
+        for action in (text, f"{_some_action(env)} {text}"):
+            try:
+                observation, _, terminated, truncated, _ = env.step(action)
+            except Exception as error:
+                raise RuleBroken(f"{name} raises {type(error).__name__}: {error}") from error
+            if observation not in env.observation_space:
+                raise RuleBroken(
+                    f"{name} is answered by {len(observation)} characters, which are not in "
+                    f"{env.observation_space}; cut what is quoted"
+                )
+            if terminated or truncated:
+                env.reset(seed=0, options={"task": task})
+        if time.monotonic() - began > _SLOW_S:
+            raise RuleBroken(f"{name} takes longer than {_SLOW_S:g} s")
+    return f"{len(GARBAGE)} kinds, up to 1 MB"
+
+
+def _compare(first: list[Transcript], second: list[Transcript], circumstance: str) -> None:
+    where = difference(first, second)
+    if where:
+        raise RuleBroken(f"{circumstance}{where}")
+
+
+def _must_refuse(env: TextEnv, when: str) -> None:
+    try:
+        env.step("x")
+    except EpisodeOver:
+        return
+    except Exception as error:
+        raise RuleBroken(f"a step {when} raises {type(error).__name__}, not EpisodeOver") from error
+    raise RuleBroken(f"a step {when} does not raise EpisodeOver; leave step() to TextEnv")
+
+
+def _ends(env: TextEnv, subject: Subject, task: str, seed: int) -> bool:
+    """Play towards the end of an episode; whether it was reached."""
+    env.reset(seed=seed, options={"task": task})
+    for _ in range(_EXPERT_TURNS if has_expert(env) else 100):
+        action = env.expert_action() if has_expert(env) else _some_action(env)
+        if action is None:
+            return False
+        if any(env.step(action)[2:4]):
+            return True
+    return False
+
+
+def _some_action(env: TextEnv) -> str:
+    available = env.available_actions()
+    return available[0] if available else TextSpace(seed=0).sample()

@@ -1,0 +1,132 @@
+"""`agentgym play`: a person plays an environment in the terminal."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final, Protocol
+
+import gymnasium
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from agentgym_env.errors import EpisodeFailure
+from agentgym_env.registration import full_id
+from agentgym_env.remote import INPROCESS, make_env
+
+try:
+    import readline
+except ModuleNotFoundError:  # Windows has none: there is no completion then
+    readline = None  # type: ignore[assignment]
+
+_HELP: Final = "Tab completes an action, ? lists them, ! asks the expert, Ctrl-D ends."
+
+
+class Playable(Protocol):
+    """What is played: in this process or on a server."""
+
+    def available_actions(self) -> list[str] | None:
+        """What can be done now."""
+        ...
+
+    def expert_action(self) -> str | None:
+        """What the oracle would do."""
+        ...
+
+
+def play(
+    env_id: Annotated[str, typer.Argument(help="An environment's id, or module:Class.")],
+    task: Annotated[str | None, typer.Option(help="The task to play.")] = None,
+    split: Annotated[str | None, typer.Option(help="Where to draw a task from.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first episode; the next count on.")] = 0,
+    server: Annotated[
+        str, typer.Option(help="A running server's address; else it runs in this process.")
+    ] = INPROCESS,
+) -> None:
+    """Play an environment in the terminal."""
+    console = Console(highlight=False)
+    env = make_env(full_id(env_id), server)
+    completer = ActionCompleter()
+    completer.install()
+    console.print(f"[bold]{escape(getattr(env, 'instruction', ''))}[/]")
+    console.print(f"[dim]{_HELP}[/]")
+    named = {key: value for key, value in (("task", task), ("split", split)) if value is not None}
+    try:
+        for episode_seed in itertools.count(seed):
+            _play_episode(console, env, completer, episode_seed, named)
+            if not sys.stdin.isatty():
+                break
+            input("Enter plays another episode, Ctrl-D ends. ")
+    except (EOFError, KeyboardInterrupt):
+        console.print()
+    finally:
+        env.close()
+
+
+class ActionCompleter:
+    """Completes a whole line to one of the available actions."""
+
+    def __init__(self) -> None:
+        self.actions: Sequence[str] = ()
+
+    def install(self) -> None:
+        """Let Tab ask this completer, for the line as a whole."""
+        if readline is None:
+            return
+        readline.set_completer(self.complete)
+        readline.set_completer_delims("")
+        # libedit, which stands in for readline on macOS, has its own words for this.
+        libedit = "libedit" in (readline.__doc__ or "")
+        readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+
+    def complete(self, text: str, number: int) -> str | None:
+        """The `number`-th action that begins with `text`, readline's way."""
+        fitting = [action for action in self.actions if action.startswith(text)]
+        return fitting[number] if number < len(fitting) else None
+
+
+def _play_episode(
+    console: Console,
+    env: gymnasium.Env[str, str],
+    completer: ActionCompleter,
+    seed: int,
+    named: dict[str, str],
+) -> None:
+    playable: Playable = env  # type: ignore[assignment]
+    observation, info = env.reset(seed=seed, options=named)
+    console.print(f"\n[dim]task {escape(str(info['task']))}, seed {seed}[/]")
+    total = 0.0
+    while True:
+        console.print(escape(observation), soft_wrap=True)
+        completer.actions = playable.available_actions() or ()
+        action = _ask(console, playable, completer)
+        try:
+            observation, reward, terminated, truncated, info = env.step(action)
+        except EpisodeFailure as failure:
+            console.print(f"[bold red]{failure.kind}[/] {escape(str(failure))}")
+            return
+        total += float(reward)
+        if terminated or truncated:
+            console.print(escape(observation), soft_wrap=True)
+            result = "[bold green]solved[/]" if info["success"] else "[bold red]not solved[/]"
+            console.print(f"{result} after {info['turn']} turns, return {total:g}")
+            return
+
+
+def _ask(console: Console, playable: Playable, completer: ActionCompleter) -> str:
+    """The next action; questions are answered on the way."""
+    while True:
+        line = input("> ")
+        if line == "?":
+            listed = "\n".join(completer.actions) or "This environment does not list its actions."
+            console.print(escape(listed), soft_wrap=True)
+        elif line == "!":
+            try:
+                advice = playable.expert_action()
+            except (NotImplementedError, ValueError):
+                advice = "This environment has no expert."
+            console.print(escape(advice or "The expert has no more to say."), soft_wrap=True)
+        else:
+            return line

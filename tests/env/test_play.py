@@ -1,0 +1,96 @@
+"""`agentgym play` in a real terminal."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+class Terminal:
+    """A program in a pseudo-terminal."""
+
+    def __init__(self, folder, *words: str) -> None:
+        self._fd, child = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from agentgym_env.cli import main; main()", "play", *words],
+            stdin=child, stdout=child, stderr=child, cwd=folder, close_fds=True,
+            env={**os.environ, "TERM": "dumb", "COLUMNS": "100"},
+        )  # fmt: skip
+        os.close(child)
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self._fd, text.encode())
+
+    def until(self, pattern: str) -> str:
+        """What is shown up to a pattern."""
+        deadline = time.monotonic() + 30
+        while not (found := re.search(pattern, self._seen)):
+            assert time.monotonic() < deadline, f"{pattern!r} is not in {self._seen!r}"
+            if select.select([self._fd], [], [], 0.2)[0]:
+                self._seen += os.read(self._fd, 4096).decode()
+        shown, self._seen = self._seen[: found.end()], self._seen[found.end() :]
+        return shown
+
+    def end(self) -> int:
+        """Press Ctrl-D and wait."""
+        self.type("\x04")
+        status = self._process.wait(20)
+        os.close(self._fd)
+        return status
+
+
+@pytest.fixture
+def terminal(worlds_folder):
+    return lambda *words: Terminal(worlds_folder, *words)
+
+
+def test_tab_completes_an_available_action_and_an_episode_is_played(terminal):
+    screen = terminal("faulty:Sound", "--task", "a")
+    assert "Say yes three times." in screen.until("> ")
+    for said in (1, 2):
+        screen.type("y\t\n")
+        assert f"{said} of 3" in screen.until("> $")
+    screen.type("?\n")
+    assert re.search(r"yes\s+no", screen.until("> $"))
+    screen.type("!\n")
+    assert "yes" in screen.until("> $")
+    screen.type("ye\t\n")
+    assert "solved after 3 turns, return 1" in screen.until("another episode")
+    screen.type("\n")
+    assert "seed 1" in screen.until("> $")
+    assert screen.end() == 0
+
+
+def test_an_environment_without_an_expert_says_so(terminal):
+    screen = terminal("faulty:NoExpert")
+    screen.until("> $")
+    screen.type("!\n")
+    assert "no expert" in screen.until("> $")
+    assert screen.end() == 0
+
+
+def test_a_server_is_played_as_well(terminal, run):
+    address = run("worlds:Guess", "--port", "0").address()
+    screen = terminal("worlds:Guess", "--server", address, "--task", "5")
+    screen.until("> $")
+    screen.type("!\n")
+    screen.until("5")
+    screen.type("5\n")
+    assert "solved after 1 turns" in screen.until("another episode")
+    assert screen.end() == 0
+
+
+def test_lines_that_are_piped_in_are_played(worlds_folder):
+    done = subprocess.run(
+        [sys.executable, "-c", "from agentgym_env.cli import main; main()", "play", "faulty:Sound"],
+        input="yes\nyes\nyes\n", capture_output=True, text=True, check=True, timeout=60,
+        cwd=worlds_folder,
+    )  # fmt: skip
+    assert "solved after 3 turns" in done.stdout
