@@ -20,6 +20,8 @@ from agentgym_env.transports import InProcessTransport
 from agentgym_env.wire import EnvCard, ResetReply
 
 INPROCESS = "inprocess"
+ORIGINAL = "agentgym+"
+"""Begins the address of an AgentGym server: `agentgym+http://host:port`."""
 
 
 def make_env(
@@ -32,6 +34,13 @@ def make_env(
     """What `gymnasium.make` calls: a `RemoteEnv`, or the class itself for `"inprocess"`."""
     if server == INPROCESS:
         return env_class(env_id)(render_mode=render_mode, **kwargs)
+    if isinstance(server, str) and server.startswith(ORIGINAL):
+        adapter = importlib.import_module("agentgym_adapters.agentgym_v1")
+        address = server.removeprefix(ORIGINAL)
+        original: gymnasium.Env[str, str] = adapter.OriginalEnv(
+            env_id, address, render_mode=render_mode, **kwargs
+        )
+        return original
     return RemoteEnv(env_id, server, render_mode=render_mode, **kwargs)
 
 
@@ -160,6 +169,11 @@ def connect(
     if server is None:
         local = local_server(env_id, env_kwargs)
         return EnvClient(local.address, timeout_s=timeout_s, retries=retries), local
+    if isinstance(server, str) and server.startswith(ORIGINAL):
+        raise BadRequest(
+            f"{server} takes one step a call; make a vector of it by "
+            "gymnasium.make_vec(..., vectorization_mode='sync')"
+        )
     if env_kwargs:
         raise BadRequest(
             f"{sorted(env_kwargs)} are settings of the environment, and a running server has its "

@@ -14,7 +14,7 @@ from pathlib import Path
 import uvicorn
 
 import agentgym_env
-from agentgym_servers.app import make_app
+from agentgym_servers.app import App, make_app
 from agentgym_servers.host import Host
 
 GUESS = "tests/Guess-v0"
@@ -40,11 +40,11 @@ class Clock:
 class HttpServer:
     """A real HTTP server in a thread of this process, so that a test can look into its table."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, app: App | None = None) -> None:
         self.host = host
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        config = uvicorn.Config(make_app(host), log_config=None, access_log=False)
+        config = uvicorn.Config(app or make_app(host), log_config=None, access_log=False)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()

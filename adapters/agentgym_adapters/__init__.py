@@ -1,1 +1,1 @@
-"""Adapters between agentgym environments and other frameworks."""
+"""Bridges to other frameworks, one file each."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from agentgym_servers.desk import Answer, Batch, Desk, Scrape
@@ -43,12 +45,33 @@ class Service(Protocol):
         ...
 
 
-def make_app(service: Service) -> App:
-    """The application that serves `service`, starts it and stops it."""
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """One call as it came, past the door."""
+
+    method: str
+    path: str
+    query: str
+    body: bytes
+    content_type: str
+    accept: str
+    authorization: str
+
+
+Answerer = Callable[[HttpCall], Awaitable[Answer]]
+"""Speaks a protocol."""
+
+
+def make_app(service: Service, answerer: Answerer | None = None) -> App:
+    """The application that serves `service`, starts it and stops it.
+
+    It speaks our own protocol unless an `answerer` speaks another.
+    """
+    answer = answerer or partial(answer_call, service)
 
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await _serve_call(service, scope, receive, send)
+            await _serve_call(service.desk, answer, scope, receive, send)
         elif scope["type"] == "lifespan":
             await _live(service, receive, send)
         else:
@@ -58,14 +81,51 @@ def make_app(service: Service) -> App:
     return app
 
 
+async def answer_call(service: Service, call: HttpCall) -> Answer:
+    """Answer a call of our own protocol."""
+    desk = service.desk
+    begun = desk.begin(
+        call.method,
+        call.path,
+        call.query,
+        call.body,
+        call.content_type,
+        call.accept,
+        call.authorization,
+    )
+    if isinstance(begun, Batch):
+        return desk.finish(begun, await service.ask(begun.route.path, begun.requests))
+    if isinstance(begun, Scrape):
+        return desk.show(begun, await service.figures())
+    return begun
+
+
 async def _serve_call(
-    service: Service, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    desk: Desk, answer: Answerer, scope: MutableMapping[str, Any], receive: Receive, send: Send
 ) -> None:
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-    answer = await _answer(service, scope, headers, receive)
-    if answer is None:
+    authorization = headers.get(b"authorization", "")
+    declared = headers.get(b"content-length", "")
+    error = desk.unauthorized(scope["path"], authorization) or desk.too_large(
+        int(declared) if declared.isdecimal() else 0
+    )
+    body = b"" if error is not None else await _read(receive, desk.max_body_bytes)
+    if body is None:
         return
-    status, content_type, content = answer
+    error = error or desk.too_large(len(body))
+    if error is not None:
+        status, content_type, content = desk.fail(error)
+    else:
+        call = HttpCall(
+            scope["method"],
+            scope["path"],
+            scope["query_string"].decode("latin-1"),
+            body,
+            headers.get(b"content-type", ""),
+            headers.get(b"accept", ""),
+            authorization,
+        )
+        status, content_type, content = await answer(call)
     fields = [
         (b"content-type", content_type.encode()),
         (b"content-length", b"%d" % len(content)),
@@ -74,37 +134,6 @@ async def _serve_call(
         fields.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": content})
-
-
-async def _answer(
-    service: Service, scope: MutableMapping[str, Any], headers: dict[bytes, str], receive: Receive
-) -> Answer | None:
-    """The answer to a call; None if its client has gone."""
-    desk, path = service.desk, scope["path"]
-    authorization = headers.get(b"authorization", "")
-    declared = headers.get(b"content-length", "")
-    error = desk.unauthorized(path, authorization) or desk.too_large(
-        int(declared) if declared.isdecimal() else 0
-    )
-    if error is not None:
-        return desk.fail(error)
-    body = await _read(receive, desk.max_body_bytes)
-    if body is None:
-        return None
-    begun = desk.begin(
-        scope["method"],
-        path,
-        scope["query_string"].decode("latin-1"),
-        body,
-        headers.get(b"content-type", ""),
-        headers.get(b"accept", ""),
-        authorization,
-    )
-    if isinstance(begun, Batch):
-        return desk.finish(begun, await service.ask(begun.route.path, begun.requests))
-    if isinstance(begun, Scrape):
-        return desk.show(begun, await service.figures())
-    return begun
 
 
 async def _read(receive: Receive, limit: int) -> bytes | None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -19,6 +20,13 @@ from agentgym_servers.settings import ServeSettings
 from agentgym_servers.supervisor import run_mesh
 
 logger = logging.getLogger(__name__)
+
+
+class Protocol(StrEnum):
+    """What a server can speak."""
+
+    OWN = "agentgym-sdk"
+    AGENTGYM = "agentgym"
 
 
 def serve(
@@ -52,6 +60,9 @@ def serve(
     env_kwargs: Annotated[
         str, typer.Option(help="The environment's own settings, as a JSON object.")
     ] = "{}",
+    protocol: Annotated[
+        Protocol, typer.Option(help="Speak our own protocol, or that of AgentGym's servers.")
+    ] = Protocol.OWN,
     log_json: Annotated[bool, typer.Option(help="Log JSON lines.")] = False,
     log_actions: Annotated[
         bool, typer.Option(help="Log each step with its action's text.")
@@ -79,12 +90,15 @@ def serve(
         workers=max(1, min(workers or _default_workers(isolated), max_sessions)),
         isolated=isolated,
         step_timeout_s=_positive("--step-timeout", step_timeout or env_type.step_timeout_s),
+        protocol=protocol.value,
         log_level=level,
         log_json=log_json,
         log_actions=log_actions,
     )
     if workers is not None and workers < 1:
         raise BadRequest(f"--workers is at least 1, got {workers}")
+    if protocol is Protocol.AGENTGYM and (workers or 1) > 1 and not isolated:
+        raise BadRequest("--protocol agentgym numbers its sessions in one process; leave --workers")
     if token_file is None and not _is_loopback(host):
         logger.warning("%s is open to the network without a token; see --token-file", host)
     sys.exit(_run(settings, report))

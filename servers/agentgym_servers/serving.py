@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_servers.app import App, make_app
+from agentgym_servers.app import App, Service, make_app
+from agentgym_servers.compat import original_protocol
 from agentgym_servers.host import Host
 from agentgym_servers.settings import ServeSettings, session_table
 from agentgym_servers.workers import world_pool
@@ -31,10 +32,16 @@ GRACE_S = 5
 
 def make_service(settings: ServeSettings) -> App:
     """The application of a server that is one HTTP process."""
+    service: Service
     if settings.isolated:
-        return make_app(world_pool(settings))
-    table = session_table(settings)
-    return make_app(Host(table, token=settings.token, max_body_bytes=settings.max_body_bytes))
+        service = world_pool(settings)
+    else:
+        table = session_table(settings)
+        service = Host(table, token=settings.token, max_body_bytes=settings.max_body_bytes)
+    if settings.protocol == "agentgym":
+        original = original_protocol(service, settings.env_id, settings.session_ttl_s)
+        return make_app(service, original)
+    return make_app(service)
 
 
 def run_server(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -30,6 +30,8 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     isolated: bool = False
     """Whether worlds step in processes that serve nothing else, under a deadline."""
     step_timeout_s: float = 60.0
+    protocol: Literal["agentgym-sdk", "agentgym"] = "agentgym-sdk"
+    """What is spoken: our own, or that of AgentGym's servers."""
     log_level: int = 20
     log_json: bool = False
     log_actions: bool = False

@@ -214,6 +214,12 @@ def textcraft_tasks() -> TaskSet:
     )
 
 
+def original_task(data_idx: int) -> str:
+    """The goal that AgentGym numbers `data_idx`; like there, any number is taken modulo 544."""
+    goals = recipe_book().goals
+    return goals[data_idx % len(goals)]
+
+
 def shown_recipes(book: RecipeBook, goal: str, rng: random.Random) -> list[Recipe]:
     """The goal's recipes and up to 10 others that share an ingredient, in random order."""
     tree, others = book.related(goal)
