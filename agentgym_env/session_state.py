@@ -13,7 +13,14 @@ from agentgym_env.errors import (
 )
 from agentgym_env.pool import Server
 from agentgym_env.spaces import clean_text
-from agentgym_env.wire import ResetReply, ResetRequest, SessionRequest, StepReply, StepRequest
+from agentgym_env.wire import (
+    MAX_SEED,
+    ResetReply,
+    ResetRequest,
+    SessionRequest,
+    StepReply,
+    StepRequest,
+)
 
 
 class SessionState:
@@ -51,6 +58,8 @@ class SessionState:
                 raise BadRequest(f"a {name} is a str, got {text!r}")
         if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
             raise BadRequest(f"a seed is an int, got {seed!r}")
+        if seed is not None and not 0 <= seed <= MAX_SEED:
+            raise BadRequest(f"a seed is from 0 to {MAX_SEED}, got {seed}")
         self._begin()
         return ResetRequest(
             self.name,

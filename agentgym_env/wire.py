@@ -7,13 +7,15 @@ Every POST route takes and returns a list: one item or thousands. An item that f
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 PROTOCOL_VERSION: Final = 1
+MAX_SEED: Final = 2**63 - 1
+"""The widest integer that every JSON and MessagePack reader can hold."""
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 
@@ -22,6 +24,7 @@ ErrorCode = Literal[
     "unauthorized",  # 401  no or wrong bearer token
     "unknown_session",  # 404  never created, closed, or idle past its TTL
     "unknown_route",  # 404
+    "wrong_method",  # 405  the route takes another method
     "unknown_task",  # 404
     "unknown_split",  # 404
     "stale_turn",  # 409  a turn that is neither the next nor the last one answered
@@ -38,6 +41,7 @@ STATUS: Final[dict[str, int]] = {
     "unauthorized": 401,
     "unknown_session": 404,
     "unknown_route": 404,
+    "wrong_method": 405,
     "unknown_task": 404,
     "unknown_split": 404,
     "stale_turn": 409,
@@ -76,7 +80,7 @@ class ResetRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Start an episode in a session. With `seed`, sending it again is harmless."""
 
     session: str
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     task: str | None = None
     split: str | None = None
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from agentgym_servers.desk import Answer, Batch, Desk, Scrape
 from agentgym_servers.metrics import Figures
+from agentgym_servers.routes import METHOD_OF
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,8 @@ async def _serve_call(
     ]
     if status == 401:
         fields.append((b"www-authenticate", b"Bearer"))
+    if status == 405 and scope["path"] in METHOD_OF:
+        fields.append((b"allow", METHOD_OF[scope["path"]].encode()))
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": content})
 

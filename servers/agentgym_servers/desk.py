@@ -108,9 +108,12 @@ class Desk:
             return self._read(_POSTS[path], body, sent, wanted)
         if method == "GET" and path in (routes.METRICS.path, routes.HEALTH.path):
             return Scrape(path)
-        if method == "GET":
-            return self._get(path, query, wanted)
-        return self.fail(WireError("unknown_route", f"there is no {_cut(method)} {_cut(path)}"))
+        if path not in routes.METHOD_OF:
+            return self.fail(WireError("unknown_route", f"there is no {_cut(path)}"), wanted)
+        if method != routes.METHOD_OF[path]:
+            text = f"{path} takes {routes.METHOD_OF[path]}, not {_cut(method)}"
+            return self.fail(WireError("wrong_method", text), wanted)
+        return self._get(path, query, wanted)
 
     def finish(self, batch: Batch, replies: list[Any]) -> Answer:
         """Write a batch's answer: 200 unless every item failed, then the first item's status."""
@@ -171,9 +174,7 @@ class Desk:
             return 200, wanted, encode(self._keeper.card(), wanted)
         if path == routes.TASKS.path:
             return self._get_tasks(query, wanted)
-        if path == routes.OPENAPI.path:
-            return 200, JSON, encode(openapi_document(self._keeper.card()))
-        return self.fail(WireError("unknown_route", f"there is no GET {_cut(path)}"))
+        return 200, JSON, encode(openapi_document(self._keeper.card()))
 
     def _get_tasks(self, query: str, wanted: str) -> Answer:
         try:

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from agentgym_env.wire import JSON, MSGPACK, STATUS, EnvCard, ErrorBody
-from agentgym_servers.routes import HEALTH, ROUTES, TASKS, Route
+from agentgym_env.wire import JSON, MSGPACK, STATUS, EnvCard, ErrorBody, ErrorCode
+from agentgym_servers.routes import AT_THE_DOOR, HEALTH, ROUTES, TASKS, Route
 
 
 def openapi_document(card: EnvCard) -> dict[str, Any]:
@@ -20,7 +20,8 @@ def openapi_document(card: EnvCard) -> dict[str, Any]:
     schema_of = dict(zip(map(str, kinds), schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+        operation = _operation(route, schema_of, list(card.splits))
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {
@@ -36,7 +37,7 @@ def openapi_document(card: EnvCard) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: Route, schema_of: dict[str, Any], splits: list[str]) -> dict[str, Any]:
     answer = schema_of[str(route.gives)] if route.gives is not None else {}
     failed = _media(schema_of[str(ErrorBody)])
     responses: dict[str, Any] = {
@@ -45,11 +46,12 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
             "content": _media(answer) if route.gives else {route.media: {"schema": answer}},
         }
     }
-    for status in sorted(set(STATUS.values())):
+    codes = [c for c in (*AT_THE_DOOR, *route.codes) if (c, route) != ("unauthorized", HEALTH)]
+    for status in sorted({STATUS[code] for code in codes}):
         # A batch in which every item failed comes back as the list, under the first item's status.
         either = {"anyOf": [schema_of[str(ErrorBody)], answer]} if route.takes else None
         content = _media(either) if either else failed
-        responses[str(status)] = {"description": _codes(status), "content": content}
+        responses[str(status)] = {"description": _named(codes, status), "content": content}
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": (route.method + route.path).replace("/", "_").replace(".", "_").lower(),
@@ -61,7 +63,7 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": content}
     if route is TASKS:
         operation["parameters"] = [
-            {"name": "split", "in": "query", "required": True, "schema": {"type": "string"}}
+            {"name": "split", "in": "query", "required": True, "schema": {"enum": splits}}
         ]
     return operation
 
@@ -70,5 +72,5 @@ def _media(schema: dict[str, Any]) -> dict[str, Any]:
     return {JSON: {"schema": schema}, MSGPACK: {"schema": schema}}
 
 
-def _codes(status: int) -> str:
-    return ", ".join(code for code, number in STATUS.items() if number == status)
+def _named(codes: list[ErrorCode], status: int) -> str:
+    return ", ".join(code for code in codes if STATUS[code] == status)

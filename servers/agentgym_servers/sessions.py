@@ -18,6 +18,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.spaces import TextSpace, clean_text
 from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import (
+    MAX_SEED,
     ActionsReply,
     CloseReply,
     CreateReply,
@@ -39,8 +40,6 @@ from agentgym_servers.logs import event
 from agentgym_servers.metrics import Figures
 
 logger = logging.getLogger(__name__)
-
-_MAX_SEED = 2**63 - 1  # the widest integer every JSON and MessagePack reader can hold
 
 Reply = ResetReply | StepReply | ExpertReply | ActionsReply
 A = TypeVar("A", ExpertReply, ActionsReply)
@@ -228,11 +227,10 @@ class SessionTable:
         session = self._find(request.session, self._clock())
         if session is None:
             return ResetReply(request.session, error=unknown_session(request.session))
-        if request.seed is not None and not 0 <= request.seed <= _MAX_SEED:
-            text = f"a seed is a whole number from 0 to {_MAX_SEED}, got {cut(str(request.seed))}"
-            return ResetReply(
-                request.session, error=WireError("bad_request", text, request.session)
-            )
+        if request.seed is not None and not 0 <= request.seed <= MAX_SEED:
+            text = f"a seed is a whole number from 0 to {MAX_SEED}, got {cut(str(request.seed))}"
+            error = WireError("bad_request", text, request.session)
+            return ResetReply(request.session, error=error)
         named = {"task": request.task, "split": request.split}
         options = {key: value for key, value in named.items() if value is not None}
         try:

@@ -128,19 +128,31 @@ def test_a_browsers_form_cannot_drive_the_server(serve):
         assert error_of(response) == (400, "bad_request")
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", "/"), ("GET", "/v1/step"), ("PUT", "/v1/step"), ("POST", "/v1/env"),
-     ("DELETE", "/nothing/%00%ff"), ("GET", "//v1/env")],
-)  # fmt: skip
-def test_other_routes_are_unknown(serve, method, path):
-    server = serve()
+def ask(server, method: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
     connection = http.client.HTTPConnection(server.address.removeprefix("http://"), timeout=10)
     connection.request(method, path)
     response = connection.getresponse()
-    assert response.status == 404
-    assert json.loads(response.read())["error"]["code"] == "unknown_route"
+    body = response.read()
     connection.close()
+    return response, body
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/"), ("DELETE", "/nothing/%00%ff"), ("GET", "//v1/env")]
+)
+def test_other_routes_are_unknown(serve, method, path):
+    response, body = ask(serve(), method, path)
+    assert (response.status, json.loads(body)["error"]["code"]) == (404, "unknown_route")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/v1/step", "POST"), ("PUT", "/v1/step", "POST"), ("POST", "/v1/env", "GET")],
+)
+def test_a_route_names_the_method_it_takes(serve, method, path, allowed):
+    response, body = ask(serve(), method, path)
+    assert (response.status, json.loads(body)["error"]["code"]) == (405, "wrong_method")
+    assert response.getheader("Allow") == allowed
 
 
 def test_the_token_is_asked_for_everywhere_but_at_health(serve):
