@@ -65,12 +65,16 @@ class Served:
         )  # fmt: skip
         self.errors = ""
         """What it wrote, as far as it was read."""
+        self._address: str | None = None
 
     def address(self) -> str:
         """Where it says it listens."""
+        if self._address is not None:
+            return self._address
         for line in self.process.stderr:
             self.errors += line
             if found := re.search(r"serving \S+ on (http://\S+)", line):
+                self._address = found[1]
                 return found[1]
         raise AssertionError("it ended without serving")
 

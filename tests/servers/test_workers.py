@@ -2,6 +2,7 @@
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -110,6 +111,20 @@ def test_the_processes_end_with_the_server(wild, gently):
         [psutil.Process(p) for p in children if psutil.pid_exists(p)], timeout=10
     )
     assert not alive
+
+
+@pytest.mark.parametrize("road", ["--isolate", "--inline"])
+def test_a_graceful_end_finishes_the_step_under_way(run, road):
+    served = run("worlds:Wild", "--port", "0", road)
+    with EnvClient(served.address()) as client, ThreadPoolExecutor(1) as threads:
+        session = client.open()
+        session.reset(seed=0)
+        under_way = threads.submit(session.step, "wait")  # 0.3 s
+        time.sleep(0.1)
+        assert not under_way.done()
+        assert served.stop() == 0
+        assert under_way.result(5).observation.endswith(" 1")
+    assert "stopped" in served.errors
 
 
 def test_what_a_world_prints_is_no_part_of_an_answer(wild):

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 import yaml
 from safetensors.torch import load_file
 
+from agentgym_env.failures import teaches
 from agentgym_env.run_store import RunStore
 from tests.train.small import save_tiny_policy
 
@@ -189,3 +191,30 @@ def test_the_process_ends_its_server():
     status, output = finish(process)
     assert status == 0, output
     assert not [server for server in servers if server.is_running()]
+
+
+@pytest.mark.slow
+def test_training_on_two_addresses_goes_on_with_one(tmp_path, run):
+    dying, living = (run("agentgym/TextCraft-v0", "--port", "0") for _ in range(2))
+    changes = {"servers": [dying.address(), living.address()], "steps": 8, "save_every": 8}
+    process = agentgym(
+        "train", write_config(tmp_path, **changes, eval_before=False, eval_after=False)
+    )
+    folder = tmp_path / "run"
+    wait_for(lambda: (folder / "metrics.jsonl").exists(), process)
+    assert steps_of(dying) > 0 and steps_of(living) > 0, "both were played on"
+    dying.process.kill()
+    assert len(RunStore.open(folder).metrics()[0]) < 8, "the run still goes on"
+    status, output = finish(process)
+    assert status == 0, output
+    rows, _ = RunStore.open(folder).metrics()
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    episodes, _ = RunStore.open(folder).trajectories("train")
+    assert len(episodes) == 8 * 4 and all(teaches(e.outcome) for e in episodes)
+    # The living server has the steps that were on it, and all of those after the kill.
+    assert steps_of(living) > len([e for e in episodes if e.step > 2])
+
+
+def steps_of(served) -> int:
+    page = requests.get(served.address() + "/metrics", timeout=10).text
+    return next(int(x.split()[1]) for x in page.splitlines() if x.startswith("agentgym_steps_tot"))
