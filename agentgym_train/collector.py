@@ -12,6 +12,7 @@ import msgspec
 
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.launch import LocalServer, local_server
+from agentgym_env.registration import full_id
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
@@ -27,8 +28,9 @@ class Collector:
     """Plays episodes of one environment, on running servers or on a local one of its own."""
 
     def __init__(self, env_id: str, servers: Sequence[str] = (), *, concurrency: int = 256) -> None:
-        self.env_id = env_id
-        self.server: LocalServer | None = None if servers else local_server(env_id)
+        # What runs elsewhere need not be known here.
+        self.env_id = env_id if servers else full_id(env_id)
+        self.server: LocalServer | None = None if servers else local_server(self.env_id)
         addresses = [self.server.address] if self.server else list(servers)
         self._concurrency = concurrency
         # One loop for the whole run: connections and engines belong to the loop they began in.

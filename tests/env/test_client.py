@@ -499,6 +499,7 @@ def test_every_error_code_becomes_an_exception_of_ours():
     assert kinds == {
         "bad_request": "BadRequest", "unauthorized": "BadRequest",
         "unknown_session": "EnvironmentLost", "unknown_route": "BadRequest",
+        "wrong_method": "BadRequest",
         "unknown_task": "UnknownTask", "unknown_split": "UnknownSplit",
         "stale_turn": "BadRequest", "episode_over": "EpisodeOver", "no_expert": "BadRequest",
         "too_large": "BadRequest", "too_many_sessions": "BadRequest",

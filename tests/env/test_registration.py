@@ -9,9 +9,17 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import agentgym_env
-from agentgym_env import RemoteEnv, RemoteVectorEnv
+from agentgym_env import RemoteEnv, RemoteVectorEnv, registration
 from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
-from agentgym_env.registration import BUILT_IN, env_class, find, register, registered
+from agentgym_env.registration import (
+    BUILT_IN,
+    EnvEntry,
+    env_class,
+    find,
+    full_id,
+    register,
+    registered,
+)
 from hosting import GUESS
 from worlds import Guess
 
@@ -179,3 +187,25 @@ def test_the_public_names_are_few_and_exist():
     assert len(agentgym_env.__all__) <= 15
     assert all(hasattr(agentgym_env, name) for name in agentgym_env.__all__)
     assert agentgym_env.RemoteEnv is RemoteEnv
+
+
+def test_a_short_name_stands_for_its_newest_version(monkeypatch):
+    monkeypatch.setattr(registration, "_entries", dict(registration._entries))
+    for env_id in ("maze/My-v0", "maze/My-v2", "maze/My-v10"):
+        registration._entries[env_id] = EnvEntry(env_id, "worlds:Guess")
+    for name in ("maze/My-v10", "maze/my", "my", "MY", "maze", "my-v10"):
+        assert full_id(name) == "maze/My-v10"
+    assert full_id("my-v2") == "maze/My-v2"
+    assert full_id("textcraft") == "agentgym/TextCraft-v0"
+    assert full_id("worlds:Guess") == "worlds:Guess"
+
+
+def test_a_short_name_of_several_environments_is_refused(monkeypatch):
+    monkeypatch.setattr(registration, "_entries", dict(registration._entries))
+    for env_id in ("one/My-v0", "two/My-v0"):
+        registration._entries[env_id] = EnvEntry(env_id, "worlds:Guess")
+    with pytest.raises(UnknownEnvironment, match="one/My-v0 or two/My-v0"):
+        full_id("my")
+    assert full_id("two/my") == "two/My-v0"
+    with pytest.raises(UnknownEnvironment, match="no environment 'nothing'"):
+        full_id("nothing")

@@ -1,6 +1,9 @@
 """`agentgym bench` and its load generator."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +14,8 @@ from agentgym_servers._load import record_plays
 from agentgym_servers.bench import measure
 from hosting import GUESS
 from worlds import Guess
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_it_measures_every_road_and_writes_json(tmp_path):
@@ -51,3 +56,19 @@ def test_concurrency_is_a_list_of_counts():
     words = ["bench", GUESS, "--concurrency", "1,x"]
     with pytest.raises(BadRequest, match="--concurrency is a list"):
         CliRunner().invoke(cli.make_app(words), words, catch_exceptions=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("http_rates.py", ["--seconds", "0.5", "--rounds", "1"]),
+        ("soak.py", ["--sessions", "512", "--seconds", "22", "--ttl", "2"]),
+    ],
+)
+def test_the_benchmarks_run(script, words):
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *words],
+        capture_output=True, text=True, check=False, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
