@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from agentgym_env import operations
 from agentgym_env.errors import AgentGymError, EnvironmentLost
@@ -28,7 +28,7 @@ R = TypeVar("R")
 _Reply = TypeVar("_Reply")
 
 
-class EnvClient:
+class EnvClient(AbstractContextManager["EnvClient"]):
     """Opens sessions on one or several servers of the same environment and speaks to them.
 
     New sessions go to the server with the fewest; a server that gave no answer is left alone for
@@ -112,15 +112,7 @@ class EnvClient:
         if self._threads is not None:
             self._threads.shutdown()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(self, operation: operations.Operation[R]) -> R:

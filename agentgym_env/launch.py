@@ -12,8 +12,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
-from typing import IO, Any, Final, Self, cast
+from contextlib import AbstractContextManager
+from typing import IO, Any, Final, cast
 
 from agentgym_env.errors import BadRequest, ServerStartFailed
 from agentgym_env.registration import find
@@ -25,7 +25,7 @@ _END_TIMEOUT_S = 8.0
 _KEPT_LINES = 40
 
 
-class LocalServer:
+class LocalServer(AbstractContextManager["LocalServer"]):
     """A hold on a local server; the server ends when its last hold is closed."""
 
     def __init__(self, shared: _SharedServer) -> None:
@@ -48,15 +48,7 @@ class LocalServer:
             self._closed = True
             _let_go(self._shared)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

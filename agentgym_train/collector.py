@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class Collector:
+class Collector(AbstractContextManager["Collector"]):
     """Plays episodes of one environment, on running servers or on a local one of its own."""
 
     def __init__(self, env_id: str, servers: Sequence[str] = (), *, concurrency: int = 256) -> None:
@@ -94,15 +94,7 @@ class Collector:
         if self.server is not None:
             self.server.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
