@@ -22,6 +22,20 @@ TEACHES: Final[frozenset[str]] = frozenset(
     {"success", "failure", "horizon", "token_budget", "policy_timeout"}
 )
 
+Party = Literal["policy", "environment", "server", "engine"]
+
+
+def at_fault(outcome: Outcome) -> Party:
+    """Who brought an episode to its end: only what the policy did may teach it."""
+    match outcome:
+        case "environment_error":
+            return "environment"
+        case "environment_lost":
+            return "server"
+        case "engine_lost":
+            return "engine"
+    return "policy"
+
 
 def teaches(outcome: str) -> bool:
     """Whether an episode that ended so belongs in the loss and in its group's baseline."""

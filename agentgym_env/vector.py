@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from agentgym_env.client import Session
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, EpisodeOver
+from agentgym_env.failures import at_fault
 from agentgym_env.remote import check_render_mode, checked_card, connect
 from agentgym_env.spaces import TextSpace
 from agentgym_env.task_set import TaskSet
@@ -41,8 +42,8 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
 
     Episodes are reset by the caller (`AutoresetMode.DISABLED`, by `reset_mask`) unless another
     mode is asked for: the next-step mode would waste one generation an episode. An episode that
-    is lost comes back truncated, with reward 0 and `infos["failure"]` and `infos["error"]` set;
-    it teaches nothing and the others go on. `server` is as for `RemoteEnv`.
+    is lost comes back truncated, with reward 0 and `infos["failure"]`, `infos["at_fault"]` and
+    `infos["error"]` set; it teaches nothing and the others go on. `server` is as for `RemoteEnv`.
     """
 
     def __init__(
@@ -311,4 +312,8 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
 
 def failure_info(failure: EpisodeFailure) -> dict[str, Any]:
     """What an info says of an episode that was lost."""
-    return {"failure": failure.kind, "error": str(failure)}
+    return {
+        "failure": failure.kind,
+        "at_fault": at_fault(failure.kind),
+        "error": str(failure),
+    }

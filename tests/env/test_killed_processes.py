@@ -62,6 +62,7 @@ def test_a_killed_server_yields_exactly_the_lost_episodes(run):
     _, rewards, terminations, truncations, infos = envs.step(["5"] * 16)
     assert [error is not None for error in infos["error"]] == doomed.tolist()
     assert [f == "environment_lost" for f in infos["failure"]] == doomed.tolist()
+    assert [party == "server" for party in infos["at_fault"]] == doomed.tolist()
     assert truncations.tolist() == doomed.tolist()
     # The others won in that very step; the lost ones have no reward and no success.
     assert rewards.tolist() == (~doomed).astype(float).tolist()

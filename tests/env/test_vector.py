@@ -181,6 +181,7 @@ def test_an_episode_that_cannot_start_is_told_at_the_reset_and_lost_at_the_step(
     _, _, _, truncations, infos = envs.step(["a", "b"])
     assert truncations.tolist() == [False, True]
     assert infos["failure"].tolist() == [None, "environment_error"]
+    assert infos["at_fault"].tolist() == [None, "environment"]
     envs.close()
 
 
