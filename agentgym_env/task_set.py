@@ -12,11 +12,16 @@ from agentgym_env.errors import UnknownSplit, UnknownTask
 class TaskSet:
     """Task ids in named splits, each with an optional category for evaluation tables.
 
+    `aliases` are other names that `reset` understands, such as another project's numbers.
+
     Order is part of the contract: `split("test")[0]` is the same task on every machine.
     """
 
     def __init__(
-        self, splits: Mapping[str, Sequence[str]], categories: Mapping[str, str] | None = None
+        self,
+        splits: Mapping[str, Sequence[str]],
+        categories: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         if not splits or not any(splits.values()):
             raise ValueError("a TaskSet needs at least one split with one task")
@@ -33,6 +38,7 @@ class TaskSet:
                     )
                 self._split_of[task] = name
         self._categories = MappingProxyType(dict(categories or {}))
+        self._aliases = MappingProxyType(dict(aliases or {}))
 
     @property
     def splits(self) -> Mapping[str, tuple[str, ...]]:
@@ -50,8 +56,13 @@ class TaskSet:
             raise UnknownSplit(f"no split {name!r}; there are {', '.join(map(repr, self._splits))}")
         return self._splits[name]
 
+    def canonical(self, task: str) -> str:
+        """The id of a task that is named by its id or by an alias."""
+        return self._aliases.get(task, task)
+
     def split_of(self, task: str) -> str:
         """The split that holds `task`; raises `UnknownTask` with the nearest ids."""
+        task = self.canonical(task)
         if task not in self._split_of:
             near = difflib.get_close_matches(str(task)[:100], self._split_of, n=3)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""

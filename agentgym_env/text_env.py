@@ -184,7 +184,7 @@ def choose_task(
     if split is not None and tasks.split_of(task) != split:
         raise BadRequest(f"task {task!r} is in split {tasks.split_of(task)!r}, not in {split!r}")
     tasks.split_of(task)
-    return str(task)
+    return tasks.canonical(str(task))
 
 
 def check_options(options: Mapping[str, Any] | None) -> None:

@@ -83,7 +83,7 @@ def test_settings_that_cannot_travel_are_refused():
 def child(script: str, folder: Path) -> subprocess.Popen[str]:
     """A process that starts a local server, says its pid, and goes on with `script`."""
     head = f"""
-        import json, os, signal, sys
+        import json, os, signal, sys, time
         sys.path.insert(0, {str(folder)!r})
         import agentgym_env
         agentgym_env.register({TROUBLE!r}, "worlds:Trouble")
@@ -116,7 +116,8 @@ def test_ctrl_c_is_the_parents_alone(worlds_folder):
     script = """
         try:
             print("ready", flush=True)
-            sys.stdin.read()
+            while True:  # one long wait might begin just after the signal has come
+                time.sleep(0.05)
         except KeyboardInterrupt:
             print(agentgym_env.EnvClient(server.address).card().env, flush=True)
     """

@@ -1,0 +1,217 @@
+"""What the agent of a BabyAI level sees, and how it gets to what it sees.
+
+The view is the 7 x 7 cells that minigrid shows: the agent stands at column 3 of the last row and
+looks up. It is read from the world's own grid instead of minigrid's rendered observation, which
+costs several times as much; tests/servers/test_babyai.py holds the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+SIZE: Final = 7
+_HOME: Final = (SIZE // 2, SIZE - 1)
+LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE = range(6)
+"""minigrid's low-level actions."""
+
+# Directions in the view: up, right, down, left.
+_STEPS: Final = ((0, -1), (1, 0), (0, 1), (-1, 0))
+_WORLD_STEPS: Final = ((1, 0), (0, 1), (-1, 0), (0, -1))
+
+Pose = tuple[int, int, int]
+"""Column, row and direction in the view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An object in view."""
+
+    kind: str
+    """`key`, `ball`, `box` or `door`."""
+    color: str
+    state: str
+    """Of a door: `open`, `closed` or `locked`."""
+    number: int
+    """Counts the objects in view that share a name, the nearest first."""
+    ahead: int
+    right: int
+    """Cells to the right; negative to the left."""
+
+    @property
+    def name(self) -> str:
+        """How it is called in actions: `red ball 1`, `grey closed door 2`."""
+        return f"{self.color} {self.state}{' ' * bool(self.state)}{self.kind} {self.number}"
+
+    @property
+    def is_in_front(self) -> bool:
+        """Whether the agent faces it from the next cell."""
+        return self.ahead == 1 and self.right == 0
+
+
+class View:
+    """One look: the objects, what stands ahead, and the ways through what is seen."""
+
+    def __init__(self, world: Any) -> None:
+        cells = _cells(world)
+        visible = _visible(cells)
+        self.objects = _objects(cells, visible)
+        """What is seen, the nearest first."""
+        self.front: Any = cells[_HOME[0]][_HOME[1] - 1]
+        """What is in the next cell: a minigrid object, None where it is free."""
+        self.blocked_ahead = _first_ahead(cells, visible)
+        """(what, cells away) of the first thing straight ahead that one cannot walk through."""
+        self.wall_ahead = _first_ahead(cells, visible, ("wall", "box"))
+        """The same, as AgentGym looks: past everything but walls and boxes."""
+        self._cells = cells
+        self._visible = visible
+        self._came_from: Mapping[Pose, tuple[Pose, int]] | None = None
+
+    def way_to(self, ahead: int, right: int) -> list[int] | None:
+        """The fewest turns and steps that bring the agent to face a cell from beside it."""
+        if self._came_from is None:
+            self._came_from = _explore(self._cells, self._visible)
+        column, row = _HOME[0] + right, _HOME[1] - ahead
+        # The exploration found poses in order of their distance; keep the nearest.
+        best: list[int] | None = None
+        for direction, (dx, dy) in enumerate(_STEPS):
+            pose = (column - dx, row - dy, direction)
+            if pose in self._came_from:
+                way = _way_back(self._came_from, pose)
+                if best is None or len(way) < len(best):
+                    best = way
+        return best
+
+
+def _cells(world: Any) -> list[list[Any]]:
+    """cells[column][row] of the view, in minigrid's objects; beyond the grid there is wall."""
+    x, y = world.agent_pos
+    fx, fy = _WORLD_STEPS[world.agent_dir]
+    rx, ry = -fy, fx
+    grid, width, height = world.grid.grid, world.grid.width, world.grid.height
+    columns = []
+    for column in range(SIZE):
+        side = column - _HOME[0]
+        cells = []
+        for row in range(SIZE):
+            depth = _HOME[1] - row
+            cx, cy = x + fx * depth + rx * side, y + fy * depth + ry * side
+            inside = 0 <= cx < width and 0 <= cy < height
+            cells.append(grid[cy * width + cx] if inside else _BEYOND)
+        columns.append(cells)
+    return columns
+
+
+class _Beyond:
+    """What lies beyond the grid."""
+
+    type = "wall"
+
+    def see_behind(self) -> bool:
+        return False
+
+    def can_overlap(self) -> bool:
+        return False
+
+
+_BEYOND: Final = _Beyond()
+
+
+def _visible(cells: Sequence[Sequence[Any]]) -> list[list[bool]]:
+    """visible[column][row]: light spreads sideways and up, as minigrid has it."""
+    visible = [[False] * SIZE for _ in range(SIZE)]
+    visible[_HOME[0]][_HOME[1]] = True
+    for row in range(SIZE - 1, -1, -1):
+        for columns, towards in ((range(SIZE - 1), 1), (range(SIZE - 1, 0, -1), -1)):
+            for column in columns:
+                cell = cells[column][row]
+                if not visible[column][row] or (cell is not None and not cell.see_behind()):
+                    continue
+                visible[column + towards][row] = True
+                if row > 0:
+                    visible[column + towards][row - 1] = True
+                    visible[column][row - 1] = True
+    return visible
+
+
+def _objects(cells: Sequence[Sequence[Any]], visible: Sequence[Sequence[bool]]) -> list[Seen]:
+    found = [
+        (_HOME[1] - row, column - _HOME[0], cells[column][row])
+        for row in range(SIZE)
+        for column in range(SIZE)
+        if visible[column][row]
+        and cells[column][row] is not None
+        and cells[column][row].type in ("key", "ball", "box", "door")
+        and (column, row) != _HOME
+    ]
+    # Of equally near ones the farthest ahead comes first, then from left to right.
+    found.sort(key=lambda item: item[0] + abs(item[1]))
+    counts: dict[tuple[str, str, str], int] = {}
+    objects = []
+    for ahead, right, cell in found:
+        state = ""
+        if cell.type == "door":
+            state = "open" if cell.is_open else "locked" if cell.is_locked else "closed"
+        key = (cell.type, cell.color, state)
+        counts[key] = counts.get(key, 0) + 1
+        objects.append(Seen(cell.type, cell.color, state, counts[key], ahead, right))
+    return objects
+
+
+def _first_ahead(
+    cells: Sequence[Sequence[Any]],
+    visible: Sequence[Sequence[bool]],
+    kinds: Sequence[str] | None = None,
+) -> tuple[str, int] | None:
+    column = _HOME[0]
+    for ahead in range(1, SIZE):
+        row = _HOME[1] - ahead
+        if not visible[column][row]:
+            return None
+        cell = cells[column][row]
+        if cell is None:
+            continue
+        if cell.type in kinds if kinds is not None else not cell.can_overlap():
+            return cell.type, ahead
+    return None
+
+
+def _explore(
+    cells: Sequence[Sequence[Any]], visible: Sequence[Sequence[bool]]
+) -> dict[Pose, tuple[Pose, int]]:
+    """Every pose that can be reached through what is seen, and how it was reached first."""
+    free = [
+        [visible[c][r] and (cells[c][r] is None or cells[c][r].can_overlap()) for r in range(SIZE)]
+        for c in range(SIZE)
+    ]
+    start: Pose = (*_HOME, 0)
+    came_from: dict[Pose, tuple[Pose, int]] = {start: (start, -1)}
+    waiting = deque([start])
+    while waiting:
+        pose = waiting.popleft()
+        column, row, direction = pose
+        dx, dy = _STEPS[direction]
+        ahead_column, ahead_row = column + dx, row + dy
+        moves: list[tuple[Pose, int]] = [
+            ((column, row, (direction - 1) % 4), LEFT),
+            ((column, row, (direction + 1) % 4), RIGHT),
+        ]
+        if 0 <= ahead_column < SIZE and 0 <= ahead_row < SIZE and free[ahead_column][ahead_row]:
+            moves.append(((ahead_column, ahead_row, direction), FORWARD))
+        for reached, action in moves:
+            if reached not in came_from:
+                came_from[reached] = (pose, action)
+                waiting.append(reached)
+    return came_from
+
+
+def _way_back(came_from: Mapping[Pose, tuple[Pose, int]], pose: Pose) -> list[int]:
+    way: list[int] = []
+    while True:
+        before, action = came_from[pose]
+        if action < 0:
+            return way[::-1]
+        way.append(action)
+        pose = before
