@@ -1,4 +1,4 @@
-"""An environment in one file: the tower of Hanoi. Run it, or `agentgym play` it by its id."""
+"""An environment in one file: `agentgym play author_an_environment:Hanoi` in this folder."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Recorded exchanges of AgentGym's own servers, where the workplace has them."""
+"""Recorded exchanges of AgentGym's own servers, where they lie beside the checkout."""
 
 from __future__ import annotations
 
