@@ -14,6 +14,7 @@ import typer
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.registration import env_class, full_id
+from agentgym_servers.compat_worlds import original_kwargs
 from agentgym_servers.logs import configure_logs
 from agentgym_servers.serving import listen, make_service, run_server
 from agentgym_servers.settings import ServeSettings
@@ -77,10 +78,11 @@ def serve(
     env_id = env_id if entry_point else full_id(env_id)
     env_type = env_class(entry_point or env_id)
     isolated = env_type.isolated if isolate is None else isolate
+    as_original = original_kwargs(env_id) if protocol is Protocol.AGENTGYM else {}
     settings = ServeSettings(
         env_id=env_id,
         entry_point=entry_point or env_id,
-        env_kwargs=_parse_kwargs(env_kwargs),
+        env_kwargs={**as_original, **_parse_kwargs(env_kwargs)},
         host=host,
         port=port,
         token=None if token_file is None else _read_token(token_file),

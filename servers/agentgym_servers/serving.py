@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_servers.app import App, Service, make_app
-from agentgym_servers.compat import original_protocol
+from agentgym_servers.compat_worlds import original_protocol
 from agentgym_servers.host import Host
 from agentgym_servers.settings import ServeSettings, session_table
 from agentgym_servers.workers import world_pool

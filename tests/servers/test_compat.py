@@ -2,18 +2,21 @@
 
 import json
 import time
+from functools import partial
 
 import pytest
 import requests
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.app import make_app
-from agentgym_servers.compat import original_protocol
+from agentgym_servers.babyai import BabyAI
+from agentgym_servers.compat_worlds import original_protocol
 from agentgym_servers.textcraft import TextCraft, original_task
 from hosting import HttpServer
 from recordings import handmade, recorded
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
+BABYAI = "agentgym/BabyAI-v0"
 LEGACY_FAILURES = ("/commands", "/goal")  # the original has no such methods and answers 500
 
 
@@ -22,10 +25,10 @@ def original(make_host):
     """Starts servers that speak AgentGym's protocol."""
     servers = []
 
-    def start(**settings):
+    def start(world=TextCraft, env_id=TEXTCRAFT, **settings):
         ttl_s = settings.get("ttl_s", 3600.0)
-        host = make_host(TextCraft, env_id=TEXTCRAFT, **settings)
-        app = make_app(host, original_protocol(host, TEXTCRAFT, ttl_s))
+        host = make_host(world, env_id=env_id, **settings)
+        app = make_app(host, original_protocol(host, env_id, ttl_s))
         servers.append(HttpServer(host, app))
         return servers[-1]
 
@@ -240,6 +243,68 @@ def test_a_lone_surrogate_is_answered(original):
 def test_a_world_that_agentgym_does_not_have_is_refused(make_host):
     with pytest.raises(BadRequest, match="AgentGym has no routes for tests/Guess-v0"):
         original_protocol(make_host(), "tests/Guess-v0", 1.0)
+
+
+@pytest.fixture
+def babyai(original):
+    """A server of BabyAI as the original worded it."""
+    return original(partial(BabyAI, legacy=True), BABYAI)
+
+
+def test_recorded_exchanges_of_babyai_are_honoured(babyai):
+    """Each episode until it parts from the original's, for a reason docs/babyai.md names."""
+    honoured, parted = 0, set()
+    for row in recorded("babyai"):
+        episode = row["case"].partition("-err")[0]
+        if row["path"] == "/render" or episode in parted:
+            continue
+        answer = send(
+            babyai, row["method"], row["path"], query=row.get("query"), body=row["request"],
+            raw=b"" if row["method"] == "POST" and row["request"] is None else None,
+        )  # fmt: skip
+        theirs, ours = row["response"], answer.json()
+        if answer.status_code == row["status"] and ours == theirs:
+            honoured += 1
+            continue
+        assert answer.status_code == row["status"], row
+        assert type(ours) is type(theirs), row
+        if isinstance(ours, dict) and "error" not in theirs and "error" not in ours:
+            # Whole numbers without a point on both sides: 0 and 0.0 are one value here.
+            assert ours.keys() == theirs.keys(), row
+            assert ours["observation"] != theirs["observation"] or ours["done"], row
+        parted.add(episode)
+    assert honoured > 200, (honoured, len(parted))
+
+
+def test_an_episode_of_babyai_with_the_original_field_names(babyai):
+    assert send(babyai, "GET", "/").json() == "This is environment BabyAI."
+    assert send(babyai, "POST", "/create", raw=b"").json() == {"id": 0}
+    assert "has no task" in post(babyai, "/step", {"id": 0, "action": "turn left"})["error"]
+    first = post(babyai, "/reset", {"id": 0, "data_idx": 0})
+    assert first["observation"].startswith("Your goal: go to the red ball\nIn front of you")
+    assert {k: v for k, v in first.items() if k != "observation"} == {
+        "reward": 0, "score": 0, "deleted": False, "done": False,
+    }  # fmt: skip
+    post(babyai, "/step", {"id": 0, "action": "turn left"})
+    seen = send(babyai, "GET", "/observation", query={"id": 0}).json()
+    assert seen["observation"].startswith("Your goal: go to the red ball\nIn front of you")
+    won = post(babyai, "/reset", {"id": 0, "data_idx": 0}) and post(
+        babyai, "/step", {"id": 0, "action": "go to red ball 1"}
+    )
+    assert (won["reward"], won["score"], won["done"]) == (0.8875, 0.8875, True)
+    over = {"error": "The task with environment 0 has finished."}
+    assert post(babyai, "/step", {"id": 0, "action": "turn left"}) == over
+    assert send(babyai, "GET", "/observation", query={"id": 0}).json() == over
+    assert "error" in post(babyai, "/reset", {"id": 0, "data_idx": -1})
+    assert send(babyai, "POST", "/reset", body={"id": 0}).status_code == 422
+    assert [post(babyai, "/close", {"id": 0}) for _ in range(2)] == [True, False]
+
+
+def test_the_command_serves_babyai_in_the_original_wording(run):
+    address = run("babyai", "--protocol", "agentgym", "--port", "0").address()
+    requests.post(address + "/create", timeout=5)
+    reset = requests.post(address + "/reset", json={"id": 0, "data_idx": 0}, timeout=10).json()
+    assert "In front of you in this room" in reset["observation"]
 
 
 def test_the_command_speaks_it(run):
