@@ -5,6 +5,7 @@ Run by `workers.WorldProcess` as `python -m agentgym_servers.world FD`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -17,9 +18,11 @@ import msgspec
 
 from agentgym_servers.channel import Ask, Told, answer, pack, read_frame_from
 from agentgym_servers.host import reap_period_s
-from agentgym_servers.logs import configure_logs
+from agentgym_servers.logs import configure_logs, event, where
 from agentgym_servers.metrics import Figures
 from agentgym_servers.settings import ServeSettings, session_table
+
+logger = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
 
@@ -37,8 +40,13 @@ def main() -> None:
 def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> None:
     settings = msgspec.json.decode(first.body, type=ServeSettings)
     configure_logs(sys.stderr, settings.log_level, as_json=settings.log_json)
-    logging.getLogger(__name__).debug("a process of worlds starts")
-    table = session_table(settings, int(first.path))
+    try:
+        table = session_table(settings, int(first.path))
+    except Exception as error:
+        # The world cannot be made: one record that is not mixed up with its neighbours'.
+        message = f"{type(error).__name__}: {error}"
+        event(logger, logging.ERROR, "world_not_made", message=message, where=where(error))
+        sys.exit(1)
     line.sendall(pack(Told(first.number, b"")))
     period_s = reap_period_s(table.ttl_s)
     while True:
@@ -55,8 +63,10 @@ def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> N
 
 def _listen(line: socket.socket, asked: queue.Queue[Ask | None]) -> None:
     """Read questions; at the end of them see to it that this process ends too."""
-    while (content := read_frame_from(line)) is not None:
-        asked.put(msgspec.msgpack.decode(content, type=Ask))
+    # The main thread closes the line when it ends.
+    with contextlib.suppress(OSError):
+        while (content := read_frame_from(line)) is not None:
+            asked.put(msgspec.msgpack.decode(content, type=Ask))
     asked.put(None)
     time.sleep(_GRACE_S)
     # A world that never returns holds the main thread; nobody is left to wait for it.
