@@ -6,7 +6,6 @@ of a call (benchmarks/README.md).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +14,6 @@ from typing import Any, Protocol
 from agentgym_servers.desk import Answer, Batch, Desk, Scrape
 from agentgym_servers.metrics import Figures
 from agentgym_servers.routes import METHOD_OF
-
-logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -163,7 +160,6 @@ async def _live(service: Service, receive: Receive, send: Send) -> None:
     try:
         await service.start()
     except Exception as error:
-        logger.error("the server cannot start: %s", error)
         await send({"type": "lifespan.startup.failed", "message": str(error)})
         return
     await send({"type": "lifespan.startup.complete"})

@@ -68,8 +68,10 @@ def run_server(
     # uvicorn ends the program itself when the application cannot start.
     with contextlib.suppress(SystemExit):
         server.run(sockets=[listener])
+    if not server.started:
+        return 1
     logger.info("stopped")
-    return 0 if server.started else 1
+    return 0
 
 
 class _Server(uvicorn.Server):

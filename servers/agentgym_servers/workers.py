@@ -117,7 +117,8 @@ class WorldProcess:
 
     async def _lose(self, path: str, request: Any, code: str, text: str) -> list[Any]:
         """The process is of no more use: end it. The next call starts another."""
-        status = await self._end(gently=False)
+        # One that died is let die: its exit status tells how.
+        status = await self._end(gently=code != "deadline")
         self._restarts += 1
         event(
             logger, logging.ERROR, "world_process_lost",
@@ -147,7 +148,7 @@ class WorldProcess:
                 async with asyncio.timeout(_START_TIMEOUT_S):
                     await self._channel.ask(str(self._index), msgspec.json.encode(shared))
             except (TimeoutError, ConnectionError) as error:
-                status = await self._end(gently=False)
+                status = await self._end(gently=isinstance(error, ConnectionError))
                 raise ServerStartFailed(
                     f"a process for {self._settings.env_id} did not come up "
                     f"({_describe_exit(status)}); see the server's log"
