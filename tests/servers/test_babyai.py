@@ -10,6 +10,7 @@ import pytest
 
 from agentgym_env.checks import check_environment
 from agentgym_env.errors import UnknownTask
+from agentgym_servers._babyai_bot import _BOT_FILE, _time_limit
 from agentgym_servers._babyai_levels import (
     ORIGINAL_LEVELS,
     babyai_tasks,
@@ -195,6 +196,24 @@ def test_where_the_bot_fails_the_oracle_says_nothing_and_soon(level):
         silent += env.expert_action() is None
         assert time.monotonic() - began < 10
     assert silent >= 1
+
+
+def test_the_bots_time_limit_is_not_lost_in_a_callback_of_the_garbage_collector():
+    # An error raised in a weak reference's callback is dropped, and the bot copies worlds with many.
+    source = """
+import weakref
+class Thing: pass
+def wander():
+    things = weakref.WeakSet()
+    while True:
+        thing = Thing()
+        things.add(thing)
+        del thing
+"""
+    bot = {}
+    exec(compile(source, _BOT_FILE, "exec"), bot)
+    with pytest.raises(TimeoutError, match="the bot takes longer than"), _time_limit(0.2):
+        bot["wander"]()
 
 
 def test_the_oracle_goes_on_after_somebody_elses_actions():
