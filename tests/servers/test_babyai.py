@@ -199,7 +199,7 @@ def test_where_the_bot_fails_the_oracle_says_nothing_and_soon(level):
 
 
 def test_the_bots_time_limit_is_not_lost_in_a_callback_of_the_garbage_collector():
-    # An error raised in a weak reference's callback is dropped, and the bot copies worlds with many.
+    # An error raised in a weak reference's callback is dropped; the bot runs through many.
     source = """
 import weakref
 class Thing: pass
