@@ -137,8 +137,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
     deadline = time.monotonic() + seconds
 
     def watch(frame: FrameType, event: str, argument: object) -> None:
-        # Only in the bot's own code: raised in a callback of the garbage collector, which may run
-        # at any call, an error is dropped. And at each of its calls, so that nothing swallows it.
+        # Only at calls in the bot's own code, which catches nothing: raised in a callback of the
+        # garbage collector, which may run anywhere, an error is dropped, and this hook with it.
         if frame.f_code.co_filename == _BOT_FILE and time.monotonic() > deadline:
             raise TimeoutError(f"the bot takes longer than {seconds:g} s")
 

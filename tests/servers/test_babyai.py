@@ -209,6 +209,7 @@ def wander():
         thing = Thing()
         things.add(thing)
         del thing
+        len(things)
 """
     bot = {}
     exec(compile(source, _BOT_FILE, "exec"), bot)
