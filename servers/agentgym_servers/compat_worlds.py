@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, UnknownTask
+from agentgym_servers._sciworld_tasks import original_task as sciworld_task
 from agentgym_servers.app import Answerer, Service
 from agentgym_servers.compat import ID, Episode, OriginalApi, Refused, Routes, plain_number
 from agentgym_servers.compat_fields import Field
-from agentgym_servers.textcraft import original_task
+from agentgym_servers.textcraft import original_task as textcraft_task
 
 
 class TextCraftApi(OriginalApi):
@@ -39,7 +40,7 @@ class TextCraftApi(OriginalApi):
         return await self._reset(opened, opened)
 
     async def _reset(self, id: int, data_idx: int) -> dict[str, Any]:
-        episode = await self.begin(id, original_task(data_idx))
+        episode = await self.begin(id, textcraft_task(data_idx))
         return {"id": id, "observation": episode.observation, "done": False, "reward": 0}
 
     async def _step(self, id: int, action: str) -> dict[str, Any]:
@@ -71,7 +72,24 @@ class TextCraftApi(OriginalApi):
         return self.find(id).first.rpartition("\n\n")[2]
 
 
-class BabyAIApi(OriginalApi):
+class ScoredApi(OriginalApi):
+    """What BabyAI's and SciWorld's have in common: a task comes with `reset`, and ends once."""
+
+    def going_on(self, id: int) -> Episode:
+        """The episode of an id that has a task to go on with; raises `Refused`."""
+        episode = self.find(id)
+        if not episode.begun:
+            raise Refused(f"The environment {id} has no task; reset it.")
+        if episode.done:
+            raise Refused(f"The task with environment {id} has finished.")
+        return episode
+
+    async def create(self) -> dict[str, Any]:
+        """Open an episode."""
+        return {"id": await self.open_episode()}
+
+
+class BabyAIApi(ScoredApi):
     """BabyAI's, in its own wording."""
 
     greeting = "This is environment BabyAI."
@@ -80,37 +98,85 @@ class BabyAIApi(OriginalApi):
     def own_routes(self) -> Routes:
         """Its routes."""
         return {
-            "/create": {"POST": (None, self._create)},
+            "/create": {"POST": (None, self.create)},
             "/reset": {"POST": ((ID, Field("data_idx", int)), self._reset)},
             "/step": {"POST": ((ID, Field("action", str)), self._step)},
             "/close": {"POST": ((ID,), self.close)},
             "/observation": {"GET": ((ID,), self._observation)},
         }
 
-    async def _create(self) -> dict[str, Any]:
-        return {"id": await self.open_episode()}
-
     async def _reset(self, id: int, data_idx: int) -> dict[str, Any]:
         episode = await self.begin(id, f"babyai_{data_idx}")
         return {**_scored(episode), "deleted": False}
 
     async def _step(self, id: int, action: str) -> dict[str, Any]:
-        self._going_on(id)
+        self.going_on(id)
         return _scored(await self.take_turn(id, action))
 
     async def _observation(self, id: int) -> dict[str, Any]:
-        episode = self._going_on(id)
+        episode = self.going_on(id)
         goal = episode.first.partition("\n")[0]
         seen = episode.observation if episode.turn == 0 else f"{goal}\n{episode.observation}"
         return {**_scored(episode), "observation": seen, "deleted": False}
 
-    def _going_on(self, id: int) -> Episode:
+
+class SciWorldApi(ScoredApi):
+    """SciWorld's, but for the routes that show a person the inside of the simulator."""
+
+    greeting = "This is environment ScienceWorld."
+
+    def own_routes(self) -> Routes:
+        """Its routes."""
+        return {
+            "/create": {"POST": (None, self.create)},
+            "/reset": {"POST": ((ID, Field("data_idx", int)), self._reset)},
+            "/step": {"POST": ((ID, Field("action", str)), self._step)},
+            "/close": {"POST": ((ID,), self.close)},
+            "/observation": {"GET": ((ID,), self._observation)},
+            "/detail": {"GET": ((ID,), self._detail)},
+            "/task_description": {"GET": ((ID,), self._describe_task)},
+        }
+
+    async def _reset(self, id: int, data_idx: int) -> dict[str, Any]:
+        self.find(id)
+        try:
+            task = sciworld_task(data_idx)
+        except UnknownTask as error:
+            raise Refused(str(error)) from error
+        episode = await self.begin(id, task)
+        # What we give as one text is two there.
+        episode.observation = episode.first.partition("\n")[2]
+        return {**_described(episode), **_percent(episode), "deleted": False}
+
+    async def _step(self, id: int, action: str) -> dict[str, Any]:
+        self.going_on(id)
+        return _percent(await self.take_turn(id, action))
+
+    async def _observation(self, id: int) -> str:
+        return self.going_on(id).observation
+
+    async def _detail(self, id: int) -> dict[str, Any]:
         episode = self.find(id)
-        if not episode.begun:
-            raise Refused(f"The environment {id} has no task; reset it.")
-        if episode.done:
-            raise Refused(f"The task with environment {id} has finished.")
-        return episode
+        return {"deleted": False, **_described(episode), **_percent(episode)}
+
+    async def _describe_task(self, id: int) -> dict[str, Any]:
+        return {"task_description": _described(self.find(id))["task_description"]}
+
+
+def _described(episode: Episode) -> dict[str, Any]:
+    name, _, variation = episode.task.partition("/")
+    return {
+        "task_name": name, "var_num": int(variation or 0),
+        "task_description": episode.first.partition("\n")[0],
+    }  # fmt: skip
+
+
+def _percent(episode: Episode) -> dict[str, Any]:
+    """Rewards and scores in percent."""
+    return {
+        "observation": episode.observation, "reward": round(100 * episode.reward),
+        "score": round(100 * episode.score), "done": episode.done,
+    }  # fmt: skip
 
 
 def _scored(episode: Episode) -> dict[str, Any]:
@@ -122,6 +188,7 @@ def _scored(episode: Episode) -> dict[str, Any]:
 
 _WORLDS: Final[dict[str, type[OriginalApi]]] = {
     "agentgym/BabyAI-v0": BabyAIApi,
+    "agentgym/SciWorld-v0": SciWorldApi,
     "agentgym/TextCraft-v0": TextCraftApi,
 }
 

@@ -39,9 +39,11 @@ def fault(name: str | None, error: Exception, *, log_message: bool) -> WireError
         logger, logging.ERROR, "environment_error",
         session=name, **fields, where=where(error),
     )  # fmt: skip
-    known = isinstance(error, EnvironmentFault)
-    message = str(error) if known else f"{type(error).__name__}: {error}"
-    return WireError("environment_error", cut(clean_text(message)), name)
+    if isinstance(error, EnvironmentFault):
+        code = error.code if error.code in STATUS else "environment_error"
+        return WireError(code, cut(clean_text(str(error))), name)
+    text = cut(clean_text(f"{type(error).__name__}: {error}"))
+    return WireError("environment_error", text, name)
 
 
 def unknown_session(name: str) -> WireError:
