@@ -1,19 +1,28 @@
 """The design to beat: one FastAPI route per verb, synchronous handlers, one session a call.
 
-    uvicorn --app-dir benchmarks fastapi_server:app --port 8001
+    BASELINE_WORLD=textcraft uvicorn --app-dir benchmarks fastapi_server:app --port 8001
 
-It serves the same TextCraft class as `agentgym serve textcraft`, as AgentGym's servers serve
-theirs: pydantic bodies, handlers in the thread pool, integer ids, a global table.
+It serves worlds as AgentGym's servers serve theirs: pydantic bodies, handlers in the thread pool,
+integer ids, a global table. TextCraft is the class that `agentgym serve textcraft` serves; BabyAI
+and SciWorld step in the original's manner (original_manner.py).
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
 
 from fastapi import FastAPI
+from original_manner import BabyAIEachAnew, SciWorldWrapped
 from pydantic import BaseModel
 
+from agentgym_env.text_env import TextEnv
 from agentgym_servers.textcraft import TextCraft
+
+WORLDS: dict[str, Callable[[], TextEnv]] = {
+    "textcraft": TextCraft, "babyai": BabyAIEachAnew, "sciworld": SciWorldWrapped,
+}  # fmt: skip
 
 
 class ResetBody(BaseModel):
@@ -41,7 +50,8 @@ class Observed(BaseModel):
 
 
 app = FastAPI()
-envs: dict[int, TextCraft] = {}
+make_world = WORLDS[os.environ.get("BASELINE_WORLD", "textcraft")]
+envs: dict[int, TextEnv] = {}
 lock = threading.Lock()
 
 
@@ -50,7 +60,7 @@ def create() -> int:
     """Open a session."""
     with lock:
         number = len(envs)
-        envs[number] = TextCraft()
+        envs[number] = make_world()
     return number
 
 

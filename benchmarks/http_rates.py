@@ -12,20 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import uvloop
+from fastapi_load import fastapi_server, measure_fastapi
 
 from agentgym_env.launch import local_server
 from agentgym_servers._load import (
     MAX_TURNS,
-    Connection,
     Load,
     Play,
     batched_load,
@@ -33,13 +28,11 @@ from agentgym_servers._load import (
     in_process_load,
     open_sessions,
     record_plays,
-    single_load,
 )
 from agentgym_servers.bench import machine, measure
 from agentgym_servers.textcraft import TextCraft
 
 ENV_ID = "agentgym/TextCraft-v0"
-FASTAPI_PORT = 8341
 IN_PROCESS = "in-process, one core"
 BASELINE = "FastAPI, sync handlers, 64 sessions"
 SINGLE = "our host, 64 sessions, one a call"
@@ -56,7 +49,7 @@ def main() -> None:
     args = parser.parse_args()
     # Whole episodes of 20 turns: the sessions of a batch then start and end together.
     plays = [play for play in record_plays(TextCraft()) if len(play.actions) == MAX_TURNS]
-    with fastapi_server() as fastapi, local_server(ENV_ID) as ours:
+    with fastapi_server("textcraft") as fastapi, local_server(ENV_ID) as ours:
         roads: dict[str, Callable[[], Load]] = {
             IN_PROCESS: lambda: in_process_load(TextCraft(), plays, args.seconds),
             BASELINE: lambda: measure_fastapi(fastapi, 64, plays, args.seconds),
@@ -78,44 +71,6 @@ def main() -> None:
         args.json.write_text(json.dumps({"machine": machine(), "rounds": rounds}, indent=2) + "\n")
 
 
-class FastApiPlayer:
-    """A session of the FastAPI server."""
-
-    def __init__(self, connection: Connection, number: int) -> None:
-        self._connection = connection
-        self._number = number
-
-    async def reset(self, play: Play) -> None:
-        """Start an episode."""
-        body = {"id": self._number, "seed": play.seed, "task": play.task}
-        await self._connection.post("/reset", msgspec.json.encode(body))
-
-    async def step(self, action: str) -> bool:
-        """Take a turn; whether the episode ended."""
-        body = msgspec.json.encode({"id": self._number, "action": action})
-        return _observed.decode(await self._connection.post("/step", body)).done
-
-
-class _Observed(msgspec.Struct):
-    """What the generator reads of a step's reply."""
-
-    done: bool
-
-
-_observed = msgspec.json.Decoder(_Observed)
-
-
-def measure_fastapi(address: str, count: int, plays: list[Play], seconds: float) -> Load:
-    """One call a step, as our own host is asked."""
-
-    async def run() -> Load:
-        async with connected(address, count) as connections:
-            players = [FastApiPlayer(c, int(await c.post("/create", b""))) for c in connections]
-            return await single_load(players, plays, seconds)
-
-    return uvloop.run(run())
-
-
 def measure_overlapped(
     address: str, size: int, in_flight: int, plays: list[Play], seconds: float
 ) -> Load:
@@ -127,40 +82,6 @@ def measure_overlapped(
             return await batched_load(batches, plays, seconds)
 
     return uvloop.run(run())
-
-
-@contextmanager
-def fastapi_server():
-    """The baseline in a process of its own."""
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "uvicorn", "--app-dir", str(Path(__file__).parent),
-            "--port", str(FASTAPI_PORT), "--log-level", "warning", "fastapi_server:app",
-        ],
-    )  # fmt: skip
-    address = f"http://127.0.0.1:{FASTAPI_PORT}"
-    try:
-        _await(address, process)
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _await(address: str, process: subprocess.Popen[bytes]) -> None:
-    async def knock() -> None:
-        async with connected(address, 1):
-            pass
-
-    for _ in range(100):
-        if process.poll() is not None:
-            sys.exit("the FastAPI server did not start; pip install fastapi")
-        try:
-            uvloop.run(knock())
-            return
-        except OSError:
-            time.sleep(0.1)
-    sys.exit("the FastAPI server does not answer")
 
 
 if __name__ == "__main__":

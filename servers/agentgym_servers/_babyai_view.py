@@ -7,8 +7,7 @@ costs several times as much; tests/servers/test_babyai.py holds the two against 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,8 +20,22 @@ LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE = range(6)
 _STEPS: Final = ((0, -1), (1, 0), (0, 1), (-1, 0))
 _WORLD_STEPS: Final = ((1, 0), (0, 1), (-1, 0), (0, -1))
 
-Pose = tuple[int, int, int]
-"""Column, row and direction in the view."""
+# A pose is a number, 4 * (7 * column + row) + direction, for the sake of the search's speed.
+_START: Final = 4 * (SIZE * _HOME[0] + _HOME[1])
+_POSES: Final = 4 * SIZE * SIZE
+
+
+def _pose_ahead(pose: int) -> int:
+    """The pose one cell ahead, or -1 out of view."""
+    cell, direction = divmod(pose, 4)
+    column, row = cell // SIZE + _STEPS[direction][0], cell % SIZE + _STEPS[direction][1]
+    inside = 0 <= column < SIZE and 0 <= row < SIZE
+    return 4 * (SIZE * column + row) + direction if inside else -1
+
+
+_TURNED: Final = [(p - p % 4 + (p - 1) % 4, p - p % 4 + (p + 1) % 4) for p in range(_POSES)]
+"""The poses after a turn to the left and to the right."""
+_AHEAD: Final = [_pose_ahead(pose) for pose in range(_POSES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +80,22 @@ class View:
         """The same, as AgentGym looks: past everything but walls and boxes."""
         self._cells = cells
         self._visible = visible
-        self._came_from: Mapping[Pose, tuple[Pose, int]] | None = None
+        self._ways: Ways | None = None
 
     def way_to(self, ahead: int, right: int) -> list[int] | None:
         """The fewest turns and steps that bring the agent to face a cell from beside it."""
-        if self._came_from is None:
-            self._came_from = _explore(self._cells, self._visible)
+        if self._ways is None:
+            self._ways = _explore(self._cells, self._visible)
+        before, distance = self._ways
         column, row = _HOME[0] + right, _HOME[1] - ahead
-        # The exploration found poses in order of their distance; keep the nearest.
-        best: list[int] | None = None
+        best, fewest = -1, _POSES
         for direction, (dx, dy) in enumerate(_STEPS):
-            pose = (column - dx, row - dy, direction)
-            if pose in self._came_from:
-                way = _way_back(self._came_from, pose)
-                if best is None or len(way) < len(best):
-                    best = way
-        return best
+            if not (0 <= column - dx < SIZE and 0 <= row - dy < SIZE):
+                continue
+            pose = 4 * (SIZE * (column - dx) + row - dy) + direction
+            if 0 <= distance[pose] < fewest:
+                best, fewest = pose, distance[pose]
+        return _way_back(before, best) if best >= 0 else None
 
 
 def _cells(world: Any) -> list[list[Any]]:
@@ -92,14 +105,15 @@ def _cells(world: Any) -> list[list[Any]]:
     rx, ry = -fy, fx
     grid, width, height = world.grid.grid, world.grid.width, world.grid.height
     columns = []
-    for column in range(SIZE):
-        side = column - _HOME[0]
+    for side in range(-_HOME[0], _HOME[0] + 1):
+        # From the far row to the agent's own.
+        cx, cy = x + fx * _HOME[1] + rx * side, y + fy * _HOME[1] + ry * side
         cells = []
-        for row in range(SIZE):
-            depth = _HOME[1] - row
-            cx, cy = x + fx * depth + rx * side, y + fy * depth + ry * side
+        for _ in range(SIZE):
             inside = 0 <= cx < width and 0 <= cy < height
             cells.append(grid[cy * width + cx] if inside else _BEYOND)
+            cx -= fx
+            cy -= fy
         columns.append(cells)
     return columns
 
@@ -178,40 +192,40 @@ def _first_ahead(
     return None
 
 
-def _explore(
-    cells: Sequence[Sequence[Any]], visible: Sequence[Sequence[bool]]
-) -> dict[Pose, tuple[Pose, int]]:
-    """Every pose that can be reached through what is seen, and how it was reached first."""
+Ways = tuple[list[int], list[int]]
+"""For each pose the one it was reached from first, and its distance in actions, -1 if never."""
+
+
+def _explore(cells: Sequence[Sequence[Any]], visible: Sequence[Sequence[bool]]) -> Ways:
+    """Every pose that can be reached through what is seen."""
     free = [
-        [visible[c][r] and (cells[c][r] is None or cells[c][r].can_overlap()) for r in range(SIZE)]
+        visible[c][r] and (cells[c][r] is None or cells[c][r].can_overlap())
         for c in range(SIZE)
+        for r in range(SIZE)
     ]
-    start: Pose = (*_HOME, 0)
-    came_from: dict[Pose, tuple[Pose, int]] = {start: (start, -1)}
-    waiting = deque([start])
-    while waiting:
-        pose = waiting.popleft()
-        column, row, direction = pose
-        dx, dy = _STEPS[direction]
-        ahead_column, ahead_row = column + dx, row + dy
-        moves: list[tuple[Pose, int]] = [
-            ((column, row, (direction - 1) % 4), LEFT),
-            ((column, row, (direction + 1) % 4), RIGHT),
-        ]
-        if 0 <= ahead_column < SIZE and 0 <= ahead_row < SIZE and free[ahead_column][ahead_row]:
-            moves.append(((ahead_column, ahead_row, direction), FORWARD))
-        for reached, action in moves:
-            if reached not in came_from:
-                came_from[reached] = (pose, action)
-                waiting.append(reached)
-    return came_from
+    before, distance = [-1] * _POSES, [-1] * _POSES
+    distance[_START] = 0
+    waiting = [_START]
+    for pose in waiting:
+        further = distance[pose] + 1
+        left, right = _TURNED[pose]
+        if distance[left] < 0:
+            before[left], distance[left] = pose, further
+            waiting.append(left)
+        if distance[right] < 0:
+            before[right], distance[right] = pose, further
+            waiting.append(right)
+        ahead = _AHEAD[pose]
+        if ahead >= 0 and distance[ahead] < 0 and free[ahead >> 2]:
+            before[ahead], distance[ahead] = pose, further
+            waiting.append(ahead)
+    return before, distance
 
 
-def _way_back(came_from: Mapping[Pose, tuple[Pose, int]], pose: Pose) -> list[int]:
+def _way_back(before: Sequence[int], pose: int) -> list[int]:
     way: list[int] = []
-    while True:
-        before, action = came_from[pose]
-        if action < 0:
-            return way[::-1]
-        way.append(action)
-        pose = before
+    while (earlier := before[pose]) >= 0:
+        left, right = _TURNED[earlier]
+        way.append(LEFT if pose == left else RIGHT if pose == right else FORWARD)
+        pose = earlier
+    return way[::-1]

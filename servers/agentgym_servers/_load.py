@@ -25,6 +25,7 @@ from agentgym_env.wire import CreateReply, ResetRequest, StepRequest, WireError,
 
 MAX_TURNS = 20
 _PLAYS = 256
+_RECORD_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,16 @@ class Player(Protocol):
 
 
 def record_plays(env: TextEnv, count: int = _PLAYS) -> list[Play]:
-    """Episodes of at most 20 random actions among the available ones, or of the expert's."""
+    """Episodes of at most 20 random actions among the available ones, or of the expert's.
+
+    As many as `count`, or as a slow world has played in 15 s.
+    """
     draw = random.Random("agentgym bench")
-    plays = []
+    plays: list[Play] = []
+    until = time.perf_counter() + _RECORD_S
     for seed in range(count):
+        if plays and time.perf_counter() > until:
+            break
         _, info = env.reset(seed=seed)
         actions: list[str] = []
         while len(actions) < MAX_TURNS:
