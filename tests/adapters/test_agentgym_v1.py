@@ -158,3 +158,30 @@ def test_a_step_is_never_sent_twice(replay):
 def test_a_world_that_agentgym_does_not_have_is_refused():
     with pytest.raises(BadRequest, match="AgentGym has no tests/Guess-v0"):
         gymnasium.make("tests/Guess-v0", server="agentgym+http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "actions", "score"),
+    [
+        ("BabyAI", "81", ["go to red ball 1"], 0.9),
+        ("BabyAI", "25", ["pick up grey key 1"], 0.0),
+        ("SciWorld", "3836", ["look around", "focus on air"], -1.0),
+    ],
+)
+def test_the_other_worlds_are_driven_as_ours_are(run, name, task, actions, score):
+    """Against our own server in their protocol, whose exchanges are held against recorded ones."""
+    server = "agentgym+" + run(name.lower(), "--protocol", "agentgym", "--port", "0").address()
+    env = gymnasium.make(f"agentgym/{name}-v0", server=server)
+    own = gymnasium.make(
+        f"agentgym/{name}-v0", server="inprocess", **({"legacy": True} if name == "BabyAI" else {})
+    )
+    alias = f"{name.lower()}_{task}"
+    assert env.reset(options={"task": task})[0] == own.reset(options={"task": alias})[0]
+    for action in actions:
+        theirs, ours = env.step(action), own.step(action)
+        assert theirs[0] == ours[0] and "not recognized" not in theirs[0]
+        assert theirs[1] == pytest.approx(ours[1]) and theirs[2:4] == ours[2:4]
+        assert theirs[4]["success"] == ours[4]["success"]
+    assert theirs[4]["score"] == pytest.approx(score, abs=0.1)
+    env.close()
+    own.close()

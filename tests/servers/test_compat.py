@@ -1,6 +1,7 @@
 """`--protocol agentgym` answers as AgentGym's TextCraft server does."""
 
 import json
+import re
 import time
 from functools import partial
 
@@ -11,12 +12,14 @@ from agentgym_env.errors import BadRequest
 from agentgym_servers.app import make_app
 from agentgym_servers.babyai import BabyAI
 from agentgym_servers.compat_worlds import original_protocol
+from agentgym_servers.sciworld import SciWorld
 from agentgym_servers.textcraft import TextCraft, original_task
 from hosting import HttpServer
 from recordings import handmade, recorded
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
 BABYAI = "agentgym/BabyAI-v0"
+SCIWORLD = "agentgym/SciWorld-v0"
 LEGACY_FAILURES = ("/commands", "/goal")  # the original has no such methods and answers 500
 
 
@@ -298,6 +301,54 @@ def test_an_episode_of_babyai_with_the_original_field_names(babyai):
     assert "error" in post(babyai, "/reset", {"id": 0, "data_idx": -1})
     assert send(babyai, "POST", "/reset", body={"id": 0}).status_code == 422
     assert [post(babyai, "/close", {"id": 0}) for _ in range(2)] == [True, False]
+
+
+NOT_SERVED = ("/action_hint", "/goals", "/object_tree", "/state")  # a person's look inside
+
+
+@pytest.mark.slow
+def test_recorded_exchanges_of_sciworld_are_honoured(original):
+    server = original(SciWorld, SCIWORLD)
+    rows = [row for row in recorded("sciworld") if row["path"] not in NOT_SERVED]
+    reordered = 0
+    for row in rows:
+        answer = send(
+            server, row["method"], row["path"], query=row.get("query"), body=row["request"],
+            raw=b"" if row["method"] == "POST" and row["request"] is None else None,
+        )  # fmt: skip
+        assert answer.status_code == row["status"], row
+        if answer.json() != row["response"]:
+            # There the order of equal things, and of sums, is another in every JVM.
+            ours, theirs = json.dumps(answer.json()), json.dumps(row["response"])
+            assert sorted(re.sub(r"\d", "", ours)) == sorted(re.sub(r"\d", "", theirs)), row
+            reordered += 1
+    assert len(rows) == 252 and reordered == 3
+    over = "The task with environment 2 has finished."
+    assert any(row["response"] == {"error": over} for row in rows)
+
+
+def test_an_episode_of_sciworld_with_the_original_field_names(original):
+    server = original(SciWorld, SCIWORLD)
+    assert send(server, "GET", "/").json() == "This is environment ScienceWorld."
+    assert send(server, "POST", "/create", raw=b"").json() == {"id": 0}
+    assert "has no task" in post(server, "/step", {"id": 0, "action": "look around"})["error"]
+    first = post(server, "/reset", {"id": 0, "data_idx": 3836})
+    assert first["observation"].startswith("This room is called")
+    assert {k: v for k, v in first.items() if k not in ("observation", "task_description")} == {
+        "task_name": "find-animal", "var_num": 0, "reward": 0, "score": 0, "deleted": False,
+        "done": False,
+    }  # fmt: skip
+    asked = send(server, "GET", "/task_description", query={"id": 0}).json()
+    assert asked == {"task_description": first["task_description"]}
+    lost = post(server, "/step", {"id": 0, "action": "focus on air"})
+    assert (lost["reward"], lost["score"], lost["done"]) == (-100, -100, True)
+    detail = send(server, "GET", "/detail", query={"id": 0}).json()
+    assert (detail["task_name"], detail["score"]) == ("find-animal", -100)
+    for beyond in (4639, -4640):
+        error = post(server, "/reset", {"id": 0, "data_idx": beyond})["error"]
+        assert "0 to 4638" in error
+    last = post(server, "/reset", {"id": 0, "data_idx": -1})
+    assert (last["task_name"], last["var_num"]) == ("identify-life-stages-2", 9)
 
 
 def test_the_command_serves_babyai_in_the_original_wording(run):
