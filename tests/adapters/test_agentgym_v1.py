@@ -163,8 +163,8 @@ def test_a_world_that_agentgym_does_not_have_is_refused():
 @pytest.mark.parametrize(
     ("name", "task", "actions", "score"),
     [
-        ("BabyAI", "81", ["go to red ball 1"], 0.9),
-        ("BabyAI", "25", ["pick up grey key 1"], 0.0),
+        ("BabyAI", "0", ["turn left", "turn right", "go to red ball 1"], 0.9),
+        ("BabyAI", "0", ["pick up grey key 1"], 0.0),
         ("SciWorld", "3836", ["look around", "focus on air"], -1.0),
     ],
 )
