@@ -10,7 +10,6 @@ def test_it_keeps_every_promise():
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from rich.markup import escape
 
 from agentgym_env import check_rules, check_served
 from agentgym_env.check_subject import NotApplicable, RuleBroken, Subject
-from agentgym_env.errors import BadRequest
+from agentgym_env.options import json_object
 from agentgym_env.registration import env_class, full_id
 
 Rule = Callable[[Subject], str]
@@ -81,10 +80,7 @@ def check(
     sessions: Annotated[int, typer.Option(help="Sessions to interleave.", min=1)] = 64,
 ) -> None:
     """Check that an environment keeps every promise; exits with 1 if it breaks one."""
-    try:
-        kwargs = json.loads(env_kwargs)
-    except json.JSONDecodeError as error:
-        raise BadRequest(f"--env-kwargs is not JSON: {error}") from error
+    kwargs = json_object("--env-kwargs", env_kwargs)
     # What a world's host logs of the garbage it is fed would bury the findings.
     logging.getLogger("agentgym_servers").setLevel(logging.CRITICAL)
     console = Console(highlight=False)

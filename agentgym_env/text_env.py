@@ -54,6 +54,10 @@ class TextEnv(gymnasium.Env[str, str]):
     """Seconds that an isolated world may take for one reset or step before its process is killed,
     unless the server says otherwise."""
 
+    max_sessions: ClassVar[int] = 16_384
+    """Sessions that a server holds at most, unless it is told otherwise: for worlds whose sessions
+    are heavy."""
+
     observation_space = TextSpace()
     action_space = TextSpace()
     # A text has no frame rate, but Gymnasium's checker wants one declared.

@@ -155,6 +155,7 @@ class EnvCard(Struct, frozen=True):
     observation_max_length: int
     action_max_length: int
     has_expert: bool
+    max_sessions: int = 16_384
     protocol: int = PROTOCOL_VERSION
     version: str = ""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import msgspec
 
 from agentgym_env.async_client import AsyncEnvClient
+from agentgym_env.errors import BadRequest
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import full_id
 from agentgym_env.task_set import TaskSet
@@ -23,20 +24,36 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+_TIMEOUT_S = 300.0
+"""Of a whole batch: a server that has to start 64 JVMs takes most of a minute, and bounds each
+step itself."""
+
 
 class Collector(AbstractContextManager["Collector"]):
     """Plays episodes of one environment, on running servers or on a local one of its own."""
 
-    def __init__(self, env_id: str, servers: Sequence[str] = (), *, concurrency: int = 256) -> None:
+    def __init__(
+        self,
+        env_id: str,
+        servers: Sequence[str] = (),
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        concurrency: int = 256,
+    ) -> None:
+        if servers and env_kwargs:
+            raise BadRequest(
+                "env_kwargs are for a local server; give them to `agentgym serve --env-kwargs`"
+            )
+        self._env_kwargs = dict(env_kwargs or {})
         # What runs elsewhere need not be known here.
         self.env_id = env_id if servers else full_id(env_id)
-        self.server: LocalServer | None = None if servers else local_server(self.env_id)
+        self.server: LocalServer | None = None if servers else self._start_server()
         addresses = [self.server.address] if self.server else list(servers)
-        self._concurrency = concurrency
         # One loop for the whole run: connections and engines belong to the loop they began in.
         self._runner = asyncio.Runner()
-        self._client = AsyncEnvClient(addresses)
+        self._client = AsyncEnvClient(addresses, timeout_s=_TIMEOUT_S)
         self.card: EnvCard = self.run(self._client.card())
+        self._concurrency = min(concurrency, self.card.max_sessions * len(addresses))
         self.tasks: TaskSet = self.run(self._client.task_set())
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -83,9 +100,12 @@ class Collector(AbstractContextManager["Collector"]):
         logger.warning("the local server of %s died; another is started", self.env_id)
         self.run(self._client.close())
         self.server.close()
-        self.server = local_server(self.env_id)
-        self._client = AsyncEnvClient([self.server.address])
+        self.server = self._start_server()
+        self._client = AsyncEnvClient([self.server.address], timeout_s=_TIMEOUT_S)
         return True
+
+    def _start_server(self) -> LocalServer:
+        return local_server(self.env_id, self._env_kwargs)
 
     def close(self) -> None:
         """End connections, the loop and the local server."""

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.options import json_object
 
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -62,6 +63,12 @@ def evaluate(
     turn_max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an episode.")] = 8192,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")] = None,
+    per_category: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N tasks of each category.")
+    ] = None,
+    env_kwargs: Annotated[
+        str, typer.Option(help="The environment's own settings, as a JSON object.")
+    ] = "{}",
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the report to this file.")
     ] = None,
@@ -73,7 +80,8 @@ def evaluate(
     from agentgym_train.report import success_table
 
     console = Console()
-    with Collector(env, server or []) as collector:
+    kwargs = json_object("--env-kwargs", env_kwargs)
+    with Collector(env, server or [], env_kwargs=kwargs) as collector:
         collector.tasks.split(split)  # an unknown one is refused before a model is loaded
         told = collector.card.instruction if instruction is None else instruction
         players: PlayerFactory
@@ -101,6 +109,7 @@ def evaluate(
             samples=samples,
             seed=seed,
             limit=limit,
+            per_category=per_category,
             instruction=told,
             console=console,
         )

@@ -24,6 +24,8 @@ class TrainConfig:
     """The policy to start from: a folder, or a model id of the hub."""
     env: str
     """Id of the environment."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """The environment's own settings, for the local server."""
     output_dir: str
     """The run folder. What was there is moved aside."""
     servers: list[str] = field(default_factory=list)
@@ -80,6 +82,8 @@ class TrainConfig:
     """The one horizon of all evaluations; 0 takes the last stage's."""
     eval_samples: int = 1
     """Episodes a held-out task."""
+    eval_per_category: int = 0
+    """Of each of the world's categories, evaluate only so many tasks; 0 takes all."""
     eval_temperature: float = 1.0
     """Of sampling, in evaluation."""
     eval_before: bool = True

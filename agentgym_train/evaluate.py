@@ -69,10 +69,27 @@ class EvalReport:
 
 
 def eval_starts(
-    tasks: TaskSet, split: str, samples: int, seed: int, limit: int | None = None
+    tasks: TaskSet,
+    split: str,
+    samples: int,
+    seed: int,
+    limit: int | None = None,
+    per_category: int | None = None,
 ) -> list[EpisodeStart]:
-    """`samples` episodes of each task. A task's worlds depend on seed, task and sample alone."""
-    ids = tasks.split(split)[:limit]
+    """`samples` episodes of each task. A task's worlds depend on seed, task and sample alone.
+
+    `per_category` takes the first so many tasks of each category, `limit` the first of all.
+    """
+    ids: Sequence[str] = tasks.split(split)
+    if per_category is not None:
+        taken: Counter[str | None] = Counter()
+        chosen = []
+        for task in ids:
+            taken[tasks.category(task)] += 1
+            if taken[tasks.category(task)] <= per_category:
+                chosen.append(task)
+        ids = chosen
+    ids = ids[:limit]
     return [
         EpisodeStart(
             task=task,
@@ -95,6 +112,7 @@ def evaluate(
     samples: int = 1,
     seed: int = 0,
     limit: int | None = None,
+    per_category: int | None = None,
     instruction: str = "",
     console: Console | None = None,
     label: str = "evaluating",
@@ -103,7 +121,7 @@ def evaluate(
 
     With a console it shows how far it is.
     """
-    starts = eval_starts(collector.tasks, split, samples, seed, limit)
+    starts = eval_starts(collector.tasks, split, samples, seed, limit, per_category)
     with progress_bar(console or Console(quiet=True)) as progress:
         bar = progress.add_task(label, total=len(starts), figures="")
         trajectories = collector.collect(

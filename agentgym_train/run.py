@@ -36,7 +36,7 @@ def start(config: TrainConfig, console: Console) -> int:
     quiet_libraries()
     make_algorithm(config.algorithm, config.algorithm_args)
     path = Path(config.output_dir)
-    with Collector(config.env, config.servers, concurrency=config.concurrency) as collector:
+    with _collector(config) as collector:
         policy = _policy(config, collector)
         # What could be refused has been by now; an earlier run is touched only for a real one.
         if path.exists() and any(path.iterdir()):
@@ -65,8 +65,17 @@ def resume(path: Path, console: Console) -> int:
         console.print(f"{path} has no checkpoint yet; it starts at step 0.", soft_wrap=True)
     else:
         console.print(f"Going on from {checkpoint}.", soft_wrap=True)
-    with Collector(config.env, config.servers, concurrency=config.concurrency) as collector:
+    with _collector(config) as collector:
         return _run(config, store, console, collector, _policy(config, collector), checkpoint)
+
+
+def _collector(config: TrainConfig) -> Collector:
+    return Collector(
+        config.env,
+        config.servers,
+        env_kwargs=config.env_kwargs,
+        concurrency=config.concurrency,
+    )
 
 
 def _policy(config: TrainConfig, collector: Collector) -> Policy:
@@ -146,6 +155,7 @@ def _evaluated(
         split=config.eval_split,
         horizon=config.fixed_eval_horizon,
         samples=config.eval_samples,
+        per_category=config.eval_per_category or None,
         instruction=policy.instruction,
         console=console,
         label=f"eval {when}",

@@ -62,7 +62,9 @@ def fastapi_server(world: str) -> Iterator[str]:
     process = subprocess.Popen(
         [
             sys.executable, "-m", "uvicorn", "--app-dir", str(Path(__file__).parent),
-            "--port", str(PORT), "--log-level", "warning", "fastapi_server:app",
+            "--port", str(PORT), "--log-level", "warning",
+            # Connections stand idle while sixty-four JVMs start.
+            "--timeout-keep-alive", "600", "fastapi_server:app",
         ],
         env={**os.environ, "BASELINE_WORLD": world},
     )  # fmt: skip

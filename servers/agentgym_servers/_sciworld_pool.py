@@ -6,8 +6,8 @@ from typing import Final
 
 from agentgym_servers._sciworld_jvm import Simulator
 
-MOST_IDLE: Final = 8
-"""How many a process keeps; each holds its memory."""
+MOST_IDLE: Final = 64
+"""How many a process keeps: as many as a server holds sessions, unless it is told otherwise."""
 
 _idle: list[Simulator] = []
 

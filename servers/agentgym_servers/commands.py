@@ -8,11 +8,12 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, TextIO
 
 import typer
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.options import json_object
 from agentgym_env.registration import env_class, full_id
 from agentgym_servers.compat_worlds import original_kwargs
 from agentgym_servers.logs import configure_logs
@@ -44,7 +45,9 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help="File with the bearer token that clients must send.")
     ] = None,
-    max_sessions: Annotated[int, typer.Option(help="Most sessions at once.")] = 16_384,
+    max_sessions: Annotated[
+        int | None, typer.Option(help="Most sessions at once. Default: as the world asks for.")
+    ] = None,
     session_ttl: Annotated[float, typer.Option(help="Seconds a session may stand idle.")] = 3600.0,
     max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
     isolate: Annotated[
@@ -78,18 +81,19 @@ def serve(
     env_id = env_id if entry_point else full_id(env_id)
     env_type = env_class(entry_point or env_id)
     isolated = env_type.isolated if isolate is None else isolate
+    most = env_type.max_sessions if max_sessions is None else max_sessions
     as_original = original_kwargs(env_id) if protocol is Protocol.AGENTGYM else {}
     settings = ServeSettings(
         env_id=env_id,
         entry_point=entry_point or env_id,
-        env_kwargs={**as_original, **_parse_kwargs(env_kwargs)},
+        env_kwargs={**as_original, **json_object("--env-kwargs", env_kwargs)},
         host=host,
         port=port,
         token=None if token_file is None else _read_token(token_file),
-        max_sessions=max_sessions,
+        max_sessions=most,
         session_ttl_s=_positive("--session-ttl", session_ttl),
         max_body_bytes=max_body_mb * 2**20,
-        workers=max(1, min(workers or _default_workers(isolated), max_sessions)),
+        workers=max(1, min(workers or _default_workers(isolated), most)),
         isolated=isolated,
         step_timeout_s=_positive("--step-timeout", step_timeout or env_type.step_timeout_s),
         protocol=protocol.value,
@@ -135,16 +139,6 @@ def _take_over_stdout() -> TextIO:
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return report
-
-
-def _parse_kwargs(text: str) -> dict[str, Any]:
-    try:
-        kwargs = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadRequest(f"--env-kwargs is not JSON: {error}") from error
-    if not isinstance(kwargs, dict):
-        raise BadRequest(f"--env-kwargs is a JSON object, got {text}")
-    return kwargs
 
 
 def _read_token(path: Path) -> str:

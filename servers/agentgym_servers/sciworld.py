@@ -52,6 +52,7 @@ class SciWorld(TextEnv):
         "limited."
     )
     isolated = True
+    max_sessions = 64  # each has a JVM
 
     def __init__(
         self,

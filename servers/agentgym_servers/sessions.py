@@ -56,7 +56,8 @@ class SessionTable:
         make_env: Callable[[], TextEnv],
         *,
         env_id: str,
-        max_sessions: int = 16_384,
+        max_sessions: int = TextEnv.max_sessions,
+        server_sessions: int | None = None,
         ttl_s: float = 3600.0,
         version: str = "",
         name_prefix: str = "",
@@ -70,6 +71,7 @@ class SessionTable:
         self._make_env = make_env
         self._env_id = env_id
         self._max_sessions = max_sessions
+        self._server_sessions = max_sessions if server_sessions is None else server_sessions
         self._ttl_s = ttl_s
         self._version = version
         self._name_prefix = name_prefix
@@ -310,6 +312,7 @@ class SessionTable:
             observation_max_length=lengths[0],
             action_max_length=lengths[1],
             has_expert=type(env).expert is not TextEnv.expert,
+            max_sessions=self._server_sessions,
             version=self._version,
         )
 

@@ -22,7 +22,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = None
-    max_sessions: int = 16_384
+    max_sessions: int = TextEnv.max_sessions
     session_ttl_s: float = 3600.0
     max_body_bytes: int = 16 * 2**20
     workers: int = 1
@@ -51,6 +51,7 @@ def session_table(settings: ServeSettings, index: int | None = None) -> SessionT
         max_sessions=settings.max_sessions
         if index is None
         else share_of(settings.max_sessions, index, settings.workers),
+        server_sessions=settings.max_sessions,
         ttl_s=settings.session_ttl_s,
         version=sdk_version(),
         name_prefix="" if alone else name_prefix(index or 0),

@@ -158,6 +158,11 @@ def test_the_limit_of_sessions_is_kept_and_closing_makes_room():
     assert code(table.create([CreateRequest()])[0]) is None
 
 
+def test_the_card_tells_the_limit_of_the_whole_server():
+    assert table_of(max_sessions=7).card().max_sessions == 7
+    assert table_of(max_sessions=4, server_sessions=8).card().max_sessions == 8
+
+
 def test_closing_twice_is_harmless():
     table = table_of()
     (session,) = opened(table)

@@ -7,10 +7,12 @@ import signal
 
 import pytest
 
-from agentgym_env.errors import ServerStartFailed
+import hosting
+import worlds
+from agentgym_env.errors import BadRequest, ServerStartFailed
 from agentgym_env.launch import local_server
 from agentgym_train.collector import Collector
-from agentgym_train.players import ExpertPlayer
+from agentgym_train.players import ExpertPlayer, RandomPlayer
 from agentgym_train.rollout import EpisodeStart
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
@@ -64,7 +66,23 @@ def test_episodes_on_a_killed_server_of_someone_else_come_back_lost_with_their_e
 
 
 def test_a_collector_of_an_environment_that_cannot_start_says_why():
-    import hosting
-
     with pytest.raises(ServerStartFailed, match="no such luck"):
         Collector(hosting.UNMAKEABLE)
+
+
+@pytest.mark.timeout(90)
+def test_no_more_episodes_are_under_way_than_the_server_holds_sessions(serve):
+    server = serve(worlds.Guess, max_sessions=3)
+    with Collector(hosting.GUESS, [server.address], concurrency=50) as collector:
+        begun = [EpisodeStart(task, 0) for task in collector.tasks.split("train")] * 4
+        played = collector.collect(ExpertPlayer, begun, horizon=5)
+    assert {(t.outcome, t.attempts) for t in played} == {("success", 1)}
+
+
+def test_settings_of_an_environment_are_for_a_local_server(serve):
+    server = serve(worlds.Guess)
+    with pytest.raises(BadRequest, match="agentgym serve --env-kwargs"):
+        Collector(hosting.GUESS, [server.address], env_kwargs={"x": 1})
+    with Collector("agentgym/BabyAI-v0", env_kwargs={"legacy": True}) as collector:
+        (one,) = collector.collect(RandomPlayer, [EpisodeStart("GoToRedBall/0", 0)], horizon=1)
+    assert "In front of you in this room" in one.observation

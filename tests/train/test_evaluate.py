@@ -35,6 +35,13 @@ def test_starts_depend_on_seed_task_and_sample_alone():
         eval_starts(TASKS, "validation", 1, seed=0)
 
 
+def test_so_many_tasks_of_each_category_are_the_first_of_each():
+    tasks = TaskSet({"test": list("abcde")}, {"a": "x", "b": "y", "c": "x", "d": "x"})
+    chosen = eval_starts(tasks, "test", 1, 0, per_category=1)
+    assert [start.task for start in chosen] == ["a", "b", "e"]
+    assert len(eval_starts(tasks, "test", 3, 0, limit=2, per_category=2)) == 6
+
+
 def test_means_leave_out_what_was_lost_and_count_it():
     played = [
         episode("c", True, 2, category="easy"),

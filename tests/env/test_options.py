@@ -1,0 +1,19 @@
+"""Values of command-line options."""
+
+import pytest
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.options import json_object
+
+
+def test_an_object_is_read():
+    assert json_object("--env-kwargs", '{"a": [1]}') == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "--env-kwargs is not JSON"), ("[1]", "--env-kwargs is a JSON object")],
+)
+def test_what_is_no_object_is_refused_by_the_options_name(text, message):
+    with pytest.raises(BadRequest, match=message):
+        json_object("--env-kwargs", text)
