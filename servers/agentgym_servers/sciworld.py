@@ -52,6 +52,7 @@ class SciWorld(TextEnv):
         "limited."
     )
     isolated = True
+    step_timeout_s = 120.0  # a simulator has its own deadline; this one would end its neighbours
     max_sessions = 64  # each has a JVM
 
     def __init__(
