@@ -1,0 +1,1 @@
+"""Web navigation: sites of our own, a browser of text, and WebArena's tasks and evaluators."""

@@ -1,0 +1,98 @@
+"""What an embedded site is: a function of a request and a database that one episode alone has."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+HOSTS: Final[Mapping[str, str]] = {
+    "shopping": "http://shop.test",
+    "shopping_admin": "http://admin.test/admin",
+    "reddit": "http://forum.test",
+    "gitlab": "http://code.test",
+    "wikipedia": "http://wiki.test",
+    "map": "http://map.test",
+    "homepage": "http://home.test",
+}
+"""WebArena's name of a site -> where ours stands, without a slash at the end."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A page that is asked for, or a form that is sent."""
+
+    method: str
+    """`GET` or `POST`."""
+    host: str
+    """Such as `shop.test`."""
+    path: str
+    """Decoded, such as `/p/4`."""
+    query: Mapping[str, Sequence[str]] = {}
+    form: Mapping[str, Sequence[str]] = {}
+    cookies: Mapping[str, str] = {}
+    """Of this host."""
+
+
+class Response(msgspec.Struct, frozen=True):
+    """A page, or where to go instead."""
+
+    body: str = ""
+    status: int = 200
+    content_type: str = "text/html; charset=utf-8"
+    location: str | None = None
+    """With a status of 302 or 303: an absolute URL, or a path of the same host."""
+    cookies: Mapping[str, str | None] = {}
+    """Set on this host; None takes one away."""
+
+
+class Site(Protocol):
+    """One site. It holds no state: what changes is in the database."""
+
+    def make_database(self, seed: int) -> sqlite3.Connection:
+        """The site's data as every episode begins with it; equal for equal seeds."""
+        ...
+
+    def answer(self, database: sqlite3.Connection, request: Request) -> Response:
+        """Answer a request; never raises for what a client may send."""
+        ...
+
+
+class SiteSession:
+    """The sites of one episode: each database is restored from its blob when it is first asked."""
+
+    def __init__(self, sites: Mapping[str, Site], blobs: Mapping[Site, bytes]) -> None:
+        """`sites` by host; two hosts may share one site, and so its data."""
+        self._sites = sites
+        self._blobs = blobs
+        self._databases: dict[int, sqlite3.Connection] = {}
+
+    def answer(self, request: Request) -> Response:
+        """The answer of the host's site; a host that is not there is 403."""
+        site = self._sites.get(request.host)
+        if site is None:
+            return Response("<html><body><p>This host is out of bounds.</p></body></html>", 403)
+        return site.answer(self.database(site), request)
+
+    def database(self, site: Site) -> sqlite3.Connection:
+        """The episode's own database of a site."""
+        database = self._databases.get(id(site))
+        if database is None:
+            database = sqlite3.connect(":memory:", check_same_thread=False)
+            database.deserialize(self._blobs[site])
+            database.row_factory = sqlite3.Row
+            self._databases[id(site)] = database
+        return database
+
+    def close(self) -> None:
+        """Let go of the databases."""
+        for database in self._databases.values():
+            database.close()
+        self._databases.clear()
+
+
+def host_of(site: str) -> str:
+    """The host of one of WebArena's sites, by its name there."""
+    return urlsplit(HOSTS[site]).netloc
