@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final
@@ -73,14 +74,16 @@ class Simulator:
 
     def __init__(self, timeout_s: float = TIMEOUT_S, heap_mb: int = HEAP_MB) -> None:
         self._timeout_s = timeout_s
-        self._process = _start(find_java(), heap_mb)
+        # The simulator writes a file to where it stands when it is started.
+        folder = tempfile.mkdtemp(prefix="agentgym-sciworld-")
+        self._process = _start(find_java(), heap_mb, folder)
         try:
             self._gateway = _connect(self._process, timeout_s)
         except BaseException:
-            _end(self._process)
+            _end(self._process, folder)
             raise
         # When nobody holds it any more, and at the end of this process.
-        self._end = weakref.finalize(self, _end, self._process, self._gateway)
+        self._end = weakref.finalize(self, _end, self._process, folder, self._gateway)
         self._world = self._call(self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
         self._join = self._gateway.jvm.java.lang.String.join
 
@@ -194,13 +197,14 @@ class _OneTryClient(GatewayClient):  # type: ignore[misc]
         return answer
 
 
-def _start(java: str, heap_mb: int) -> subprocess.Popen[bytes]:
+def _start(java: str, heap_mb: int, folder: str) -> subprocess.Popen[bytes]:
     classpath = os.pathsep.join((find_jar_path(), JAR_PATH))
     options = (f"-Xmx{heap_mb}m", *JVM_OPTIONS, "-classpath", classpath)
     command = [java, *options, "py4j.GatewayServer"]
     return subprocess.Popen(
         # It ends when this process does, and listens to those alone who know its token.
         [*command, "--die-on-broken-pipe", "--enable-auth", "0"],
+        cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -229,7 +233,7 @@ def _connect(process: subprocess.Popen[bytes], timeout_s: float) -> JavaGateway:
     return gateway
 
 
-def _end(process: subprocess.Popen[bytes], gateway: JavaGateway | None = None) -> None:
+def _end(process: subprocess.Popen[bytes], folder: str, gateway: JavaGateway | None = None) -> None:
     if gateway is not None:
         gateway.close(keep_callback_server=True)
     process.kill()
@@ -237,3 +241,4 @@ def _end(process: subprocess.Popen[bytes], gateway: JavaGateway | None = None) -
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 
 import psutil
 import pytest
@@ -351,6 +352,18 @@ def test_a_java_that_does_not_start_says_why(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(EnvironmentFault, match="did not start: no such VM"):
         Simulator()
+
+
+def test_nothing_is_left_where_the_simulator_stood(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "scratch").mkdir()
+    simulator = Simulator()
+    simulator.load("boil", 0, "")
+    assert len(list(tmp_path.rglob("*.tsv"))) == 1
+    simulator.close()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "scratch"]
 
 
 def test_the_simulator_listens_only_to_who_knows_its_token():
