@@ -1,0 +1,26 @@
+"""Which texts count as an answer."""
+
+from __future__ import annotations
+
+import string
+
+from agentgym_servers.generated_world.facts import Day, Value
+from agentgym_servers.generated_world.forms import date_forms
+
+
+def answer_forms(value: Value) -> list[str]:
+    """Every text that is right, the plainest first; exact match ignores case and articles."""
+    if isinstance(value, Day):
+        plain, month_first, ordinal = date_forms(value)
+        return [plain, month_first, ordinal, f"{value.year}-{value.month:02}-{value.day:02}"]
+    if isinstance(value, tuple):
+        return [", ".join(value)]
+    if isinstance(value, str) and value.startswith("River "):
+        return [value, value.removeprefix("River ")]
+    return [str(value)]
+
+
+def normal(text: str) -> str:
+    """A text as exact match compares it: lower case, no punctuation, no articles, one space."""
+    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(word for word in kept.split() if word not in ("a", "an", "the"))

@@ -1,0 +1,79 @@
+"""Proof that one search does not answer a question: a bound on BM25 scores, without an index.
+
+The third best score among some passages is at most the third best among all. A passage below it
+is therefore not among the three that a search for the question brings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from agentgym_servers.retrieval.passages import Passage
+
+TOP = 3
+"""How many passages a search brings."""
+_K1, _B = 1.5, 0.75
+_MARGIN = 1.02
+_RARE = 120
+"""A word in fewer passages than these leads to the passages that a bound is taken from."""
+_WORD = re.compile(r"\b\w\w+\b")
+_STOPWORDS = frozenset(
+    "a an and are as at be but by for if in into is it no not of on or such that the their then "
+    "there these they this to was will with".split()
+)
+
+
+class OneSearch:
+    """What a search for a question's own text can bring from a corpus."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._passages = passages
+        self._place = {passage.id: place for place, passage in enumerate(passages)}
+        self._counts = [Counter(words_of(passage.contents)) for passage in passages]
+        self._lengths = [sum(counts.values()) for counts in self._counts]
+        self._mean = sum(self._lengths) / len(passages)
+        self._holders: dict[str, list[int]] = {}
+        for place, counts in enumerate(self._counts):
+            for word in counts:
+                self._holders.setdefault(word, []).append(place)
+
+    def misses(self, question: str, ids: Iterable[str]) -> bool:
+        """Whether none of these passages can be among the first three for the question."""
+        query = words_of(question)
+        bound = self._bound(query)
+        return all(self._score(query, self._place[id]) * _MARGIN < bound for id in ids)
+
+    def naming(self, name: str) -> list[str]:
+        """The ids of the passages that hold a name."""
+        holders = [self._holders.get(word, []) for word in words_of(name)]
+        rarest = min(holders, key=len, default=[])
+        return [self._passages[p].id for p in rarest if name in self._passages[p].contents]
+
+    def _bound(self, query: Sequence[str]) -> float:
+        near: set[int] = set()
+        for word in query:
+            holders = self._holders.get(word, ())
+            if len(holders) < _RARE:
+                near.update(holders)
+        best = sorted((self._score(query, place) for place in near), reverse=True)
+        return best[TOP - 1] if len(best) >= TOP else 0.0
+
+    def _score(self, query: Sequence[str], place: int) -> float:
+        counts, total = self._counts[place], len(self._passages)
+        norm = _K1 * (1 - _B + _B * self._lengths[place] / self._mean)
+        score = 0.0
+        for word in query:
+            count = counts.get(word, 0)
+            if count:
+                held = len(self._holders[word])
+                rarity = math.log(1 + (total - held + 0.5) / (held + 0.5))
+                score += rarity * count / (count + norm)
+        return score
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text that a search looks at."""
+    return [word for word in _WORD.findall(text.lower()) if word not in _STOPWORDS]
