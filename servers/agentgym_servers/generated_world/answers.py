@@ -13,8 +13,6 @@ def answer_forms(value: Value) -> list[str]:
     if isinstance(value, Day):
         plain, month_first, ordinal = date_forms(value)
         return [plain, month_first, ordinal, f"{value.year}-{value.month:02}-{value.day:02}"]
-    if isinstance(value, tuple):
-        return [", ".join(value)]
     if isinstance(value, str) and value.startswith("River "):
         return [value, value.removeprefix("River ")]
     return [str(value)]

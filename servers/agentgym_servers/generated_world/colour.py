@@ -8,42 +8,42 @@ from __future__ import annotations
 
 COLOUR: dict[str, tuple[str, ...]] = {
     "person": (
-        "{P} letters complain of [cold rooms|late coaches|poor ink|noisy neighbours] with great wit.",
+        "{P} letters complain of [cold rooms|late coaches|noisy neighbours] with great wit.",
         "Friends describe a [shy|generous|restless|stubborn] host who rose before dawn.",
         "{S} kept [bees|pigeons|a small orchard|two donkeys] and sold the surplus at the market.",
         "Critics of the time called the later {makes} [austere|extravagant|uneven|tender].",
         "A portrait shows {o} in a [grey|green|crimson] coat, holding a [lens|letter|glove].",
         "{S} never learned to swim and refused to travel by [boat|sledge] all {p} life.",
         "Much of the estate was lost in a [fire|flood|lawsuit] a generation later.",
-        "{P} notebooks, written in [mirror hand|three colours|a private shorthand], were found late.",
+        "{P} notebooks, written in [mirror hand|three colours|a shorthand], were found late.",
         "The family had traded in [wool|salt|timber|glass] for three generations.",
         "A small [prize|street|ship] still bears {p} name.",
     ),
     "town": (
-        "The houses around the square are of [brick|slate|timber|limestone], with [blue|red] doors.",
+        "The houses around the square are of [brick|slate|timber|granite], with [blue|red] doors.",
         "A fair for [horses|cheese|cloth|pottery] fills the streets every [spring|autumn].",
         "Most families once lived from [weaving|fishing|quarrying|brewing].",
         "The winters are [mild|long|dry|foggy], and storks nest on the [old gate|granary].",
         "Fire destroyed the [tanners'|coopers'|upper] quarter twice, and it was rebuilt in stone.",
-        "Its [pears|honey cakes|smoked eels|dark bread] are praised by travellers.",
+        "Its [pears|honey cakes|smoked eels|rye loaves] are praised by travellers.",
         "The railway came late and leaves [twice|four times] a day from a wooden station.",
         "A ring of [lime trees|allotments|mills] follows the line of the former wall.",
     ),
     "work": (
         "The story follows a [baker|ferry pilot|magistrate|glazier] who hides a [debt|child|map].",
         "Its first audience was [puzzled|delighted|divided], and the second night sold out.",
-        "The [third|last] part is often left out, since it asks for a [choir|live goat|second stage].",
+        "The [third|last] part is often left out, since it asks for a [choir|goat|second stage].",
         "Scholars still quarrel over the meaning of the [storm|silent twin|unpaid bill].",
         "An early edition was seized for a joke about the [tax on salt|price of candles].",
         "Schoolchildren know the [opening lines|lullaby|quarrel scene] by heart.",
-        "A [pirated|shortened|illustrated] version went round the provinces for years.",
+        "A [pirated|shortened|garbled] version went round the provinces for years.",
     ),
     "building": (
         "The stone came by [barge|ox cart|sledge] from quarries upstream.",
         "Its [stair|roof|iron gate] was replaced after a [storm|lightning strike|collapse].",
         "A keeper lived on the ground floor and charged a [penny|loaf of bread] for entry.",
         "[Swifts|Bats|Jackdaws] have nested under the eaves for as long as anyone remembers.",
-        "The foundations rest on [oak piles|gravel|bare rock], which delayed the work by two years.",
+        "The foundations rest on [oak piles|gravel|rock], which delayed the work by two years.",
         "Lamps burn on the [north|west] side on feast days.",
         "Restorers uncovered a painted [frieze|ceiling|sundial] under layers of whitewash.",
     ),
@@ -126,4 +126,4 @@ ASIDES: dict[str, tuple[str, ...]] = {
         "A barge bound for the {a_event} sank in it.",
     ),
 }
-"""Every kind is mentioned by several others, so that a name alone never leads to one passage only."""
+"""Every kind is mentioned by several others, so that a name leads to more than one passage."""

@@ -19,6 +19,15 @@ Value = str | int | Day | tuple[str, ...]
 """An entity's name, a number or year, a date, or several names."""
 
 
+def names_in(value: Value | None) -> tuple[str, ...]:
+    """The names that a value consists of: one, several, or none."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, tuple):
+        return tuple(name for name in value if isinstance(name, str))
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Relation:
     """What one kind of entity can have: an entity of some kind, a `date`, a `year` or a `number`.
@@ -60,6 +69,8 @@ class FactBase:
             r.inverse: r for r in self.relations.values() if r.inverse
         }
         self.entities: dict[str, Entity] = {}
+        self.twins: dict[tuple[str, int], list[str]] = {}
+        """(kind, half) -> the entities that are there to be taken for others."""
         self._facts: dict[tuple[str, str], tuple[Value, str]] = {}
 
     def add(self, entity: Entity) -> Entity:

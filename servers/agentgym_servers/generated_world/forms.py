@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agentgym_servers.generated_world.facts import Day
+from agentgym_servers.generated_world.facts import Day, Value
 
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September",
     "October", "November", "December",
 )  # fmt: skip
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
-DATE = rf"(?:the )?\d+(?:st|nd|rd|th)?(?: of)? (?:{'|'.join(MONTHS)}) \d+|(?:{'|'.join(MONTHS)}) \d+, \d+"
+_MONTH = f"(?:{'|'.join(MONTHS)})"
+DATE = rf"(?:the )?\d+(?:st|nd|rd|th)?(?: of)? {_MONTH} \d+|{_MONTH} \d+, \d+"
 """A pattern of every form that `date_forms` gives."""
 
 
@@ -26,21 +27,22 @@ def date_forms(day: Day) -> tuple[str, ...]:
     )
 
 
-def read_date(text: str) -> Day:
-    """The date that one of the forms stands for."""
-    month = next(place for place, name in enumerate(MONTHS, 1) if name in text)
-    day, year = map(int, re.findall(r"\d+", text))
-    return Day(year, month, day)
+def read_value(kind: str, text: str, listed: bool) -> Value:
+    """What a text in a passage stands for: a date, a number, a name or several names."""
+    if listed:
+        return tuple(re.split(r", | and ", text))
+    if kind == "date":
+        month = next(place for place, name in enumerate(MONTHS, 1) if name in text)
+        day, year = map(int, re.findall(r"\d+", text))
+        return Day(year, month, day)
+    if kind in ("number", "year"):
+        return int(text.replace(",", ""))
+    return text.partition(" ")[2] if kind == "work" else text
 
 
 def written_list(names: Sequence[str]) -> str:
     """Names as a sentence gives them: "A, B and C"."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def read_list(text: str) -> tuple[str, ...]:
-    """The names of a written list."""
-    return tuple(re.split(r", | and ", text))
 
 
 def ordinal_ending(number: int) -> str:

@@ -53,6 +53,7 @@ class _Half:
         self._crafts: dict[str, list[Entity]] = {}
         self._provinces = [names.word(half, "town") for _ in range(12)]
         self._year: dict[str, int] = {}
+        self._turns: dict[str, list[Entity]] = {}
 
     def live(self, size: int) -> None:
         """Let `size` entities exist, and everything happen that they have to do with."""
@@ -190,7 +191,10 @@ class _Half:
             self._facts.tell(subject, relation, value.name)
 
     def _pick(self, kind: str) -> Entity:
-        return self._draws.choice(self._of[kind])
+        """The next of a kind in a shuffled round, so that none is named much more than others."""
+        if not self._turns.get(kind):
+            self._turns[kind] = self._draws.shuffled(self._of[kind])
+        return self._turns[kind].pop()
 
     def _aged(self, people: list[Entity], low: int, high: int) -> list[Entity]:
         def born(person: Entity) -> int:

@@ -20,23 +20,24 @@ _TITLES = (
     "The Ashes of {}", "Harvest at {}", "The Mirrors of {}", "A Garden for {}",
 )  # fmt: skip
 _ONSETS = (
-    tuple("b br d dr f g gr h k kl l m n p r s sk sv t tr v".split()),
-    tuple("c ch d f j l ll m n p qu r s sh t th v x y z".split()),
-)
-_VOWELS = (tuple("a e i o u ae y".split()), tuple("a e i o u ia eo".split()))
+    ("b", "br", "d", "dr", "f", "g", "gr", "h", "k", "kl", "l", "m", "n", "p", "r", "s", "sk", "sv",
+     "t", "tr", "v"),
+    ("c", "ch", "d", "f", "j", "l", "ll", "m", "n", "p", "qu", "r", "s", "sh", "t", "th", "v", "x",
+     "y", "z"),
+)  # fmt: skip
+_VOWELS = (("a", "e", "i", "o", "u", "ae", "y"), ("a", "e", "i", "o", "u", "ia", "eo"))
 _CODAS = (
-    tuple("ld rn sk mm rd lg nd st rv kk l n r".split()),
-    tuple("l n r s th x m z sh ph nt".split()),
+    ("ld", "rn", "sk", "mm", "rd", "lg", "nd", "st", "rv", "kk", "l", "n", "r"),
+    ("l", "n", "r", "s", "th", "x", "m", "z", "sh", "ph", "nt"),
 )
 _ENDINGS = {
-    ("town", 0): tuple("vik heim stad holm mark gard dal borg".split()),
-    ("town", 1): tuple("ona issa ethia uque ador azan iphe omar".split()),
-    ("given", 0): tuple("a e or id un ar is ek".split()),
-    ("given", 1): tuple("ia eo as ine ul ax ey ome".split()),
-    ("word", 0): tuple("en ar und esk ok il ulf ry".split()),
-    ("word", 1): tuple("ael ique ora uz ethe isho amon yss".split()),
+    ("town", 0): ("vik", "heim", "stad", "holm", "mark", "gard", "dal", "borg"),
+    ("town", 1): ("ona", "issa", "ethia", "uque", "ador", "azan", "iphe", "omar"),
+    ("given", 0): ("a", "e", "or", "id", "un", "ar", "is", "ek"),
+    ("given", 1): ("ia", "eo", "as", "ine", "ul", "ax", "ey", "ome"),
+    ("word", 0): ("en", "ar", "und", "esk", "ok", "il", "ulf", "ry"),
+    ("word", 1): ("ael", "ique", "ora", "uz", "ethe", "isho", "amon", "yss"),
 }
-
 _TRIPLED = re.compile(r"[bcdfghjklmnpqrstvxz]{4}|[aeiouy]{4}|(.)\1\1")
 """What no word of either language holds: it could not be said."""
 

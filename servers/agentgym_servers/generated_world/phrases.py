@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Phrase(NamedTuple):
-    """The wordings of one relation, each a pair of (near, far); `{}` is who or what it is about."""
-
-    noun: tuple[str, str]
-    """The thing itself, inside a question: "the town where {} was born"."""
-    ask: tuple[str, str]
-    """The whole question."""
-    holds: tuple[str, str] | None = None
-    """What holds of the one whose relation has the value {}: "was born in {}"."""
-
+from agentgym_servers.generated_world.language import Degree, GroupPhrase, Phrase
 
 PHRASES: dict[str, Phrase] = {
     "born_in": Phrase(
@@ -34,7 +22,6 @@ PHRASES: dict[str, Phrase] = {
     "married": Phrase(
         ("the spouse of {}", "the partner in life of {}"),
         ("Whom did {} marry?", "Who was the partner in life of {}?"),
-        ("married {}", "shared a household and a name with {}"),
     ),
     "output": Phrase(
         ("the number of works that {} completed", "the extent of the oeuvre of {}"),
@@ -160,18 +147,6 @@ PHRASES: dict[str, Phrase] = {
         ("Which town lies at the mouth of {}?", "Where does {} meet salt water?"),
     ),
 }
-
-
-class GroupPhrase(NamedTuple):
-    """The wordings of a list, each a pair of (near, far); `{n}` is how many it has."""
-
-    many: tuple[str, str]
-    one: tuple[str, str]
-    """A single one, of whom something is said next."""
-    both: tuple[str, str]
-    """The first half of a question for what belongs to the list and is something else, too."""
-
-
 GROUPS: dict[str, GroupPhrase] = {
     "pupils": GroupPhrase(
         ("the {n} pupils of {}", "the {n} people whose mentor was {}"),
@@ -192,15 +167,6 @@ GROUPS: dict[str, GroupPhrase] = {
         ("Which town both lies on {} and", "Which place both is found along {} and"),
     ),
 }
-class Degree(NamedTuple):
-    """The words for the one of two, and of more, that has the least or most of something."""
-
-    relation: str
-    least: bool
-    of_two: str
-    of_more: str
-
-
 DEGREES = (
     Degree("born_on", True, "elder", "eldest"),
     Degree("born_on", False, "younger", "youngest"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from agentgym_servers.generated_world.facts import Day, FactBase, Value
+from agentgym_servers.generated_world.facts import Day, FactBase, Value, names_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,15 @@ Plan = Look | Best | Member | Total
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """The answer to a plan, the owners of the passages it takes, and every entity met."""
+    """The answer to a plan, and what it takes to know it."""
 
     answer: Value
     needed: tuple[str, ...]
+    """The owners of the passages that tell it."""
+    subjects: frozenset[str]
+    """What facts are needed about."""
     met: tuple[str, ...]
+    """Every entity that is named or met on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +124,10 @@ def carry_out(plan: Plan | Named) -> Work:
     return _only([name for name, value in values.items() if _order(value) == end])
 
 
-def known(plan: Plan, facts: FactBase) -> Knowledge | None:
+def known(plan: Plan | Named, facts: FactBase) -> Knowledge | None:
     """The answer to a plan by the fact base, and what it takes; None where there is none."""
     work, needed, met = carry_out(plan), dict[str, None](), dict[str, None]()
+    subjects: set[str] = set()
     value: Value | None = None
     try:
         wanted = next(work)
@@ -130,33 +135,57 @@ def known(plan: Plan, facts: FactBase) -> Knowledge | None:
             fact = facts.get(wanted.subject, wanted.relation)
             value = fact[0] if fact else None
             met[wanted.subject] = None
-            met.update(dict.fromkeys(_named(value)))
+            met.update(dict.fromkeys(names_in(value)))
             if fact and not wanted.tried:
                 needed[fact[1]] = None
+                subjects.add(wanted.subject)
             wanted = work.send(value)
     except StopIteration as end:
         answer: Value | None = end.value
-    return None if answer is None else Knowledge(answer, tuple(needed), tuple(met))
+    return (
+        None
+        if answer is None
+        else Knowledge(answer, tuple(needed), frozenset(subjects), tuple(met))
+    )
+
+
+def names_of(plan: Plan | Named | Group | Pair) -> tuple[str, ...]:
+    """The entities that a plan names."""
+    if isinstance(plan, Named):
+        return (plan.name,)
+    if isinstance(plan, Look | Group):
+        return names_of(plan.of)
+    if isinstance(plan, Pair):
+        return (*names_of(plan.first), *names_of(plan.second))
+    return (*names_of(plan.among), *(names_of(plan.value) if isinstance(plan, Member) else ()))
+
+
+def shape(plan: Plan | Named | Group | Pair) -> str:
+    """A plan without its names: `mayor(born_in(*))`."""
+    if isinstance(plan, Named):
+        return "*"
+    if isinstance(plan, Look):
+        return f"{plan.relation}({shape(plan.of)})"
+    if isinstance(plan, Group):
+        return f"{plan.slot}({shape(plan.of)})"
+    if isinstance(plan, Pair):
+        return f"{shape(plan.first)}, {shape(plan.second)}"
+    if isinstance(plan, Best):
+        return f"{'least' if plan.least else 'most'} {plan.relation}({shape(plan.among)})"
+    if isinstance(plan, Total):
+        return f"total {plan.relation}({shape(plan.among)})"
+    return f"{shape(plan.among)} with {plan.relation}={shape(plan.value)}"
 
 
 def _members(group: Group | Pair) -> Generator[Wanted, Value | None, tuple[str, ...]]:
     if isinstance(group, Group):
         owner = yield from carry_out(group.of)
         listed = (yield Wanted(owner, group.slot)) if isinstance(owner, str) else None
-        names = _named(listed)
+        names = names_in(listed)
         return names if group.size in (0, len(names)) else ()
     first = yield from carry_out(group.first)
     second = yield from carry_out(group.second)
-    return (*_named(first), *_named(second))
-
-
-def _named(value: Value | None) -> tuple[str, ...]:
-    """The entities that a value names."""
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, tuple) and not isinstance(value, Day):
-        return value
-    return ()
+    return (*names_in(first), *names_in(second))
 
 
 def _only(names: list[str]) -> str | None:

@@ -20,10 +20,11 @@ _MARGIN = 1.02
 _RARE = 120
 """A word in fewer passages than these leads to the passages that a bound is taken from."""
 _WORD = re.compile(r"\b\w\w+\b")
-_STOPWORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then "
-    "there these they this to was will with".split()
+STOPWORDS = frozenset(
+    """a an and are as at be but by for if in into is it no not of on or such that the their then
+    there these they this to was will with""".split()  # noqa: SIM905
 )
+"""The words that a search passes over, as bm25s and Lucene have them."""
 
 
 class OneSearch:
@@ -76,4 +77,4 @@ class OneSearch:
 
 def words_of(text: str) -> list[str]:
     """The words of a text that a search looks at."""
-    return [word for word in _WORD.findall(text.lower()) if word not in _STOPWORDS]
+    return [word for word in _WORD.findall(text.lower()) if word not in STOPWORDS]

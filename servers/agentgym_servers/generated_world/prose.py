@@ -8,7 +8,7 @@ from functools import cache
 
 from agentgym_servers.generated_world.colour import ASIDES, COLOUR
 from agentgym_servers.generated_world.draws import Draws
-from agentgym_servers.generated_world.facts import Day, Entity, FactBase, Value
+from agentgym_servers.generated_world.facts import Day, Entity, FactBase, Value, names_in
 from agentgym_servers.generated_world.forms import NUMBERS, date_forms, written_list
 from agentgym_servers.generated_world.schema import ARTICLED, CRAFTS
 from agentgym_servers.generated_world.sentences import FACTS, LEADS
@@ -16,7 +16,7 @@ from agentgym_servers.retrieval.passages import Passage
 
 _FEWEST_WORDS, _MOST_WORDS = 45, 105
 _SLOT = re.compile(r"\{(\w+)\}")
-_OWN_SLOTS = frozenset("N S s P p h o sort a_sort makes province".split())
+_OWN_SLOTS = frozenset(["N", "S", "s", "P", "p", "h", "o", "sort", "a_sort", "makes", "province"])
 _ALTERNATIVES = re.compile(r"\[([^]]*)\]")
 
 
@@ -25,7 +25,7 @@ class Writer:
 
     def __init__(self, facts: FactBase, draws: Draws) -> None:
         self._facts, self._draws = facts, draws
-        self._cast: dict[tuple[str, int], Iterator[str]] = {}
+        self._cast: dict[tuple[str, int, bool], Iterator[str]] = {}
 
     def write(self, id: str, entity: Entity) -> Passage:
         """The passage about an entity: it tells all that the entity is said to tell."""
@@ -85,8 +85,7 @@ class Writer:
         if slot.startswith("a_"):
             return self._mention(self._someone(slot.removeprefix("a_"), entity))
         if slot.startswith("n_"):
-            listed = entity.told[slot.removeprefix("n_")]
-            return NUMBERS[len(listed)] if isinstance(listed, tuple) else "one"
+            return NUMBERS[len(names_in(entity.told[slot.removeprefix("n_")]))]
         relation = self._facts.relations.get(slot)
         return self._value(entity.told[slot], relation is not None and relation.object == "year")
 
@@ -95,9 +94,7 @@ class Writer:
             return self._draws.choice(date_forms(value))
         if isinstance(value, int):
             return str(value) if is_year else f"{value:,}"
-        if isinstance(value, tuple):
-            return written_list([self._mention(name) for name in value])
-        return self._mention(value)
+        return written_list([self._mention(name) for name in names_in(value)])
 
     def _mention(self, name: str) -> str:
         entity = self._facts.entities[name]
@@ -105,14 +102,17 @@ class Writer:
 
     def _someone(self, kind: str, entity: Entity) -> str:
         """The next of a kind in a shuffled round through the half, so that all have their turn."""
-        key = (kind, entity.half)
+        is_twin = entity.twin_of is not None
+        key = (kind, entity.half, is_twin)
         while True:
             name = next(self._cast.get(key, iter(())), None)
             if name is None:
+                # Twins mention each other, too: those they are taken for are not to be drowned.
                 names = [
-                    e.name
-                    for e in self._facts.entities.values()
-                    if e.kind == kind and e.half == entity.half and e.twin_of is None
+                    other.name
+                    for other in self._facts.entities.values()
+                    if (other.kind, other.half) == (kind, entity.half)
+                    and (is_twin or other.twin_of is None)
                 ]
                 self._cast[key] = iter(self._draws.shuffled(names))
             elif name != entity.name:

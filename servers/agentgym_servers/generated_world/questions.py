@@ -1,70 +1,54 @@
-"""The questions of a world: drawn, answered from the facts, worded, and proved to need searching."""
+"""Questions: drawn, answered from the facts, worded, and proved to need several searches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.generated_world.answers import answer_forms, normal
-from agentgym_servers.generated_world.draws import Draws
 from agentgym_servers.generated_world.facts import FactBase
-from agentgym_servers.generated_world.grammar import worded
-from agentgym_servers.generated_world.plans import (
-    Best,
-    Group,
-    Look,
-    Member,
-    Named,
-    Pair,
-    Plan,
-    Total,
-    known,
-)
+from agentgym_servers.generated_world.grammar import Words
+from agentgym_servers.generated_world.plans import Member, Plan, known, names_of, shape
 from agentgym_servers.generated_world.proof import OneSearch
-from agentgym_servers.generated_world.sampling import Sampler
-from agentgym_servers.generated_world.schema import ARTICLED
 from agentgym_servers.generated_world.world import Question
 
-WEIGHTS: Mapping[tuple[str, int], int] = {
-    ("lookup", 1): 16,
-    ("count", 1): 3,
-    ("bridge", 2): 20,
-    ("count", 2): 4,
-    ("intersection", 2): 4,
-    ("bridge", 3): 14,
-    ("comparison", 3): 6,
-    ("count", 3): 4,
-    ("intersection", 3): 5,
-    ("bridge", 4): 10,
-    ("comparison", 4): 7,
-    ("count", 4): 3,
-    ("intersection", 4): 4,
-}
-"""How much of each category there is, in hundredths."""
+Weights = Mapping[tuple[str, int], int]
+"""(kind, hops) -> how much there is of it, next to the others."""
 _TRIES = 150
+
+
+class Sampler(Protocol):
+    """Draws plans; many come to nothing, and the caller draws again."""
+
+    def draw(self, kind: str, hops: int) -> Plan | None:
+        """A plan of a kind that may take `hops` passages; None where the draw came to nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """What questions are asked about: facts, the passages that tell them, and one search."""
+
+    facts: FactBase
+    ids: Mapping[str, str]
+    """Entity -> the id of its passage."""
+    search: OneSearch
 
 
 class Asker:
     """Asks questions about one half of a world."""
 
-    def __init__(
-        self,
-        facts: FactBase,
-        ids: Mapping[str, str],
-        search: OneSearch,
-        draws: Draws,
-        half: int,
-        paraphrase: float,
-    ) -> None:
-        self._facts, self._ids, self._search, self._draws = facts, ids, search, draws
-        self._paraphrase = paraphrase
-        self._sampler = Sampler(facts, draws, half)
+    def __init__(self, corpus: Corpus, sampler: Sampler, words: Words, weights: Weights) -> None:
+        self._facts, self._ids, self._search = corpus.facts, corpus.ids, corpus.search
+        self._sampler, self._words, self._weights = sampler, words, weights
         self._asked: set[str] = set()
         self._numbers: dict[tuple[str, int], int] = {}
 
     def ask(self, split: str, size: int, hops: tuple[int, ...]) -> list[Question]:
-        """`size` questions of the given hops, their categories mixed."""
-        quotas = _quotas(size, hops)
+        """`size` questions of the given hops, category after category."""
+        quotas = _quotas(self._weights, size, hops)
         questions: list[Question] = []
         for kind, hop in quotas:
             questions += self._some(split, kind, hop, quotas[kind, hop])
@@ -77,7 +61,7 @@ class Asker:
                 f"{len(self._ids)} passages hold {len(questions)} of {size} {split} questions with "
                 f"hops {hops}: ask for fewer questions or for more passages"
             )
-        return self._draws.shuffled(questions)
+        return questions
 
     def _some(self, split: str, kind: str, hops: int, size: int) -> list[Question]:
         """Up to `size` more questions of one category."""
@@ -97,10 +81,9 @@ class Asker:
     def _question(self, id: str, kind: str, hops: int, plan: Plan) -> Question | None:
         """The question for a plan, unless it is too easy, too hard, or was asked before."""
         knowledge = known(plan, self._facts)
-        if knowledge is None or len(knowledge.needed) != hops:
+        if knowledge is None or len(knowledge.needed) != hops or len(knowledge.subjects) < hops:
             return None
-        text = worded(plan, self._mention, self._choose)
-        text = text[0].upper() + text[1:]
+        text = self._words.question(plan)
         answers = answer_forms(knowledge.answer)
         named = names_of(plan)
         if text in self._asked or any(normal(answer) in normal(text) for answer in answers):
@@ -126,47 +109,10 @@ class Asker:
     def _entity(self, answer: str) -> list[str]:
         return [answer] if answer in self._facts.entities else []
 
-    def _mention(self, name: str) -> str:
-        entity = self._facts.entities[name]
-        if entity.kind == "work":
-            return f"the {entity.sort} {name}"
-        return f"the {name}" if entity.kind in ARTICLED else name
 
-    def _choose(self, wordings: tuple[str, str]) -> str:
-        return wordings[self._draws.chance(self._paraphrase)]
-
-
-def names_of(plan: Plan | Named | Group | Pair) -> tuple[str, ...]:
-    """The entities that a plan names."""
-    if isinstance(plan, Named):
-        return (plan.name,)
-    if isinstance(plan, Look | Group):
-        return names_of(plan.of)
-    if isinstance(plan, Pair):
-        return (*names_of(plan.first), *names_of(plan.second))
-    return (*names_of(plan.among), *(names_of(plan.value) if isinstance(plan, Member) else ()))
-
-
-def shape(plan: Plan | Named | Group | Pair) -> str:
-    """A plan without its names: `mayor(born_in(*))`."""
-    if isinstance(plan, Named):
-        return "*"
-    if isinstance(plan, Look):
-        return f"{plan.relation}({shape(plan.of)})"
-    if isinstance(plan, Group):
-        return f"{plan.slot}({shape(plan.of)})"
-    if isinstance(plan, Pair):
-        return f"{shape(plan.first)}, {shape(plan.second)}"
-    if isinstance(plan, Best):
-        return f"{'least' if plan.least else 'most'} {plan.relation}({shape(plan.among)})"
-    if isinstance(plan, Total):
-        return f"total {plan.relation}({shape(plan.among)})"
-    return f"{shape(plan.among)} with {plan.relation}={shape(plan.value)}"
-
-
-def _quotas(size: int, hops: tuple[int, ...]) -> dict[tuple[str, int], int]:
+def _quotas(every: Weights, size: int, hops: tuple[int, ...]) -> dict[tuple[str, int], int]:
     """How many questions of each category; the parts that rounding leaves go to the first ones."""
-    weights = {category: weight for category, weight in WEIGHTS.items() if category[1] in hops}
+    weights = {category: weight for category, weight in every.items() if category[1] in hops}
     total = sum(weights.values())
     quotas = {category: size * weight // total for category, weight in weights.items()}
     for category in list(quotas)[: size - sum(quotas.values())]:

@@ -1,114 +1,103 @@
 """Reads facts out of passages: every sentence that tells one, turned into a pattern.
 
-Knows how encyclopedia sentences are built, and nothing of the facts behind them.
+Knows how a language tells facts, and nothing of the facts themselves.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 
 from agentgym_servers.generated_world.facts import Value
-from agentgym_servers.generated_world.forms import DATE, read_date, read_list
-from agentgym_servers.generated_world.schema import MAKERS, RELATIONS
-from agentgym_servers.generated_world.sentences import FACTS, LEADS
+from agentgym_servers.generated_world.forms import read_value
+from agentgym_servers.generated_world.language import Language
+from agentgym_servers.generated_world.proof import STOPWORDS
 from agentgym_servers.retrieval.passages import Passage
 
-_RELATIONS = {relation.name: relation for relation in RELATIONS}
-_INVERSES = {relation.inverse: relation for relation in RELATIONS if relation.inverse}
-_PERSON = r"[A-Z]\w+ [A-Z]\w+"
-_NAMES = {
-    "person": _PERSON,
-    "town": r"[A-Z]\w+",
-    "river": r"River [A-Z]\w+",
-    "work": rf"(?:{'|'.join(MAKERS)}) [A-Z]\w*(?: (?:(?:of|in|at|for) )?[A-Z]\w*)*",
-    "date": DATE,
-    "year": r"\d+",
-    "number": r"[\d,]+",
-}
 _SLOT = re.compile(r"\\\{(\w+)\\\}")
+_PLAIN_WORD = re.compile(r"(?<![{\w])[a-z]+(?![}\w])")
+_TIMES = (1, 3, 6)
 
 
-def find(passages: Sequence[Passage], subject: str, relation: str) -> Value | None:
-    """What the passages say that `subject` has by a relation or a list; None where they do not.
+class Reading:
+    """Finds facts in passages of one language."""
 
-    The passage about the subject is read first, then those of whatever the subject may have.
-    """
-    for passage in passages:
-        if passage.title == subject:
-            told = _told(passage.text, relation)
-            if told is not None:
-                return told
-    known = _RELATIONS.get(relation)
-    if known is None or known.inverse is None:
+    def __init__(self, language: Language) -> None:
+        self._language = language
+        self._patterns: dict[str, list[re.Pattern[str]]] = {}
+
+    def find(self, passages: Sequence[Passage], subject: str, relation: str) -> Value | None:
+        """What passages say that `subject` has by a relation or a list; None where they do not.
+
+        The passage about the subject is read first, then those of whatever the subject may have.
+        """
+        for passage in passages:
+            if passage.title == subject:
+                told = self._told(passage.text, relation)
+                if told is not None:
+                    return told
+        known = self._language.by_name.get(relation)
+        if known is None or known.inverse is None:
+            return None
+        for passage in passages:
+            told = self._told(passage.text, known.inverse)
+            if told == subject or (isinstance(told, tuple) and subject in told):
+                return passage.title
         return None
-    for passage in passages:
-        told = _told(passage.text, known.inverse)
-        if told == subject or (isinstance(told, tuple) and subject in told):
-            return passage.title
-    return None
 
+    def queries(self, subject: str, relation: str) -> Iterator[str]:
+        """What to search for until a fact is found: the name, then words a passage may use for it.
 
-def search_words(relation: str) -> list[str]:
-    """What to search for beside a name when the name alone did not bring the fact."""
-    known = _RELATIONS.get(relation)
-    slots = [relation, known.inverse] if known and known.inverse else [relation]
-    return [
-        " ".join(re.findall(r"(?<![{\w])[a-z]+(?![}\w])", template))
-        for slot in reversed(slots)
-        for template in _templates(slot)
-    ]
+        Where the name stands in many passages the words are given more weight, by repetition, and
+        at last the name less, by its longest word alone.
+        """
+        known = self._language.by_name.get(relation)
+        slots = [known.inverse, relation] if known and known.inverse else [relation]
+        words = dict.fromkeys(words for slot in slots for words in self._telling_words(slot))
+        yield subject
+        for name in (subject, max(subject.split(), key=len)):
+            for times in _TIMES:
+                yield from (" ".join([name, *([phrase] * times)]) for phrase in words)
 
+    def _telling_words(self, slot: str) -> list[str]:
+        """The words of each sentence for a slot, without those that any sentence has."""
+        return [
+            " ".join(word for word in _PLAIN_WORD.findall(template) if word not in STOPWORDS)
+            for template in self._templates(slot)
+        ]
 
-def _told(text: str, slot: str) -> Value | None:
-    for pattern in _patterns(slot):
-        match = pattern.search(text)
-        if match is not None:
-            return _value(slot, match[slot])
-    return None
+    def only_here(self, passages: Sequence[Passage], subject: str, relation: str) -> bool:
+        """Whether the passage is at hand that alone could tell a fact."""
+        known = self._language.by_name.get(relation)
+        elsewhere = known is not None and known.inverse is not None
+        return not elsewhere and any(passage.title == subject for passage in passages)
 
+    def _told(self, text: str, slot: str) -> Value | None:
+        if slot not in self._patterns:
+            self._patterns[slot] = [self._pattern(template) for template in self._templates(slot)]
+        for pattern in self._patterns[slot]:
+            match = pattern.search(text)
+            if match is not None:
+                return read_value(self._language.kind_of(slot), match[slot], self._listed(slot))
+        return None
 
-def _value(slot: str, text: str) -> Value:
-    kind = _kind(slot)
-    if kind == "date":
-        return read_date(text)
-    if kind in ("number", "year"):
-        return int(text.replace(",", ""))
-    known = _INVERSES.get(slot)
-    if known is not None and known.listed:
-        return read_list(text)
-    return text.partition(" ")[2] if kind == "work" else text
+    def _templates(self, slot: str) -> list[str]:
+        tables = (self._language.leads, self._language.facts)
+        every = [template for table in tables for kind in table for template in table[kind]]
+        return [template for template in every if f"{{{slot}}}" in template]
 
+    def _pattern(self, template: str) -> re.Pattern[str]:
+        escaped = re.escape(template[0].upper() + template[1:])
+        return re.compile(r"(?:^|(?<=[.!?] ))" + _SLOT.sub(self._group, escaped))
 
-def _kind(slot: str) -> str:
-    """What fills a slot: a relation's object, or the subject of the relation it inverts."""
-    return _RELATIONS[slot].object if slot in _RELATIONS else _INVERSES[slot].subject
+    def _group(self, match: re.Match[str]) -> str:
+        slot, language = match[1], self._language
+        if slot not in language.by_name and slot not in language.by_inverse:
+            return r"[\w' /]+?"
+        name = language.patterns[language.kind_of(slot)]
+        if self._listed(slot):
+            name = rf"(?:{name})(?:(?:, | and )(?:{name}))*"
+        return f"(?P<{slot}>{name})"
 
-
-@cache
-def _templates(slot: str) -> tuple[str, ...]:
-    every = [template for kind in LEADS for template in (*LEADS[kind], *FACTS[kind])]
-    return tuple(template for template in every if f"{{{slot}}}" in template)
-
-
-@cache
-def _patterns(slot: str) -> tuple[re.Pattern[str], ...]:
-    return tuple(
-        re.compile(r"(?:^|(?<=[.!?] ))" + _SLOT.sub(_group, re.escape(_capital(template))))
-        for template in _templates(slot)
-    )
-
-
-def _group(match: re.Match[str]) -> str:
-    slot = match[1]
-    if slot not in _RELATIONS and slot not in _INVERSES:
-        return r"[\w' ]+?"
-    name = _NAMES.get(_kind(slot), r"[A-Z]\w+ [A-Z]\w+")
-    if slot in _INVERSES and _INVERSES[slot].listed:
-        name = rf"{name}(?:(?:, | and ){name})*"
-    return f"(?P<{slot}>{name})"
-
-
-def _capital(template: str) -> str:
-    return template[0].upper() + template[1:]
+    def _listed(self, slot: str) -> bool:
+        return slot not in self._language.by_name and self._language.by_inverse[slot].listed

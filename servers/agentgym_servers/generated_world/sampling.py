@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from agentgym_servers.generated_world.draws import Draws
-from agentgym_servers.generated_world.facts import FactBase
+from agentgym_servers.generated_world.facts import FactBase, Value, names_in
 from agentgym_servers.generated_world.phrases import DEGREES, GROUPS, PHRASES
 from agentgym_servers.generated_world.plans import (
     Best,
@@ -20,18 +20,36 @@ from agentgym_servers.generated_world.plans import (
     known,
 )
 
+WEIGHTS: Mapping[tuple[str, int], int] = {
+    ("lookup", 1): 16,
+    ("count", 1): 3,
+    ("bridge", 2): 20,
+    ("count", 2): 4,
+    ("intersection", 2): 4,
+    ("bridge", 3): 14,
+    ("comparison", 3): 6,
+    ("count", 3): 4,
+    ("intersection", 3): 5,
+    ("bridge", 4): 10,
+    ("comparison", 4): 7,
+    ("count", 4): 3,
+    ("intersection", 4): 4,
+}
+"""How much of each category there is, in hundredths."""
 COUNTED = ("output", "members", "population")
 """The numbers that are counts of something; the others are measures."""
 
 
-class Sampler:
+class HalfSampler:
     """Draws plans over one half; many come to nothing, and the caller draws again."""
 
     def __init__(self, facts: FactBase, draws: Draws, half: int) -> None:
         self._facts, self._draws = facts, draws
         own = [e for e in facts.entities.values() if e.half == half and e.twin_of is None]
         self._names = [entity.name for entity in own]
-        self._kinds = {kind: [e.name for e in own if e.kind == kind] for kind in {e.kind for e in own}}
+        self._kinds = {
+            kind: [e.name for e in own if e.kind == kind] for kind in {e.kind for e in own}
+        }
         self._owners = {
             slot: [entity.name for entity in own if slot in entity.told] for slot in GROUPS
         }
@@ -97,31 +115,33 @@ class Sampler:
         plan = Member(Group(slot, Named(owner), 0), relation, value)
         return self._extended(plan, draws.between(0, 2), counted=False)
 
-    def _extended(self, plan: Plan | Named, steps: int, counted: bool) -> Plan | None:
+    def _extended(self, plan: Term, steps: int, counted: bool) -> Plan | None:
         """A plan that asks on, `steps` relations further; the last of them ends the question."""
         knowledge = known(plan, self._facts)
         if knowledge is None:
             return None
         value, seen = knowledge.answer, {*knowledge.met}
-        for step in range(steps):
-            last = step == steps - 1
-            open_: list[str] = []
-            for relation in PHRASES:
-                fact = self._facts.get(value, relation) if isinstance(value, str) else None
-                if fact is None or (isinstance(fact[0], str) and fact[0] in seen):
-                    continue
-                if (last and (relation in COUNTED) == counted) or (
-                    not last and isinstance(fact[0], str)
-                ):
-                    open_.append(relation)
-            if not open_ or not isinstance(value, str):
+        for left in reversed(range(steps)):
+            open_ = self._open(value, seen, counted if left == 0 else None)
+            if not open_:
                 return None
-            relation = self._draws.choice(open_)
-            fact = self._facts.get(value, relation)
-            seen.add(value)
-            value = fact[0] if fact else ""
-            plan = Look(relation, plan)
+            relation, further = self._draws.choice(open_)
+            seen.update(names_in(value))
+            plan, value = Look(relation, plan), further
         return None if isinstance(plan, Named) else plan
+
+    def _open(
+        self, value: Value, seen: Container[str], counted: bool | None
+    ) -> list[tuple[str, Value]]:
+        """What may be asked of a value: counts or the rest; where None, only what leads on."""
+        facts: list[tuple[str, Value]] = []
+        for relation in PHRASES if isinstance(value, str) else ():
+            fact = self._facts.get(str(value), relation)
+            if fact is None or (isinstance(fact[0], str) and fact[0] in seen):
+                continue
+            if isinstance(fact[0], str) if counted is None else (relation in COUNTED) == counted:
+                facts.append((relation, fact[0]))
+        return facts
 
     def _hidden(self, name: str, steps: int) -> Term | None:
         """A term for an entity that does not name it, `steps` relations away from a name."""
@@ -151,7 +171,7 @@ class Sampler:
 
     def _listed(self, owner: str, slot: str) -> tuple[str, ...]:
         fact = self._facts.get(owner, slot)
-        return fact[0] if fact and isinstance(fact[0], tuple) else ()  # type: ignore[return-value]
+        return names_in(fact[0]) if fact else ()
 
     def _kind_of(self, relation: str) -> str:
         return self._facts.relations[relation].subject

@@ -38,7 +38,7 @@ RELATIONS = (
     Relation("teacher", "person", "person", inverse="pupils", listed=True),
     Relation("fellow_of", "person", "academy", inverse="fellows", listed=True),
     Relation("known_for", "person", "work"),
-    Relation("mayor", "town", "person", inverse="mayor_of"),
+    Relation("mayor", "town", "person"),
     Relation("settled", "town", "year"),
     Relation("population", "town", "number"),
     Relation("river", "town", "river", inverse="towns", listed=True),

@@ -76,8 +76,6 @@ FACTS: dict[str, tuple[str, ...]] = {
         "{S} took {n_pupils} pupils into {p} house, namely {pupils}.",
         "{S} is best known for the {known_for}.",
         "Of all {p} creations, the {known_for} is the best known.",
-        "{S} was the first mayor of {mayor_of}.",
-        "When {mayor_of} chose its first mayor, the office went to {o}.",
         "The {honoured_by} is dedicated to {o}.",
         "{S} is the person to whom the {honoured_by} is dedicated.",
         "{S} designed the {designed}.",

@@ -9,41 +9,46 @@ from collections.abc import Generator, Sequence
 
 from agentgym_servers.generated_world.answers import answer_forms
 from agentgym_servers.generated_world.facts import Value
-from agentgym_servers.generated_world.grammar import understood
+from agentgym_servers.generated_world.grammar import Understanding
+from agentgym_servers.generated_world.language import Language
 from agentgym_servers.generated_world.plans import carry_out
-from agentgym_servers.generated_world.reading import find, search_words
+from agentgym_servers.generated_world.reading import Reading
 from agentgym_servers.retrieval.passages import Passage
 
 Solving = Generator[str, Sequence[Passage], str]
 """Yields search queries, is sent the passages found, and returns the answer."""
 
 
-def solver(question: str) -> Solving:
-    """Solve a question by searching; an empty answer says that it is given up.
+class Solver:
+    """Solves questions of one language by searching."""
 
-    The first query for a fact is the name of what it is about; if the passages do not tell it,
-    words are added that a passage might use for it.
-    """
-    plan = understood(question)
-    if plan is None:
-        return ""
-    found: dict[str, Sequence[Passage]] = {}
-    work = carry_out(plan)
-    try:
-        wanted = next(work)
-        while True:
-            value: Value | None = None
-            for query in (wanted.subject, *_further(wanted.subject, wanted.relation)):
-                if query not in found:
-                    found[query] = yield query
-                value = find(found[query], wanted.subject, wanted.relation)
-                if value is not None:
-                    break
-            wanted = work.send(value)
-    except StopIteration as end:
-        answer: Value | None = end.value
-    return "" if answer is None else answer_forms(answer)[0]
+    def __init__(self, language: Language) -> None:
+        self._understanding, self._reading = Understanding(language), Reading(language)
 
+    def __call__(self, question: str) -> Solving:
+        """Solve a question; an empty answer says that it is given up.
 
-def _further(subject: str, relation: str) -> list[str]:
-    return [f"{subject} {words}" for words in search_words(relation)]
+        The first query for a fact is the name of what it is about; if the passages do not tell
+        it, words are added that a passage might use for it. No query is made twice.
+        """
+        plan = self._understanding.plan(question)
+        if plan is None:
+            return ""
+        found: dict[str, Sequence[Passage]] = {}
+        work = carry_out(plan)
+        try:
+            wanted = next(work)
+            while True:
+                value: Value | None = None
+                for query in self._reading.queries(wanted.subject, wanted.relation):
+                    if query not in found:
+                        found[query] = yield query
+                    value = self._reading.find(found[query], wanted.subject, wanted.relation)
+                    if value is not None or self._reading.only_here(
+                        found[query], wanted.subject, wanted.relation
+                    ):
+                        break
+                wanted = work.send(value)
+        except StopIteration as end:
+            answer: Value | None = end.value
+        return "" if answer is None else answer_forms(answer)[0]

@@ -26,9 +26,9 @@ class WorldSpec:
     hops: tuple[int, ...] = (1, 2, 3, 4)
     """How many passages a question needs: any of 1 to 4, rising."""
     distractors: int = 1
-    """Near-twins of every second entity: a like name and a passage of the same vocabulary, 0 to 5."""
+    """Near-twins of every second entity, 0 to 5: a like name and a passage of the same words."""
     paraphrase: float = 0.5
-    """How often a question uses words that no passage uses for the relation it asks about, 0 to 1."""
+    """How often a question words a relation as no passage does, 0 to 1."""
 
     def __post_init__(self) -> None:
         """Refuse what no world can be made from."""

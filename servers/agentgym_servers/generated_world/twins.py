@@ -18,6 +18,7 @@ def add_twin(facts: FactBase, names: Names, draws: Draws, entity: Entity) -> Non
     for slot, value in entity.told.items():
         if slot in facts.relations and slot not in facts.inverses:
             facts.tell(twin, slot, _other_value(facts, draws, slot, value))
+    facts.twins.setdefault((twin.kind, twin.half), []).append(twin.name)
 
 
 def _near_name(names: Names, draws: Draws, entity: Entity) -> str:
@@ -49,4 +50,6 @@ def _other_value(facts: FactBase, draws: Draws, slot: str, value: Value) -> Valu
         return max(2, value + draws.between(-spread, spread))
     if isinstance(value, Day):
         return value._replace(year=value.year + draws.between(-40, 40))
-    return value
+    known = facts.entities[str(value)]
+    # Twins keep to themselves, so that what is asked about is not named in too many passages.
+    return draws.choice(facts.twins.get((known.kind, known.half)) or [known.name])

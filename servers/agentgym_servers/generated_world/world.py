@@ -23,7 +23,7 @@ class Question:
     support: list[str]
     """The ids of the passages it takes, in the order in which they lead to one another."""
     template: str
-    """The relations it asks about, without names: questions of one template ask for alike things."""
+    """The relations it asks about, without names."""
     entities: list[str]
     """Every entity it is about: named, met on the way, or the answer."""
 
