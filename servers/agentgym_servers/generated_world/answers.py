@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import string
 
-from agentgym_servers.generated_world.facts import Day, Value
-from agentgym_servers.generated_world.forms import date_forms
+from agentgym_servers.generated_world.facts import Day, Measure, Value
+from agentgym_servers.generated_world.forms import date_forms, measure_forms
 
 
 def answer_forms(value: Value) -> list[str]:
@@ -13,6 +13,8 @@ def answer_forms(value: Value) -> list[str]:
     if isinstance(value, Day):
         plain, month_first, ordinal = date_forms(value)
         return [plain, month_first, ordinal, f"{value.year}-{value.month:02}-{value.day:02}"]
+    if isinstance(value, Measure):
+        return list(measure_forms(value))
     if isinstance(value, str) and value.startswith("River "):
         return [value, value.removeprefix("River ")]
     return [str(value)]

@@ -15,15 +15,23 @@ class Day(NamedTuple):
     day: int
 
 
-Value = str | int | Day | tuple[str, ...]
-"""An entity's name, a number or year, a date, or several names."""
+class Measure(NamedTuple):
+    """Minutes of arc or of time; north, east and ahead of UTC are positive."""
+
+    minutes: int
+    scale: str
+    """`latitude`, `longitude` or `offset`."""
+
+
+Value = str | int | Day | Measure | tuple[str, ...]
+"""An entity's name, a number or year, a date, an angle or offset, or several names."""
 
 
 def names_in(value: Value | None) -> tuple[str, ...]:
     """The names that a value consists of: one, several, or none."""
     if isinstance(value, str):
         return (value,)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not isinstance(value, Measure):
         return tuple(name for name in value if isinstance(name, str))
     return ()
 

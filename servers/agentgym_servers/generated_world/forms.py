@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agentgym_servers.generated_world.facts import Day, Value
+from agentgym_servers.generated_world.facts import Day, Measure, Value
 
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September",
@@ -27,6 +27,37 @@ def date_forms(day: Day) -> tuple[str, ...]:
     )
 
 
+def measure_forms(measure: Measure) -> tuple[str, ...]:
+    """The ways to write an angle or an offset; the first is how passages write it."""
+    whole, rest = divmod(abs(measure.minutes), 60)
+    if measure.scale == "offset":
+        parts = [
+            f"{n} {unit}{'' if n == 1 else 's'}" for n, unit in ((whole, "hour"), (rest, "minute"))
+        ]
+        side = "ahead of" if measure.minutes > 0 else "behind"
+        text = " ".join(part for part in parts if not part.startswith("0 "))
+        return (f"{text} {side} UTC",) if text else ("level with UTC",)
+    letters = "NS" if measure.scale == "latitude" else "EW"
+    letter = letters[measure.minutes < 0]
+    word = {"N": "north", "S": "south", "E": "east", "W": "west"}[letter]
+    return (
+        f"{whole}°{rest:02}' {letter}",
+        f"{whole}°{rest:02}'{letter}",
+        f"{whole} degrees {rest} minutes {word}",
+    )
+
+
+def read_measure(scale: str, text: str) -> Measure:
+    """The angle or offset that the first of the forms stands for."""
+    if scale == "offset":
+        hours, minutes = (re.search(rf"(\d+) {unit}", text) for unit in ("hour", "minute"))
+        size = 60 * int(hours[1] if hours else 0) + int(minutes[1] if minutes else 0)
+    else:
+        degrees, minute = map(int, re.findall(r"\d+", text))
+        size = 60 * degrees + minute
+    return Measure(-size if "behind" in text or text[-1] in "SW" else size, scale)
+
+
 def read_value(kind: str, text: str, listed: bool) -> Value:
     """What a text in a passage stands for: a date, a number, a name or several names."""
     if listed:
@@ -35,6 +66,8 @@ def read_value(kind: str, text: str, listed: bool) -> Value:
         month = next(place for place, name in enumerate(MONTHS, 1) if name in text)
         day, year = map(int, re.findall(r"\d+", text))
         return Day(year, month, day)
+    if kind in ("latitude", "longitude", "offset"):
+        return read_measure(kind, text)
     if kind in ("number", "year"):
         return int(text.replace(",", ""))
     return text.partition(" ")[2] if kind == "work" else text

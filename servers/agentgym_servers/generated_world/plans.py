@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from agentgym_servers.generated_world.facts import Day, FactBase, Value, names_in
+from agentgym_servers.generated_world.facts import Day, FactBase, Measure, Value, names_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +193,8 @@ def _only(names: list[str]) -> str | None:
 
 
 def _order(value: Value) -> tuple[int, ...]:
-    return value if isinstance(value, Day) else (value if isinstance(value, int) else 0,)
+    if isinstance(value, Day):
+        return value
+    return (
+        value.minutes if isinstance(value, Measure) else value if isinstance(value, int) else 0,
+    )

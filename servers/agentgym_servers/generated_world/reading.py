@@ -49,13 +49,13 @@ class Reading:
         """What to search for until a fact is found: the name, then words a passage may use for it.
 
         Where the name stands in many passages the words are given more weight, by repetition, and
-        at last the name less, by its longest word alone.
+        at last the name less, by one of its words alone.
         """
         known = self._language.by_name.get(relation)
         slots = [known.inverse, relation] if known and known.inverse else [relation]
         words = dict.fromkeys(words for slot in slots for words in self._telling_words(slot))
         yield subject
-        for name in (subject, max(subject.split(), key=len)):
+        for name in dict.fromkeys((subject, *sorted(subject.split(), key=len, reverse=True))):
             for times in _TIMES:
                 yield from (" ".join([name, *([phrase] * times)]) for phrase in words)
 
@@ -93,7 +93,7 @@ class Reading:
     def _group(self, match: re.Match[str]) -> str:
         slot, language = match[1], self._language
         if slot not in language.by_name and slot not in language.by_inverse:
-            return r"[\w' /]+?"
+            return r"[\w' /&().-]+?"
         name = language.patterns[language.kind_of(slot)]
         if self._listed(slot):
             name = rf"(?:{name})(?:(?:, | and )(?:{name}))*"
