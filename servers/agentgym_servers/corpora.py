@@ -11,9 +11,9 @@ from agentgym_servers.generated_world.world import World
 from agentgym_servers.real_facts.timezones import NAME, timezones
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def open_world(corpus: str) -> World:
-    """The world of a corpus such as `synthetic:0` or `timezones`; made once and then kept."""
+    """The world of a corpus such as `synthetic:0` or `timezones`; the last few are kept."""
     if corpus.partition("?")[0].partition(":")[0] == SCHEME:
         return generate(WorldSpec.parse(corpus))
     if corpus == NAME:

@@ -41,13 +41,18 @@ _ENDINGS = {
 _TRIPLED = re.compile(r"[bcdfghjklmnpqrstvxz]{4}|[aeiouy]{4}|(.)\1\1")
 """What no word of either language holds: it could not be said."""
 
+_REAL = frozenset(
+    ["vostok", "bergen", "bremen", "dresden", "leiden", "norden", "minden", "verden", "sofia"]
+)
+"""Names of real places that the syllables would allow."""
+
 
 class Names:
     """Coins the names of one world; a word that was coined once is never coined again."""
 
     def __init__(self, draws: Draws) -> None:
         self._draws = draws
-        self._used: set[str] = set()
+        self._used: set[str] = set(_REAL)
         self.given = tuple([self._coin("given", half) for _ in range(160)] for half in (0, 1))
         """The given names of each half; many people share one."""
 

@@ -17,7 +17,7 @@ TOP = 3
 """How many passages a search brings."""
 _K1, _B = 1.5, 0.75
 _MARGIN = 1.02
-_RARE = 120
+_RARE = 60
 """A word in fewer passages than these leads to the passages that a bound is taken from."""
 _WORD = re.compile(r"\b\w\w+\b")
 STOPWORDS = frozenset(
@@ -33,7 +33,7 @@ class OneSearch:
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = passages
         self._place = {passage.id: place for place, passage in enumerate(passages)}
-        self._counts = [Counter(words_of(passage.contents)) for passage in passages]
+        self._counts = [dict(Counter(words_of(passage.contents))) for passage in passages]
         self._lengths = [sum(counts.values()) for counts in self._counts]
         self._mean = sum(self._lengths) / len(passages)
         self._holders: dict[str, list[int]] = {}
@@ -43,7 +43,7 @@ class OneSearch:
 
     def misses(self, question: str, ids: Iterable[str]) -> bool:
         """Whether none of these passages can be among the first three for the question."""
-        query = words_of(question)
+        query = self._weighed(words_of(question))
         bound = self._bound(query)
         return all(self._score(query, self._place[id]) * _MARGIN < bound for id in ids)
 
@@ -53,25 +53,30 @@ class OneSearch:
         rarest = min(holders, key=len, default=[])
         return [self._passages[p].id for p in rarest if name in self._passages[p].contents]
 
-    def _bound(self, query: Sequence[str]) -> float:
+    def _weighed(self, words: Sequence[str]) -> list[tuple[str, float]]:
+        """Each word that some passage has, with how much it counts."""
+        total, query = len(self._passages), []
+        for word in words:
+            held = len(self._holders.get(word, ()))
+            if held:
+                query.append((word, math.log(1 + (total - held + 0.5) / (held + 0.5))))
+        return query
+
+    def _bound(self, query: Sequence[tuple[str, float]]) -> float:
         near: set[int] = set()
-        for word in query:
-            holders = self._holders.get(word, ())
-            if len(holders) < _RARE:
-                near.update(holders)
+        for word, _ in query:
+            if len(self._holders[word]) < _RARE:
+                near.update(self._holders[word])
         best = sorted((self._score(query, place) for place in near), reverse=True)
         return best[TOP - 1] if len(best) >= TOP else 0.0
 
-    def _score(self, query: Sequence[str], place: int) -> float:
-        counts, total = self._counts[place], len(self._passages)
+    def _score(self, query: Sequence[tuple[str, float]], place: int) -> float:
+        counts = self._counts[place]
         norm = _K1 * (1 - _B + _B * self._lengths[place] / self._mean)
         score = 0.0
-        for word in query:
-            count = counts.get(word, 0)
-            if count:
-                held = len(self._holders[word])
-                rarity = math.log(1 + (total - held + 0.5) / (held + 0.5))
-                score += rarity * count / (count + norm)
+        for word, weight in query:
+            if word in counts:
+                score += weight * counts[word] / (counts[word] + norm)
         return score
 
 

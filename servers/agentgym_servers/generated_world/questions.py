@@ -43,7 +43,7 @@ class Asker:
     def __init__(self, corpus: Corpus, sampler: Sampler, words: Words, weights: Weights) -> None:
         self._facts, self._ids, self._search = corpus.facts, corpus.ids, corpus.search
         self._sampler, self._words, self._weights = sampler, words, weights
-        self._asked: set[str] = set()
+        self._asked: set[Plan] = set()
         self._numbers: dict[tuple[str, int], int] = {}
 
     def ask(self, split: str, size: int, hops: tuple[int, ...]) -> list[Question]:
@@ -86,14 +86,14 @@ class Asker:
         text = self._words.question(plan)
         answers = answer_forms(knowledge.answer)
         named = names_of(plan)
-        if text in self._asked or any(normal(answer) in normal(text) for answer in answers):
+        if plan in self._asked or any(normal(answer) in normal(text) for answer in answers):
             return None
         if any(name in text for name in knowledge.met if name not in named):
             return None
         support = [self._ids[owner] for owner in knowledge.needed]
         if hops > 1 and not self._search.misses(text, self._hidden(plan, support, answers[0])):
             return None
-        self._asked.add(text)
+        self._asked.add(plan)
         entities = list(dict.fromkeys((*named, *knowledge.met, *self._entity(answers[0]))))
         return Question(id, text, answers, hops, kind, support, shape(plan), entities)
 

@@ -33,14 +33,14 @@ class Reading:
         """
         for passage in passages:
             if passage.title == subject:
-                told = self._told(passage.text, relation)
+                told = self.told(passage.text, relation)
                 if told is not None:
                     return told
         known = self._language.by_name.get(relation)
         if known is None or known.inverse is None:
             return None
         for passage in passages:
-            told = self._told(passage.text, known.inverse)
+            told = self.told(passage.text, known.inverse)
             if told == subject or (isinstance(told, tuple) and subject in told):
                 return passage.title
         return None
@@ -72,7 +72,8 @@ class Reading:
         elsewhere = known is not None and known.inverse is not None
         return not elsewhere and any(passage.title == subject for passage in passages)
 
-    def _told(self, text: str, slot: str) -> Value | None:
+    def told(self, text: str, slot: str) -> Value | None:
+        """What one passage tells by a relation, a list or an inverse; None where it is silent."""
         if slot not in self._patterns:
             self._patterns[slot] = [self._pattern(template) for template in self._templates(slot)]
         for pattern in self._patterns[slot]:

@@ -19,6 +19,7 @@ from agentgym_servers.generated_world.plans import (
     Total,
     known,
 )
+from agentgym_servers.generated_world.schema import KINDS
 
 WEIGHTS: Mapping[tuple[str, int], int] = {
     ("lookup", 1): 16,
@@ -47,15 +48,17 @@ class HalfSampler:
         self._facts, self._draws = facts, draws
         own = [e for e in facts.entities.values() if e.half == half and e.twin_of is None]
         self._names = [entity.name for entity in own]
-        self._kinds = {
-            kind: [e.name for e in own if e.kind == kind] for kind in {e.kind for e in own}
-        }
+        self._kinds = {kind: [e.name for e in own if e.kind == kind] for kind in KINDS}
         self._owners = {
             slot: [entity.name for entity in own if slot in entity.told] for slot in GROUPS
         }
+        self._relations = {
+            kind: [relation for relation in PHRASES if self._kind_of(relation) == kind]
+            for kind in self._kinds
+        }
         self._links: dict[str, list[tuple[str, str]]] = {}
         for name in self._names:
-            for relation in PHRASES:
+            for relation in self._relations[facts.entities[name].kind]:
                 fact = facts.get(name, relation)
                 if fact is not None and isinstance(fact[0], str):
                     self._links.setdefault(fact[0], []).append((name, relation))
@@ -78,10 +81,10 @@ class HalfSampler:
         if hops < 3:
             return self._extended(Named(self._draws.choice(self._names)), hops, counted=True)
         slot = self._draws.choice(("pupils", "fellows", "towns"))
-        owner: Term | None = Named(self._draws.choice(self._owners[slot]))
-        if hops > 3 and self._draws.chance(0.5):
-            owner = self._hidden(owner.name, 1) if isinstance(owner, Named) else None
-        group = self._group(slot, owner)
+        if not self._owners[slot]:
+            return None
+        behind = int(hops > 3 and self._draws.chance(0.5))
+        group = self._group(slot, self._hidden(self._draws.choice(self._owners[slot]), behind))
         return Total("population" if slot == "towns" else "output", group) if group else None
 
     def _comparison(self, hops: int) -> Plan | None:
@@ -89,7 +92,8 @@ class HalfSampler:
         kind = self._draws.choice(("person", "person", "town", "building", "work", "river"))
         if kind in ("person", "town") and self._draws.chance(0.6):
             slot = self._draws.choice(("pupils", "fellows")) if kind == "person" else "towns"
-            among = self._group(slot, Named(self._draws.choice(self._owners[slot])))
+            owners = self._owners[slot]
+            among = self._group(slot, Named(self._draws.choice(owners))) if owners else None
             steps = self._draws.between(1, 2)
         else:
             among = self._pair(kind)
@@ -102,6 +106,8 @@ class HalfSampler:
 
     def _intersection(self, hops: int) -> Plan | None:
         draws, slot = self._draws, self._draws.choice(("pupils", "pupils", "fellows", "towns"))
+        if not self._owners[slot]:
+            return None
         owner = draws.choice(self._owners[slot])
         held = [r for r, phrase in PHRASES.items() if phrase.holds and self._subject_of(slot, r)]
         relation = draws.choice(held)
@@ -135,8 +141,10 @@ class HalfSampler:
     ) -> list[tuple[str, Value]]:
         """What may be asked of a value: counts or the rest; where None, only what leads on."""
         facts: list[tuple[str, Value]] = []
-        for relation in PHRASES if isinstance(value, str) else ():
-            fact = self._facts.get(str(value), relation)
+        if not isinstance(value, str):
+            return facts
+        for relation in self._relations[self._facts.entities[value].kind]:
+            fact = self._facts.get(value, relation)
             if fact is None or (isinstance(fact[0], str) and fact[0] in seen):
                 continue
             if isinstance(fact[0], str) if counted is None else (relation in COUNTED) == counted:

@@ -18,7 +18,7 @@ class WorldSpec:
     """Everything that a world depends on: the same value gives the same world everywhere."""
 
     seed: int = 0
-    """Any integer from 0; worlds of different seeds have nothing in common but their grammar."""
+    """Any integer from 0; each seed has its own people, places and history."""
     passages: int = 10_000
     """Passages in the corpus, distractors included; 400 at least."""
     questions: int = 6_000
