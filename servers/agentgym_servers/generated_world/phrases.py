@@ -104,8 +104,8 @@ PHRASES: dict[str, Phrase] = {
         ("How many metres high is {}?", "How many metres is it from the foot to the top of {}?"),
     ),
     "founder": Phrase(
-        ("the founder of {}", "the person who called {} into being"),
-        ("Who was the founder of {}?", "Who called {} into being?"),
+        ("the founder of {}", "the originator of {}"),
+        ("Who was the founder of {}?", "Who was the originator of {}?"),
     ),
     "seat": Phrase(
         ("the seat of {}", "the home of {}"),

@@ -16,7 +16,8 @@ from agentgym_servers.generated_world.world import Question
 
 Weights = Mapping[tuple[str, int], int]
 """(kind, hops) -> how much there is of it, next to the others."""
-_TRIES = 150
+_MOST_MISSES = 3_000
+"""After so many draws in a row that came to nothing, a category counts as exhausted."""
 
 
 class Sampler(Protocol):
@@ -66,14 +67,15 @@ class Asker:
     def _some(self, split: str, kind: str, hops: int, size: int) -> list[Question]:
         """Up to `size` more questions of one category."""
         questions: list[Question] = []
-        for _ in range(_TRIES * size):
-            if len(questions) == size:
-                break
+        missed = 0
+        while len(questions) < size and missed < _MOST_MISSES:
             plan = self._sampler.draw(kind, hops)
             number = self._numbers.get((kind, hops), 0)
             id = f"{split}/{kind}-{hops}/{number:05}"
             question = self._question(id, kind, hops, plan) if plan else None
+            missed += 1
             if question is not None:
+                missed = 0
                 questions.append(question)
                 self._numbers[kind, hops] = number + 1
         return questions
