@@ -116,7 +116,7 @@ def main() -> None:
             f"{category:<16} {len(values):>9}  {one:>17.3f}  {every:>15.3f}"
             f"  {searches:>8.2f}  {solved:>9.3f}"
         )
-    for by in ("template", "relation"):
+    for by in ("template", "relation") if options.split != "train" else ():
         hits = guess(questions, world.questions["train"], by)
         every_hit = [hit for group in hits.values() for hit in group]
         worst = sorted(hits.items(), key=lambda group: (-sum(group[1]), group[0]))[:5]

@@ -45,3 +45,10 @@ def test_the_test_split_asks_about_africa_only():
     known = {row.country for row in read_table()}
     assert asked & known
     assert asked & known <= countries
+
+
+def test_passages_and_questions_are_the_ones_that_were_released():
+    world = open_world("timezones")
+    lines = [passage.contents for passage in world.passages]
+    lines += [repr((q.id, q.text, q.answers)) for qs in world.questions.values() for q in qs]
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == "6968d5ab4014e389"
