@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentgym_env.errors import MissingExtra
 from agentgym_servers.retrieval.arrays import mapped, new_map
-from agentgym_servers.retrieval.dense_encoder import VERSION, Encoder
 from agentgym_servers.retrieval.manifest import Backend, DenseSettings, Graph
 from agentgym_servers.retrieval.ranking import Ranking, ordered
 
@@ -22,8 +21,29 @@ except ModuleNotFoundError as error:
 
 VECTORS_FILE: Final = "vectors.npy"
 GRAPH_FILE: Final = "hnsw.faiss"
+_SPARE = 16
 
 Vectors = NDArray[np.float32]
+
+
+class TextEncoder(Protocol):
+    """Turns texts into vectors: `dense_encoder.Encoder`."""
+
+    versions: dict[str, str]
+
+    def settings(
+        self, query_prefix: str | None, passage_prefix: str | None, graph: Graph | None
+    ) -> DenseSettings:
+        """What an index of this encoder's vectors records; None takes the encoder's own prefix."""
+        ...
+
+    def check(self, settings: DenseSettings) -> None:
+        """Raise `BadRequest` unless an index was made with this encoder."""
+        ...
+
+    def encode(self, texts: Sequence[str], prefix: str, *, normalized: bool) -> Vectors:
+        """A vector for each text, behind `prefix`."""
+        ...
 
 
 class DenseMaker:
@@ -31,7 +51,7 @@ class DenseMaker:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: TextEncoder,
         *,
         query_prefix: str | None = None,
         passage_prefix: str | None = None,
@@ -40,9 +60,8 @@ class DenseMaker:
     ) -> None:
         self.backend: Backend = "flat" if graph is None else "hnsw"
         self.settings = encoder.settings(query_prefix, passage_prefix, graph)
-        self.versions = {
-            "faiss": faiss.__version__, "numpy": np.__version__, "sentence-transformers": VERSION,
-        }  # fmt: skip
+        own = {"faiss": faiss.__version__, "numpy": np.__version__}
+        self.versions = own | encoder.versions
         self.chunk_passages = chunk_passages
         self._encoder = encoder
 
@@ -69,10 +88,18 @@ class FlatSearch:
         self._vectors = mapped(folder / VECTORS_FILE)
 
     def nearest(self, queries: Vectors, k: int) -> tuple[Vectors, NDArray[np.int64]]:
-        """Scores and numbers of the nearest vectors of each query."""
-        metric = faiss.METRIC_INNER_PRODUCT
-        scores, numbers = faiss.knn(queries, self._vectors, min(k, len(self._vectors)), metric)
-        return scores, numbers  # (Q, k), (Q, k)
+        """Scores and numbers of the nearest vectors of each query, and of some after them.
+
+        FAISS keeps any of several equal scores: wider searches bring all that equal the k-th.
+        """
+        size = len(self._vectors)
+        wide = k
+        while True:
+            wide = min(wide + _SPARE, size)
+            scores, numbers = faiss.knn(queries, self._vectors, wide, faiss.METRIC_INNER_PRODUCT)
+            if wide == size or bool((scores[:, k - 1] > scores[:, -1]).all()):
+                return scores, numbers  # (Q, wide), (Q, wide)
+            wide *= 4
 
 
 class GraphSearch:
@@ -94,7 +121,7 @@ class GraphSearch:
 class DenseRanker:
     """Encodes queries and ranks the passages whose vectors are nearest."""
 
-    def __init__(self, folder: Path, settings: DenseSettings, encoder: Encoder) -> None:
+    def __init__(self, folder: Path, settings: DenseSettings, encoder: TextEncoder) -> None:
         encoder.check(settings)
         self._encoder = encoder
         self._settings = settings

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,14 @@ except ModuleNotFoundError as error:
         "an encoder needs sentence-transformers: pip install 'agentgym-sdk[search-dense]'"
     ) from error
 
-VERSION: str = sentence_transformers.__version__
 _E5_PREFIXES = ("query: ", "passage: ")
 _BATCH = 64
 
 
 class Encoder:
     """Turns texts into vectors; safe to call from several threads, one at a time works."""
+
+    versions: Final = {"sentence-transformers": str(sentence_transformers.__version__)}
 
     def __init__(self, name: str) -> None:
         self.name = str(Path(name).resolve()) if Path(name).is_dir() else name
