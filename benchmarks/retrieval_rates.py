@@ -96,7 +96,7 @@ def main() -> None:
             corpus = write_corpus(folder / f"{count}.jsonl", count)
             for backend in ("bm25", "flat", "hnsw"):
                 rows.append(measure(folder / f"{backend}{count}", corpus, backend, args.queries))
-                print(rows[-1], file=sys.stderr)
+            rows[-1]["recall"] = recall(folder / f"hnsw{count}", folder / f"flat{count}")
         large = index_large(folder, args.large) if args.large else None
     show(rows, large)
     if args.json is not None:
@@ -145,6 +145,18 @@ def measure(out: Path, corpus: Path, backend: str, queries: int) -> dict:
     }  # fmt: skip
 
 
+def recall(graph: Path, flat: Path) -> float:
+    """The share of the nearest passages that a graph finds."""
+    asked = texts(np.random.default_rng(2), BATCH, 8)
+    found, exact = (
+        DenseRanker(out, read_manifest(out).settings, RandomEncoder()).rank(asked, HITS)
+        for out in (graph, flat)
+    )
+    pairs = zip(found, exact, strict=True)
+    shared = sum(len(np.intersect1d(f.numbers, e.numbers)) for f, e in pairs)
+    return round(shared / (HITS * len(asked)), 3)
+
+
 def rate(search: Callable, queries: Sequence[str], batch: int) -> float:
     """Queries a second, asked for in batches."""
     started = time.perf_counter()
@@ -179,12 +191,14 @@ def index_large(folder: Path, count: int) -> dict:
 def show(rows: list[dict], large: dict | None) -> None:
     """Print the figures as tables."""
     print(f"{machine()}; one thread, {HITS} hits a query")
-    print("| index | passages | made in s | MiB | queries/s, single | in batches of 256 |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| index | passages | made in s | MiB | queries/s, one a call | batches of 256 | recall |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['backend']} | {row['passages']:,} | {row['index_s']} | {row['mib']:,} | "
-            f"{row['single_per_s']:,} | {row['batch_per_s']:,} |"
+            f"{row['single_per_s']:,} | {row['batch_per_s']:,} | {row.get('recall', 1.0)} |"
         )
     if large is not None:
         print("agentgym index:", ", ".join(f"{name} {value:,}" for name, value in large.items()))

@@ -118,6 +118,18 @@ def test_more_hits_than_passages_are_all_of_them(tmp_path, folder):
         assert len(hits) == 5
 
 
+def test_a_dense_build_that_was_stopped_ends_with_the_same_bytes(tmp_path, flat, folder, corpus):
+    def told(stage, done, of):
+        if stage == "read" and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        maker = DenseMaker(Encoder(str(folder)), chunk_passages=250)
+        build_index(corpus, tmp_path / "i", maker, told)
+    build_index(corpus, tmp_path / "i", DenseMaker(Encoder(str(folder)), chunk_passages=250))
+    assert contents_of(tmp_path / "i") == contents_of(flat)
+
+
 def test_other_weights_than_the_indexs_are_refused(tmp_path, flat):
     other = make_encoder(tmp_path / "other", seed=1)
     with pytest.raises(BadRequest, match=r"made with other weights .* with --encoder"):

@@ -206,6 +206,24 @@ def test_what_is_no_whole_index_is_refused_with_the_next_step(tmp_path):
         open_retriever(str(index))
 
 
+def test_a_second_build_in_the_same_folder_spoils_nothing(tmp_path):
+    corpus = write_corpus(tmp_path / "c.jsonl", zipf_passages(30))
+
+    def meanwhile(stage, done, of):
+        if stage == "read" and done:
+            build_index(corpus, tmp_path / "i", Bm25Maker(chunk_passages=10))
+
+    with pytest.raises(BadRequest, match="no other build is at work there, and run the same again"):
+        build_index(corpus, tmp_path / "i", Bm25Maker(chunk_passages=10), meanwhile)
+    assert len(open_retriever(str(tmp_path / "i")).search(["w0"], 3)[0]) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    corpus = write_corpus(tmp_path / "c.jsonl", FACTS)
+    with pytest.raises(BadRequest, match=r"c.jsonl/index cannot be written: .* Not a directory"):
+        build_index(corpus, corpus / "index", Bm25Maker())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

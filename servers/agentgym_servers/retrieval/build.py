@@ -73,13 +73,19 @@ def build_index(
         chunk_passages=maker.chunk_passages,
     )  # fmt: skip
     work = out / WORK_FOLDER
-    if (out / MANIFEST_FILE).exists():
-        manifest = _finished(out, plan)
-    else:
-        _begin(work, plan)
-        chunks = _write_chunks(corpus, work, maker, told)
-        refuse_twins(corpus, chunks)
-        manifest = _finish(out, plan, chunks, maker, told)
+    try:
+        if (out / MANIFEST_FILE).exists():
+            manifest = _finished(out, plan)
+        else:
+            _begin(work, plan)
+            chunks = _write_chunks(corpus, work, maker, told)
+            refuse_twins(corpus, chunks)
+            manifest = _finish(out, plan, chunks, maker, told)
+    except OSError as error:
+        raise BadRequest(
+            f"the index {out} cannot be written: {error}; see to it that there is room and that "
+            "no other build is at work there, and run the same again: it goes on from where it was"
+        ) from error
     shutil.rmtree(work, ignore_errors=True)
     return manifest
 
@@ -92,10 +98,7 @@ def _finished(out: Path, plan: Manifest) -> Manifest:
 
 def _begin(work: Path, plan: Manifest) -> None:
     """Make the folder of the work, or see that what is in it belongs to the same work."""
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadRequest(f"cannot make the folder {work}: {error.strerror}") from error
+    work.mkdir(parents=True, exist_ok=True)
     if (work / PLAN_FILE).exists():
         _refuse_another(decode_manifest(work / PLAN_FILE), plan, work)
     else:
