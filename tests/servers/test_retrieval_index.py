@@ -16,6 +16,7 @@ from agentgym_servers.retrieval.bm25_build import Bm25Maker
 from agentgym_servers.retrieval.build import build_index
 from agentgym_servers.retrieval.manifest import read_manifest
 from agentgym_servers.retrieval.passage_store import PassageStore
+from agentgym_servers.retrieval.passages import Passage
 from agentgym_servers.retrieval.retriever import open_retriever
 from retrieving import (
     FACTS,
@@ -117,9 +118,16 @@ def test_a_build_stopped_at_any_stage_ends_with_the_same_bytes(tmp_path, stage, 
 
 
 def test_the_size_of_a_chunk_changes_no_file_but_the_manifest(tmp_path):
-    one = contents_of(bm25_index(tmp_path / "1", zipf_passages(300), chunk_passages=300))
-    many = contents_of(bm25_index(tmp_path / "2", zipf_passages(300), chunk_passages=7))
-    assert {n for n in one if one[n] != many[n]} == {"index.json"}
+    passages = [*zipf_passages(300), Passage("empty", ""), Passage("stop words", "the of")]
+    one = contents_of(bm25_index(tmp_path / "all", passages, chunk_passages=302))
+    for size in (1, 7):
+        many = contents_of(bm25_index(tmp_path / str(size), passages, chunk_passages=size))
+        assert {n for n in one if one[n] != many[n]} == {"index.json"}
+
+
+def test_a_corpus_without_a_word_is_refused(tmp_path):
+    with pytest.raises(BadRequest, match="no passage of the corpus has a word to find it by"):
+        bm25_index(tmp_path, [Passage("a", ""), Passage("b", "the of")])
 
 
 def test_a_gzipped_corpus_goes_on_where_it_was_and_gives_the_same_index(tmp_path):

@@ -44,7 +44,7 @@ class Bm25Maker:
     backend: Backend = "bm25"
 
     def __init__(self, *, k1: float = 1.5, b: float = 0.75, chunk_passages: int = 10_000) -> None:
-        if not k1 >= 0 or not 0 <= b <= 1:
+        if not 0 <= k1 < math.inf or not 0 <= b <= 1:
             raise BadRequest(f"BM25 takes k1 of at least 0 and b of 0 to 1, got k1 {k1}, b {b}")
         self.settings = Bm25Settings(k1=k1, b=b, stop_words=tuple(STOPWORDS_EN))
         self.versions = {"bm25s": str(bm25s_version), "numpy": np.__version__}

@@ -105,10 +105,10 @@ class FlatSearch:
 
 
 class GraphSearch:
-    """Walks a graph of neighbours, which is read into memory; may miss a vector."""
+    """Walks a graph of neighbours, under a memory map; may miss a vector."""
 
     def __init__(self, folder: Path, graph: Graph) -> None:
-        self._index = faiss.read_index(str(folder / GRAPH_FILE))
+        self._index = faiss.read_index(str(folder / GRAPH_FILE), faiss.IO_FLAG_MMAP_IFC)
         self._ef_search = graph.ef_search
 
     def nearest(self, queries: Vectors, k: int) -> tuple[Vectors, NDArray[np.int64]]:
