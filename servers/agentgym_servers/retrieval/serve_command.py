@@ -16,7 +16,7 @@ from agentgym_servers.logs import configure_logs
 from agentgym_servers.retrieval.manifest import Manifest
 from agentgym_servers.retrieval.retriever import IndexRetriever
 from agentgym_servers.retrieval.search_app import MAX_HITS, make_search_app
-from agentgym_servers.serving import listen, run_server
+from agentgym_servers.serving import is_loopback, listen, run_server
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ def serve_retriever(
         max_body_bytes=max_body_mb * 2**20,
         threads=threads or os.cpu_count() or 1,
     )
+    if not is_loopback(host):
+        logger.warning("%s is open to the network, and no token is asked for here", host)
     with listen(host, port) as listener:
         address = f"http://{host}:{listener.getsockname()[1]}"
         sys.exit(
