@@ -192,13 +192,13 @@ def show(rows: list[dict], large: dict | None) -> None:
     """Print the figures as tables."""
     print(f"{machine()}; one thread, {HITS} hits a query")
     print(
-        "| index | passages | made in s | MiB | queries/s, one a call | batches of 256 | recall |"
+        "| index | passages | made in s | MiB | queries/s, one a call | batches of 256 | recall@3 |"
     )
     print("|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['backend']} | {row['passages']:,} | {row['index_s']} | {row['mib']:,} | "
-            f"{row['single_per_s']:,} | {row['batch_per_s']:,} | {row.get('recall', 1.0)} |"
+            f"{row['single_per_s']:,} | {row['batch_per_s']:,} | {row.get('recall', '')} |"
         )
     if large is not None:
         print("agentgym index:", ", ".join(f"{name} {value:,}" for name, value in large.items()))
