@@ -158,6 +158,22 @@ def test_health_answers_while_a_search_runs():
     server.stop()
 
 
+def test_a_call_under_way_is_answered_before_the_server_ends():
+    retriever = Blocked()
+    server = HttpServer(None, make_search_app(retriever, {"status": "ok"}))
+    with ThreadPoolExecutor(2) as pool:
+        reply = pool.submit(ask, server.address, queries=["x"])
+        assert retriever.asked.wait(10)
+        ended = pool.submit(server.stop)
+        with pytest.raises(requests.ConnectionError):
+            while not ended.done():
+                requests.get(server.address + "/health", timeout=5)
+        assert not reply.done()
+        retriever.let_go.set()
+        assert reply.result().status_code == 200
+        ended.result()
+
+
 class Failing:
     """A retriever behind which something is gone."""
 
