@@ -42,7 +42,7 @@ def test_an_id_gives_its_class():
 def test_an_unknown_id_names_the_nearest():
     with pytest.raises(UnknownEnvironment, match="did you mean agentgym/TextCraft-v0"):
         env_class("agentgym/Textcraft-v0")
-    known = "there are agentgym/BabyAI-v0, agentgym/TextCraft-v0"
+    known = "there are agentgym/BabyAI-v0, agentgym/Search-v0, agentgym/TextCraft-v0"
     with pytest.raises(UnknownEnvironment, match=known):
         find("chess")
 

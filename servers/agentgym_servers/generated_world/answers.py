@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import string
 
 from agentgym_servers.generated_world.facts import Day, Measure, Value
 from agentgym_servers.generated_world.forms import date_forms, measure_forms
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 def answer_forms(value: Value) -> list[str]:
@@ -21,6 +25,6 @@ def answer_forms(value: Value) -> list[str]:
 
 
 def normal(text: str) -> str:
-    """A text as exact match compares it: lower case, no punctuation, no articles, one space."""
-    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return " ".join(word for word in kept.split() if word not in ("a", "an", "the"))
+    """A text as SQuAD compares it: lower case, no punctuation, no articles, single spaces."""
+    kept = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLE.sub(" ", kept).split())

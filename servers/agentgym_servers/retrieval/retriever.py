@@ -36,14 +36,15 @@ class IndexRetriever:
         ]
 
 
-def open_retriever(where: str, *, encoder: str | None = None) -> Retriever:
+def open_retriever(where: str, *, encoder: str | None = None, timeout_s: float = 30.0) -> Retriever:
     """The retriever of an index's folder, or of a server's http address.
 
-    `encoder` is where a dense index finds its encoder, if not where it was made. Raises
-    `BadRequest` where there is no whole index, and `MissingExtra` for what it needs.
+    `encoder` is where a dense index finds its encoder, if not where it was made; `timeout_s` is
+    how long a server may take. Raises `BadRequest` where there is no whole index, and
+    `MissingExtra` for what it needs.
     """
     if where.startswith(("http://", "https://")):
-        return RemoteRetriever(where)
+        return RemoteRetriever(where, timeout_s=timeout_s)
     return IndexRetriever(Path(where), encoder=encoder)
 
 
