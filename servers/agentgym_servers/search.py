@@ -161,5 +161,5 @@ class Search(TextEnv):
                     yield searched(query)
                 query = solving.send([hit.passage for hit in self._hits])
         except StopIteration as end:
-            if end.value:
+            while end.value:
                 yield answered(end.value)
