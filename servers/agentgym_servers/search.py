@@ -157,7 +157,7 @@ class Search(TextEnv):
             query = next(solving)
             while True:
                 # Again where the search failed, or somebody else searched for something else.
-                while self._query != query or self._hits is None:
+                while self._query != query.strip() or self._hits is None:
                     yield searched(query)
                 query = solving.send([hit.passage for hit in self._hits])
         except StopIteration as end:
