@@ -1,6 +1,9 @@
 """Search with questions of files: what is read, how tasks are numbered, what is refused."""
 
 import json
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -186,3 +189,27 @@ def test_a_hugging_face_dataset_is_read(tmp_path, monkeypatch):
         read_questions(f"hf:{folder}::dev")
     with pytest.raises(BadRequest, match="cannot load the dataset"):
         read_questions(f"hf:{tmp_path / 'nowhere'}")
+
+
+def test_an_index_of_ones_own_is_searched_without_bm25s(tmp_path, index):
+    script = textwrap.dedent("""
+        import sys
+        sys.modules["bm25s"] = None
+        from agentgym_env.errors import MissingExtra
+        from agentgym_servers.search import Search
+        env = Search(questions=sys.argv[1], retriever=sys.argv[2])
+        env.reset(seed=0)
+        assert "Python (genus)" in env.step("<search>snakes</search>")[0]
+        try:
+            Search(corpus="timezones")
+        except MissingExtra as error:
+            assert "pip install 'agentgym-sdk[search]'" in str(error)
+        else:
+            raise AssertionError
+    """)
+    questions = write(tmp_path / "train.jsonl", [ask(0)])
+    done = subprocess.run(
+        [sys.executable, "-c", script, questions, index],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
