@@ -19,7 +19,6 @@ from agentgym_env.transcript import (
     Scripts,
     Transcript,
     difference,
-    has_expert,
     plain,
     play,
     shorten,
@@ -146,7 +145,7 @@ def asking_changes_nothing(subject: Subject) -> str:
         for action in script.actions:
             for _ in range(2):
                 asked.available_actions()
-                if has_expert(asked):
+                if asked.has_expert():
                     asked.expert_action()
             told.append(asked.step(action))
         where = difference([expected], [plain(told)])
@@ -158,7 +157,7 @@ def asking_changes_nothing(subject: Subject) -> str:
 def the_expert_keeps_its_word(subject: Subject) -> str:
     """A task that the expert acts on ends in success."""
     env = subject.make()
-    if not has_expert(env):
+    if not env.has_expert():
         raise NotApplicable("it has no expert")
     solved = 0
     for seed, task in enumerate(subject.sample):
@@ -238,8 +237,8 @@ def _must_refuse(env: TextEnv, when: str) -> None:
 def _ends(env: TextEnv, subject: Subject, task: str, seed: int) -> bool:
     """Play towards the end of an episode; whether it was reached."""
     env.reset(seed=seed, options={"task": task})
-    for _ in range(_EXPERT_TURNS if has_expert(env) else 100):
-        action = env.expert_action() if has_expert(env) else _some_action(env)
+    for _ in range(_EXPERT_TURNS if env.has_expert() else 100):
+        action = env.expert_action() if env.has_expert() else _some_action(env)
         if action is None:
             return False
         if any(env.step(action)[2:4]):

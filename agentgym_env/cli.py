@@ -27,11 +27,20 @@ COMMAND_GROUP: Final = "agentgym.commands"
 _SUMMARIES: Final = {
     "serve": "Serve an environment over HTTP.",
     "bench": "Measure steps per second and latencies, single and in batches.",
+    "index": "Make an index of a corpus for the search environments.",
+    "serve-retriever": "Serve an index over HTTP, on Search-R1's route.",
     "train": "Train a policy.",
     "eval": "Evaluate a policy.",
 }
 """Of other rooms' commands, so that listing them imports none of them."""
-_EXTRAS = {"serve": "serve", "bench": "serve", "train": "train", "eval": "train"}
+_EXTRAS = {
+    "serve": "serve",
+    "bench": "serve",
+    "index": "search",
+    "serve-retriever": "serve",
+    "train": "train",
+    "eval": "train",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

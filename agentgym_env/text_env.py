@@ -37,9 +37,10 @@ class TextEnv(gymnasium.Env[str, str]):
     """A text environment: observations and actions are strings.
 
     A subclass sets `instruction` and `tasks` and writes `_reset` and `_step`; it may write
-    `available_actions`, `expert`, `success`, `score` and `render`. It draws randomness from
-    `self.rng` only, which is seeded by the episode's seed and task: the same pair gives the same
-    episode in every process. An invalid action is answered by an observation, never an exception.
+    `available_actions`, `expert`, `success`, `score`, `details` and `render`. It draws
+    randomness from `self.rng` only, which is seeded by the episode's seed and task: the same pair
+    gives the same episode in every process. An invalid action is answered by an observation, never
+    an exception.
     """
 
     instruction: ClassVar[str]
@@ -97,6 +98,10 @@ class TextEnv(gymnasium.Env[str, str]):
         """Yield the oracle's actions from the present state on; read `self` freely between them."""
         raise NotImplementedError(f"{type(self).__name__} has no expert")
 
+    def has_expert(self) -> bool:
+        """Whether `expert` can be asked. Default: where the class has one."""
+        return type(self).expert is not TextEnv.expert
+
     def success(self) -> bool:
         """Whether the task is solved. Default: the episode ended with a positive return."""
         return self._over and self._return > 0
@@ -104,6 +109,10 @@ class TextEnv(gymnasium.Env[str, str]):
     def score(self) -> float:
         """The world's own score. Default: the sum of rewards so far."""
         return self._return
+
+    def details(self) -> dict[str, str | int | float]:
+        """What else the info tells: texts and finite numbers, by names that may come and go."""
+        return {}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -154,18 +163,29 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _info(self) -> dict[str, Any]:
         return {
+            **{name: self._plain(name, value) for name, value in self.details().items()},
             "task": self._task,
             "turn": self._turn,
             "success": bool(self.success()),
             "score": self._finite("score", self.score()),
         }
 
+    def _plain(self, name: str, value: str | int | float) -> str | int | float:
+        if isinstance(value, float):
+            return self._finite(f"detail {name!r}", value)
+        if isinstance(value, str | int):
+            return value
+        raise EnvironmentFault(
+            f"{type(self).__name__} gave the detail {name!r} as {type(value).__name__}; details "
+            "are texts and numbers"
+        )
+
     def _finite(self, what: str, number: SupportsFloat) -> float:
         value = float(number)
         if math.isfinite(value):
             return value
         raise EnvironmentFault(
-            f"{type(self).__name__} gave the {what} {value}; rewards and scores are finite"
+            f"{type(self).__name__} gave the {what} {value}; rewards, scores and details are finite"
         )
 
 

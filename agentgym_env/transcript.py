@@ -40,11 +40,6 @@ Transcript = list[Any]
 """What `reset` gave, then what each `step` gave, as plain JSON values."""
 
 
-def has_expert(env: TextEnv) -> bool:
-    """Whether the environment's class has an oracle."""
-    return type(env).expert is not TextEnv.expert
-
-
 def write_script(env: TextEnv, task: str, seed: int, turns: int) -> Script:
     """An episode of at most `turns` turns: the expert's actions mixed with available ones."""
     draw = random.Random(f"script/{task}/{seed}")
@@ -52,7 +47,7 @@ def write_script(env: TextEnv, task: str, seed: int, turns: int) -> Script:
     actions: list[str] = []
     while len(actions) < turns:
         choices = list(env.available_actions() or ["look", "help", "1"])
-        expert = env.expert_action() if has_expert(env) and draw.random() < 0.5 else None
+        expert = env.expert_action() if env.has_expert() and draw.random() < 0.5 else None
         action = expert or choices[int(draw.random() * len(choices))]
         actions.append(action)
         if any(env.step(action)[2:4]):

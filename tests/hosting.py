@@ -56,12 +56,13 @@ class HttpServer:
 
 
 class Served:
-    """A running `python -m agentgym_servers`."""
+    """A running `python -m agentgym_servers`, or another module of ours."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, module: str = "agentgym_servers") -> None:
+        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "agentgym_servers", *arguments],
-            env={**os.environ, "PYTHONPATH": str(folder)}, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.errors = ""
         """What it wrote, as far as it was read."""

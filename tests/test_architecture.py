@@ -27,6 +27,9 @@ CONFINED = {
     "starlette": (),
     "fastapi": (),
     "uvicorn": ("agentgym_servers.",),
+    "bm25s": ("agentgym_servers.retrieval.bm25_",),
+    "faiss": ("agentgym_servers.retrieval.dense",),
+    "sentence_transformers": ("agentgym_servers.retrieval.dense_encoder",),
     "vllm": ("agentgym_train.engines.vllm_",),
     "trl": (
         "agentgym_train.config",

@@ -7,10 +7,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from agentgym_env import cli
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -46,6 +49,13 @@ def test_what_is_installed_here_is_what_is_pinned():
 
 def test_no_pin_brings_cuda():
     assert not [name for name in PINS if normal(name).startswith(("nvidia", "triton", "cuda"))]
+
+
+def test_every_command_can_be_loaded_and_is_summarised():
+    for name, where in PROJECT["project"]["entry-points"]["agentgym.commands"].items():
+        module, _, function = where.partition(":")
+        assert callable(getattr(import_module(module), function)), name
+        assert cli._SUMMARIES[name] and cli._EXTRAS[name], name
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ async def _serve_call(
     error = desk.unauthorized(scope["path"], authorization) or desk.too_large(
         int(declared) if declared.isdecimal() else 0
     )
-    body = b"" if error is not None else await _read(receive, desk.max_body_bytes)
+    body = b"" if error is not None else await read_body(receive, desk.max_body_bytes)
     if body is None:
         return
     error = error or desk.too_large(len(body))
@@ -136,7 +136,7 @@ async def _serve_call(
     await send({"type": "http.response.body", "body": content})
 
 
-async def _read(receive: Receive, limit: int) -> bytes | None:
+async def read_body(receive: Receive, limit: int) -> bytes | None:
     """The body; of one longer than `limit`, no more than shows that it is. None: nobody waits."""
     message = await receive()
     if message["type"] == "http.disconnect":

@@ -17,7 +17,7 @@ from agentgym_env.options import json_object
 from agentgym_env.registration import env_class, full_id
 from agentgym_servers.compat_worlds import original_kwargs
 from agentgym_servers.logs import configure_logs
-from agentgym_servers.serving import listen, make_service, run_server
+from agentgym_servers.serving import is_loopback, listen, make_service, run_server
 from agentgym_servers.settings import ServeSettings
 from agentgym_servers.supervisor import run_mesh
 
@@ -105,7 +105,7 @@ def serve(
         raise BadRequest(f"--workers is at least 1, got {workers}")
     if protocol is Protocol.AGENTGYM and (workers or 1) > 1 and not isolated:
         raise BadRequest("--protocol agentgym numbers its sessions in one process; leave --workers")
-    if token_file is None and not _is_loopback(host):
+    if token_file is None and not is_loopback(host):
         logger.warning("%s is open to the network without a token; see --token-file", host)
     sys.exit(_run(settings, report))
 
@@ -155,7 +155,3 @@ def _positive(option: str, seconds: float) -> float:
     if not seconds > 0:
         raise BadRequest(f"{option} is above 0 seconds, got {seconds}")
     return seconds
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -10,6 +10,7 @@ from agentgym_servers._sciworld_tasks import original_task as sciworld_task
 from agentgym_servers.app import Answerer, Service
 from agentgym_servers.compat import ID, Episode, OriginalApi, Refused, Routes, plain_number
 from agentgym_servers.compat_fields import Field
+from agentgym_servers.compat_search import SearchQAApi
 from agentgym_servers.textcraft import original_task as textcraft_task
 
 
@@ -189,6 +190,7 @@ def _scored(episode: Episode) -> dict[str, Any]:
 _WORLDS: Final[dict[str, type[OriginalApi]]] = {
     "agentgym/BabyAI-v0": BabyAIApi,
     "agentgym/SciWorld-v0": SciWorldApi,
+    "agentgym/Search-v0": SearchQAApi,
     "agentgym/TextCraft-v0": TextCraftApi,
 }
 

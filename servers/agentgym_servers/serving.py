@@ -108,6 +108,11 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         ) from error
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine can reach an address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def _follow_parent(server: uvicorn.Server) -> None:
     """End the server when the parent's end of stdin closes, however the parent ended."""
     while sys.stdin.buffer.read(4096):

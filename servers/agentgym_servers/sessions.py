@@ -311,7 +311,7 @@ class SessionTable:
             default_split=env.default_split,
             observation_max_length=lengths[0],
             action_max_length=lengths[1],
-            has_expert=type(env).expert is not TextEnv.expert,
+            has_expert=env.has_expert(),
             max_sessions=self._server_sessions,
             version=self._version,
         )

@@ -1,5 +1,6 @@
 """Which environments there are, and how they are made."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -97,9 +98,10 @@ def test_installed_distributions_add_environments(tmp_path):
             env.close()
         assert env_class("agentgym/TextCraft-v0").__name__ == "TextCraft"
     """)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     ran = subprocess.run(
         [sys.executable, "-c", script],
-        env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+        env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "two environments are called agentgym/TextCraft-v0" in ran.stderr

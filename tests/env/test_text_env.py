@@ -1,5 +1,7 @@
 """TextEnv: what the base class promises for every author."""
 
+from typing import ClassVar
+
 import gymnasium
 import pytest
 from gymnasium.utils import seeding
@@ -80,6 +82,44 @@ def test_a_reward_that_is_not_finite_is_the_environments_fault():
     env.reset(seed=0, options={"task": "fine"})
     with pytest.raises(EnvironmentFault, match="reward nan"):
         env.step("nan")
+
+
+class Detailed(Guess):
+    told: ClassVar[dict[str, object]] = {}
+
+    def details(self):
+        return self.told
+
+
+def test_details_stand_beside_what_every_info_has(monkeypatch):
+    env = Detailed()
+    monkeypatch.setattr(Detailed, "told", {"closeness": 0.5, "hint": "up", "turn": 99})
+    info = env.reset(seed=0, options={"task": "3"})[1]
+    assert info == {
+        "closeness": 0.5, "hint": "up", "task": "3", "turn": 0, "success": False, "score": 0.0,
+        "seed": 0,
+    }  # fmt: skip
+    monkeypatch.setattr(Detailed, "told", {})
+    assert "hint" not in env.step("4")[4]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (float("nan"), "the detail 'closeness' nan"),
+        (float("inf"), "the detail 'closeness' inf"),
+        (None, "the detail 'closeness' as NoneType"),
+        ([1], "the detail 'closeness' as list"),
+    ],
+)
+def test_a_detail_is_a_text_or_a_finite_number(monkeypatch, value, message):
+    monkeypatch.setattr(Detailed, "told", {"closeness": value})
+    with pytest.raises(EnvironmentFault, match=message):
+        Detailed().reset(seed=0)
+
+
+def test_a_class_has_an_expert_where_it_writes_one():
+    assert Guess().has_expert() and not Trouble().has_expert()
 
 
 def test_lone_surrogates_never_reach_the_world_nor_leave_it():

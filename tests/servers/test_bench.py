@@ -64,6 +64,7 @@ def test_concurrency_is_a_list_of_counts():
     [
         ("http_rates.py", ["--seconds", "0.5", "--rounds", "1"]),
         ("soak.py", ["--sessions", "512", "--seconds", "22", "--ttl", "2"]),
+        ("retrieval_rates.py", ["--passages", "500", "--queries", "64", "--large", "2000"]),
     ],
 )
 def test_the_benchmarks_run(script, words):

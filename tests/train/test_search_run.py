@@ -1,0 +1,41 @@
+"""The search quickstart, from its config to its metrics, with fewer and smaller steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentgym_env.run_store import RunStore
+
+ROOT = Path(__file__).parents[2]
+MAIN = "from agentgym_env.cli import main; main()"
+
+
+@pytest.mark.slow
+def test_the_search_quickstart_takes_its_steps(tmp_path):
+    values = yaml.safe_load((ROOT / "examples/train/search/quickstart.yaml").read_text())
+    assert values["horizon"] == [4, 6, 8]
+    changes = {
+        "model": str(ROOT / values["model"]), "output_dir": str(tmp_path / "run"), "steps": 2,
+        "prompts_per_step": 2, "group_size": 2, "rows_per_forward": 4, "turn_max_tokens": 8,
+        "horizon_every": 1, "eval_before": False, "eval_after": False, "warmup_steps": 0,
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**values, **changes}))
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "train", str(tmp_path / "config.yaml")],
+        capture_output=True, text=True, check=False, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    store = RunStore.open(tmp_path / "run")
+    rows, broken = store.metrics()
+    assert [row["step"] for row in rows] == [1, 2] and broken == []
+    episodes, broken = store.trajectories("train")
+    assert len(episodes) == 8 and broken == []
+    for episode in episodes:
+        assert episode.env == "agentgym/Search-v0" and "<search>" in episode.instruction
+        assert episode.observation.startswith("Question: ")
+        assert all("neither a search nor an answer" in turn.observation for turn in episode.turns)
