@@ -73,6 +73,9 @@ class TextEnv(gymnasium.Env[str, str]):
                 f"render_mode {render_mode!r} is not one of {self.metadata['render_modes']}"
             )
         self.render_mode = render_mode
+        self.incidents: list[str] = []
+        """What failed around the world, such as a search engine, by name; a server counts and
+        clears it."""
         self._task: str | None = None
         self._turn = 0
         self._over = True

@@ -37,6 +37,8 @@ class Figures(Struct):
     """Items answered by route."""
     errors: dict[str, int] = field(default_factory=dict)
     """Failed calls and items by code."""
+    incidents: dict[str, int] = field(default_factory=dict)
+    """What failed around the worlds, and was told to the policy, by name."""
 
     def count_step(self, seconds: float) -> None:
         """An environment took a step."""
@@ -75,6 +77,10 @@ def page(figures: Figures) -> str:
     add(
         "errors_total", "counter", "Failed calls and items, by code.",
         _labelled("code", figures.errors),
+    )  # fmt: skip
+    add(
+        "incidents_total", "counter", "What failed around the worlds, by name.",
+        _labelled("name", figures.incidents),
     )  # fmt: skip
     return "\n".join(lines) + "\n"
 

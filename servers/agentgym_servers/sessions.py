@@ -37,7 +37,7 @@ from agentgym_servers import routes
 from agentgym_servers.episodes import Session, close_env, refused_turn
 from agentgym_servers.faults import cut, fault, refusal, unknown_session
 from agentgym_servers.logs import event
-from agentgym_servers.metrics import Figures
+from agentgym_servers.metrics import Figures, count
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +156,8 @@ class SessionTable:
                 reply = StepReply(request.session, request.turn, error=fault)
             seconds = time.perf_counter() - began
             count_step(seconds)
+            if session.env.incidents:
+                self._count_incidents(session.env)
             session.over = session.over or reply.terminated or reply.truncated
             session.reply = reply
             replies.append(reply)
@@ -263,6 +265,11 @@ class SessionTable:
             return kind(request.session, ask(session.env))
         except Exception as error:
             return kind(request.session, error=self._error(request.session, error))
+
+    def _count_incidents(self, env: TextEnv) -> None:
+        for name in env.incidents:
+            count(self._figures.incidents, name)
+        env.incidents.clear()
 
     def _log_step(self, request: StepRequest, reply: StepReply, seconds: float) -> None:
         action = {"action": cut(request.action)} if self._log_actions else {}

@@ -8,9 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from agentgym_env.wire import CreateRequest, ResetRequest, StepRequest
 from agentgym_servers import _search_shelf
 from agentgym_servers.corpora import open_world
+from agentgym_servers.metrics import page
 from agentgym_servers.search import Search
+from agentgym_servers.sessions import SessionTable
 from retrieving import bm25_index, served_index
 
 GOOD = json.dumps(
@@ -105,6 +108,17 @@ def test_a_retriever_that_answers_nonsense_and_then_sense(answering, body, statu
     observation, reward, *_, info = env.step("<search>Kenya</search>")
     expected = '\n\n<information>Doc 1(Title: "Velm") A town.</information>\n\n'
     assert (observation, reward, info["retrieval_errors"]) == (expected, 0.0, 1)
+
+
+def test_a_server_counts_failed_searches(answering):
+    answering.body = b"nonsense"
+    table = SessionTable(lambda: search_through(answering.address), env_id="agentgym/Search-v0")
+    (opened,) = table.create([CreateRequest()])
+    table.reset([ResetRequest(opened.session, 0)])
+    for turn, action in enumerate(("<search>Kenya</search>", "hm", "<search>Peru</search>"), 1):
+        table.step([StepRequest(opened.session, turn, action)])
+    assert table.figures().incidents == {"retrieval_failed": 2}
+    assert 'agentgym_incidents_total{name="retrieval_failed"} 2' in page(table.figures())
 
 
 def test_a_failure_is_logged_without_what_the_policy_wrote(answering, caplog):
