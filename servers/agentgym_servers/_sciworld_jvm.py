@@ -190,7 +190,8 @@ class _OneTryClient(GatewayClient):  # type: ignore[misc]
         connection = self._get_connection()
         try:
             answer = connection.send_command(command)
-        except Py4JNetworkError:
+        except BaseException:
+            # Whatever it was, an answer that nobody reads may still be on its way.
             connection.close(True)
             raise
         self._give_back_connection(connection)

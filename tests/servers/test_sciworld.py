@@ -421,6 +421,8 @@ def test_a_jvm_stays_small_over_thirty_tasks_and_their_ways(env):
     assert most < 160e6, f"{most / 1e6:.0f} MB"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_it_keeps_every_promise_of_an_environment():
     found = check_environment("agentgym/SciWorld-v0", tasks_per_split=1, sessions=4)
     assert not [finding for finding in found if not finding.passed]
