@@ -80,7 +80,8 @@ def _elements_before(element: Element) -> Iterator[Element]:
 
 def _position(element: Element, *, last: bool = False, of_type: bool = False) -> int:
     beside: list[object] = [one.tag for one in element.itersiblings(preceding=not last)]
-    return 1 + sum(isinstance(tag, str) and (not of_type or tag == element.tag) for tag in beside)
+    counted = [tag for tag in beside if isinstance(tag, str)]
+    return 1 + (counted.count(element.tag) if of_type else len(counted))
 
 
 _PSEUDO: Final[dict[str, Callable[[Element], bool]]] = {

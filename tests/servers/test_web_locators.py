@@ -1,0 +1,171 @@
+"""Locators and selectors without a browser: what they say, and what they refuse."""
+
+import lxml.html
+import pytest
+
+from agentgym_servers.web.dom import Fields
+from agentgym_servers.web.locators import HtmlPage, check_locator
+from agentgym_servers.web.page_access import ScriptError, UnsupportedLocator
+from agentgym_servers.web.selectors import read_selector
+
+PAGE = """<html><head><title> A  shop </title></head><body>
+<div class="box wide" id="x"><p>One <b>two</b></p><p>Three</p><ul><li>a</li><li>b</li></ul></div>
+<table><tbody><tr><td>1</td><td>2</td></tr><tr><td> 3 </td><td>4</td></tr></tbody></table>
+<form class="f"><input name="product[price]" value="9.5">
+<input type="checkbox" title="News" checked>
+<select name="g"><option value="r">Red</option><option selected>Light  blue</option></select>
+<textarea id="t">
+hello</textarea></form>
+<a href="/q" data-n="1 2">link</a><img src="i.png">
+<div class="state"><b>x</b> busy</div><span hidden>unseen</span>
+<pre>a  b
+c</pre></body></html>"""
+ROOT = lxml.html.document_fromstring(PAGE)
+
+
+def evaluate(expression, fields=None):
+    return HtmlPage(ROOT, "http://shop.test/p/4", fields).evaluate(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("document.querySelector('#x').outerText", "One two\n\nThree\n\na\nb"),
+        ("document.querySelector('.box.wide > p').innerText", "One two"),
+        ("document.querySelector('table').outerText", "1\t2\n3\t4"),
+        ("document.querySelector('pre').innerText", "a  b\nc"),
+        ("document.querySelector('span').outerText", "unseen"),
+        ("document.querySelector('body').outerText.includes('unseen')", False),
+        ("document.querySelector('#x').innerHTML.startsWith('<p>One <b>')", True),
+        ("document.querySelector('[name=\"product[price]\"').value", "9.5"),
+        ("document.querySelector('[title=\"News\"').checked.toString()", "true"),
+        ("document.querySelector('[title=\"News\"').checked", True),
+        ("document.querySelector('select').selectedIndex", 1),
+        ("document.querySelector('select').value", "Light blue"),
+        ("document.querySelector('select').options[0].value", "r"),
+        ("document.getElementById('t').value", "hello"),
+        ("document.querySelector('.state').lastChild.textContent", " busy"),
+        ("document.querySelector('ul').lastElementChild.outerText", "b"),
+        (
+            "document.querySelector('div').querySelector('ul').querySelectorAll('li')[0].outerText",
+            "a",
+        ),
+        ("document.querySelector('form').getAttribute('class')", "f"),
+        ("document.querySelector('form').getAttribute('nope')", None),
+        ("document.querySelectorAll('li').length", 2),
+        ("document.querySelectorAll('li').length > 1 ? 'many' : 'few'", "many"),
+        ("document.querySelector('.no')?.querySelector('p').outerText", None),
+        (
+            "document.querySelector('p').outerText + (document.querySelector('.no')?.value || '')",
+            "One two",
+        ),
+        ("[...document.querySelectorAll('td')].map(c => c.outerText).join('|')", "1|2|3|4"),
+        (
+            "[...document.querySelectorAll('td')].filter((c, i) => i > 2).map(c => c.outerText)",
+            ["4"],
+        ),
+        ("[...document.querySelectorAll('td')].some(c => c.outerText.trim() === '3')", True),
+        (
+            "[...document.querySelectorAll('[href],[src]')]"
+            ".map(e => e.getAttribute('href') || e.getAttribute('src')).join(' ')",
+            "/q i.png",
+        ),
+        ("document.querySelector('a').href", "http://shop.test/q"),
+        ("document.title", "A shop"),
+        ("1 + 1 + 'a' + null + true", "2anulltrue"),
+        ("!document.querySelector('.no')", True),
+        ("'it\\'s \\u0041'", "it's A"),
+    ],
+)
+def test_a_locator_says_what_a_browser_would(expression, value):
+    found = evaluate(expression)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "document.querySelector('.no').outerText",
+        "document.querySelectorAll('li')[7].outerText",
+        "document.querySelectorAll('li').map(x => x)",
+        "document.querySelector('p').value.trim()",
+    ],
+)
+def test_what_fails_in_a_browser_fails_as_a_script(expression):
+    with pytest.raises(ScriptError):
+        evaluate(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "document.querySelector('a').click()",
+        "document.cookie",
+        "window.location",
+        "eval('1')",
+        "(() => { return 1 })()",
+        "document.querySelector('a:hover').outerText",
+        "document.querySelector('a' + 'b').outerText",
+        "document.querySelector('a >').outerText",
+        "document.querySelector('').outerText",
+        "document.querySelector('a').outerText = 'x'",
+        "document.querySelector('a').constructor",
+        "`text`",
+        "(" * 60 + "1" + ")" * 60,
+    ],
+)
+def test_what_is_beyond_the_subset_is_refused_before_any_page_is_seen(expression):
+    with pytest.raises(UnsupportedLocator):
+        check_locator(expression)
+
+
+def test_an_element_is_no_text():
+    with pytest.raises(UnsupportedLocator, match="read a property"):
+        evaluate("document.querySelector('a')")
+
+
+def test_what_was_typed_stands_in_the_fields():
+    class Typed(Fields):
+        def value(self, element):
+            return "typed" if element.get("name") == "product[price]" else super().value(element)
+
+        def checked(self, element):
+            return False
+
+        def selected(self, element):
+            return [next(element.iter("option"))]
+
+    assert evaluate("document.querySelector('input').value", Typed()) == "typed"
+    assert evaluate("document.querySelector('[title]').checked", Typed()) is False
+    assert evaluate("document.querySelector('select').value", Typed()) == "r"
+
+
+@pytest.mark.parametrize(
+    ("selector", "texts"),
+    [
+        ("li", ["a", "b"]),
+        ("UL > li:first-child", ["a"]),
+        ("li:last-child", ["b"]),
+        ("li:nth-child(2n+1)", ["a"]),
+        ("li:nth-child(even)", ["b"]),
+        ("li:nth-child( 2 )", ["b"]),
+        ("p:nth-of-type(2)", ["Three"]),
+        ("li + li", ["b"]),
+        ("p ~ p", ["Three"]),
+        ("div p b, a", ["two", "link"]),
+        ("div > b", ["x"]),
+        ("[data-n~='2']", ["link"]),
+        ("[data-n=2]", None),
+        ("a[href^='/'][href$=q]", ["link"]),
+        ("div.box:not(#x) b", []),
+        ("li:not(:first-child)", ["b"]),
+        ("[class*='ide'] > ul > *", ["a", "b"]),
+        ("#x #nope", []),
+    ],
+)
+def test_a_selector_selects_what_css_does(selector, texts):
+    if texts is None:
+        with pytest.raises(UnsupportedLocator):
+            read_selector(selector)
+        return
+    assert ["".join(one.itertext()) for one in read_selector(selector).below(ROOT)] == texts
