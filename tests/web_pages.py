@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import lxml.html
-
-from agentgym_servers.web.locators import HtmlPage
+from agentgym_servers.web.html_page import HtmlPage
 
 
 class TablePages:
@@ -23,7 +21,7 @@ class TablePages:
 
     def _page(self, url):
         text = self.pages.get(url, "<p>404</p>")
-        return HtmlPage(lxml.html.document_fromstring(f"<html><body>{text}</body></html>"), url)
+        return HtmlPage(f"<html><body>{text}</body></html>", url)
 
 
 class TableRest:

@@ -1,17 +1,21 @@
 """WebArena's rules, one by one, and against the verdicts of its own evaluators."""
 
 import json
+import sqlite3
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from agentgym_env.errors import AgentGymError
 from agentgym_servers.web.evaluators import evaluate
 from agentgym_servers.web.judge import JudgeMissing, JudgeUnclear
 from agentgym_servers.web.page_access import ScriptError, UnsupportedLocator
 from agentgym_servers.web.page_match import match_page
+from agentgym_servers.web.site import Response, SiteSession
 from agentgym_servers.web.site_functions import RestMissing, UnknownFunction
 from agentgym_servers.web.site_map import embedded_sites
+from agentgym_servers.web.site_rest import SiteRest
 from agentgym_servers.web.tasks import InvalidTask, PageCheck, read_tasks
 from agentgym_servers.web.text_match import clean_answer, includes_choice, must_include
 from agentgym_servers.web.url_match import url_match
@@ -315,3 +319,23 @@ def test_a_shop_that_cannot_be_asked_is_no_verdict():
         judge_page(
             page_item("", "func:shopping_get_latest_order_url()", exact_match="x"), {SHOP: ""}
         )
+
+
+def test_the_embedded_shop_s_interface_is_asked_in_the_episode_s_own_session():
+    class Shop:
+        def make_database(self, seed):
+            database = sqlite3.connect(":memory:")
+            database.execute("CREATE TABLE product (id)")
+            return database
+
+        def answer(self, database, request):
+            if request.path != "/rest/V1/orders":
+                return Response("<p>no</p>", 404 if request.path == "/none" else 200)
+            return Response(json.dumps({"items": [request.query["size"]]}))
+
+    shop = Shop()
+    rest = SiteRest(SiteSession({"shop.test": shop}, {shop: shop.make_database(0).serialize()}))
+    assert rest.get("shopping", "/rest/V1/orders", {"size": "1"}) == {"items": [["1"]]}
+    for path in ("/none", "/page"):
+        with pytest.raises(AgentGymError, match=f"shopping gives no JSON at {path}"):
+            rest.get("shopping", path, {})

@@ -1,10 +1,13 @@
 """Locators and selectors without a browser: what they say, and what they refuse."""
 
+import json
+from pathlib import Path
+
 import lxml.html
 import pytest
 
-from agentgym_servers.web.dom import Fields
-from agentgym_servers.web.locators import HtmlPage, check_locator
+from agentgym_servers.web.html_page import HtmlPage
+from agentgym_servers.web.locators import check_locator
 from agentgym_servers.web.page_access import ScriptError, UnsupportedLocator
 from agentgym_servers.web.selectors import read_selector
 
@@ -23,8 +26,14 @@ c</pre></body></html>"""
 ROOT = lxml.html.document_fromstring(PAGE)
 
 
-def evaluate(expression, fields=None):
-    return HtmlPage(ROOT, "http://shop.test/p/4", fields).evaluate(expression)
+READ = json.loads(
+    (Path(__file__).parent / "data" / "browser_readings.json").read_text(encoding="utf-8")
+)
+"""What Chromium 156 said of pages of our own."""
+
+
+def evaluate(expression, written=(), html=PAGE):
+    return HtmlPage(html, "http://shop.test/p/4", written).evaluate(expression)
 
 
 @pytest.mark.parametrize(
@@ -124,20 +133,51 @@ def test_an_element_is_no_text():
         evaluate("document.querySelector('a')")
 
 
-def test_what_was_typed_stands_in_the_fields():
-    class Typed(Fields):
-        def value(self, element):
-            return "typed" if element.get("name") == "product[price]" else super().value(element)
+def test_what_was_written_stands_in_the_fields():
+    # The price, the box, the select and its two options, the text.
+    written = [
+        ("typed", None),
+        (None, False),
+        (None, None),
+        (None, True),
+        (None, False),
+        ("t", None),
+    ]
+    assert evaluate("document.querySelector('input').value", written) == "typed"
+    assert evaluate("document.querySelector('[title]').checked", written) is False
+    assert evaluate("document.querySelector('select').value", written) == "r"
+    assert evaluate("document.querySelector('textarea').value", written) == "t"
 
-        def checked(self, element):
-            return False
 
-        def selected(self, element):
-            return [next(element.iter("option"))]
+@pytest.mark.parametrize("html", ["", " ", "<!-- nothing -->", "\0", "<p>"])
+def test_any_page_can_be_read(html):
+    page = HtmlPage(html, "http://shop.test")
+    assert "<body>" in page.content() or "<p>" in page.content()
+    assert page.evaluate("document.querySelector('body')?.outerText") in ("", None)
 
-    assert evaluate("document.querySelector('input').value", Typed()) == "typed"
-    assert evaluate("document.querySelector('[title]').checked", Typed()) is False
-    assert evaluate("document.querySelector('select').value", Typed()) == "r"
+
+def test_text_is_laid_out_as_in_chromium():
+    readings = READ["innerText"]
+    ours = [
+        evaluate("document.querySelector('div').innerText", html=f"<div>{html}</div>")
+        for html, _ in readings
+    ]
+    others = [(text, own) for (_, text), own in zip(readings, ours, strict=True) if text != own]
+    # Blanks beside a select are what is left.
+    assert len(readings) == 150 and len(others) <= 4
+    assert all(text.split() == own.split() for text, own in others)
+
+
+def test_selectors_select_as_in_chromium():
+    expression = (
+        "[...document.querySelectorAll({})].map(e => e.tagName + e.textContent.length).join(' ')"
+    )
+    others = [
+        row
+        for row in READ["selectors"]
+        if evaluate(expression.format(json.dumps(row[0]))) != row[1]
+    ]
+    assert len(READ["selectors"]) > 80 and not others
 
 
 @pytest.mark.parametrize(

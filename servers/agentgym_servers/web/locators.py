@@ -12,7 +12,7 @@ from typing import Final
 
 import lxml.html
 
-from agentgym_servers.web.dom import (
+from agentgym_servers.web.locator_dom import (
     ELEMENT_PROPERTIES,
     Document,
     Fields,
@@ -49,7 +49,7 @@ from agentgym_servers.web.script_values import (
     is_true,
     plain,
 )
-from agentgym_servers.web.selectors import Element, read_selector
+from agentgym_servers.web.selectors import read_selector
 
 _SELECTING: Final = frozenset({"querySelector", "querySelectorAll", "closest", "matches"})
 _NODE_METHODS: Final = _SELECTING | {"getElementById", "getAttribute", "hasAttribute", "toString"}
@@ -57,31 +57,10 @@ _PROPERTIES: Final = ELEMENT_PROPERTIES | {"length", "title", "body", "URL", "do
 _METHODS: Final = _NODE_METHODS | LIST_METHODS | TEXT_METHODS
 
 
-class HtmlPage:
-    """A page of a text backend: an lxml tree as it stands, its address and its form's fields."""
-
-    def __init__(self, root: Element, url: str, fields: Fields | None = None) -> None:
-        """`root` is the `html` element; `fields` what has been typed, where the tree does not."""
-        self._document = Document(root, url)
-        self._fields = fields or Fields()
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return self._document.url
-
-    def content(self) -> str:
-        """The tree as HTML."""
-        return str(lxml.html.tostring(self._document.root, encoding="unicode"))
-
-    def evaluate(self, expression: str) -> JsonValue:
-        """The value of a locator; raises `ScriptError` or `UnsupportedLocator`."""
-        node = check_locator(expression)
-        value = _Evaluation(self._document, self._fields).value(node, {})
-        return plain(value, expression)
-
-    def close(self) -> None:
-        """Nothing is held open."""
+def evaluate_locator(expression: str, document: Document, fields: Fields) -> JsonValue:
+    """The value of a locator on a page; raises `ScriptError` or `UnsupportedLocator`."""
+    node = check_locator(expression)
+    return plain(_Evaluation(document, fields).value(node, {}), expression)
 
 
 @functools.lru_cache(maxsize=512)

@@ -18,6 +18,12 @@ _BLOCKS: Final = frozenset(
      "h4", "h5", "h6", "header", "hgroup", "hr", "html", "li", "main", "nav", "ol", "optgroup",
      "option", "p", "pre", "search", "section", "summary", "table", "ul"}
 )  # fmt: skip
+_ATOMS: Final = frozenset(
+    {"audio", "button", "canvas", "iframe", "img", "input", "object", "select", "svg", "textarea",
+     "video"}
+)  # fmt: skip
+"""What stands in a line like a letter, so that blanks beside it are kept."""
+_ATOM: Final = "\x02"
 _PRESERVED: Final = frozenset({"pre", "listing"})
 _SPACES: Final = re.compile(r"[ \t\n\r\f]+")
 _HIDDEN_STYLE: Final = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
@@ -38,12 +44,18 @@ def rendered_text(element: Element) -> str:
 
 def text_content(element: Element) -> str:
     """All text inside an element, laid out or not."""
-    texts = [element.text or ""]
+    texts = [first_text(element)]
     for child in element:
         if isinstance(child.tag, str):
             texts.append(text_content(child))
         texts.append(child.tail or "")
     return "".join(texts)
+
+
+def first_text(element: Element) -> str:
+    """The text before an element's first child; the parser leaves a line break that is none."""
+    text: str = element.text or ""
+    return text.removeprefix("\n") if element.tag in ("pre", "listing", "textarea") else text
 
 
 def _is_hidden(element: Element) -> bool:
@@ -55,11 +67,15 @@ def _is_hidden(element: Element) -> bool:
 
 
 def _inside(element: Element, preserved: bool) -> Iterator[Piece]:
-    if element.text:
-        yield _kept(element.text, preserved)
+    if text := first_text(element):
+        yield _kept(text, preserved)
     for child in element:
+        if child.tag in _ATOMS and "hidden" not in child.attrib:
+            yield _ATOM
         if isinstance(child.tag, str) and not _is_hidden(child):
             yield from _around(child, preserved or child.tag in _PRESERVED)
+            if child.tag in _ATOMS:
+                yield _ATOM
         if child.tail:
             yield _kept(child.tail, preserved)
 
@@ -74,14 +90,20 @@ def _around(element: Element, preserved: bool) -> Iterator[Piece]:
     yield from _inside(element, preserved)
     if breaks:
         yield breaks
-    if element.tag in ("td", "th") and _has_next(element, ("td", "th")):
+    if element.tag in ("td", "th") and _is_followed(element, ("td", "th")):
         yield "\t"
-    if element.tag == "tr":
-        yield 1
+    if element.tag == "tr" and _has_row_after(element):
+        yield "\n"
 
 
-def _has_next(element: Element, tags: tuple[str, ...]) -> bool:
-    return any(one.tag in tags for one in element.itersiblings())
+def _has_row_after(row: Element) -> bool:
+    group = row.getparent()
+    later = group.itersiblings("tbody", "tfoot") if group.tag != "table" else ()
+    return _is_followed(row, ("tr",)) or any(one.find("tr") is not None for one in later)
+
+
+def _is_followed(element: Element, tags: tuple[str, ...]) -> bool:
+    return next(element.itersiblings(*tags), None) is not None
 
 
 def _kept(text: str, preserved: bool) -> str:
@@ -90,17 +112,19 @@ def _kept(text: str, preserved: bool) -> str:
 
 
 def _joined(pieces: list[Piece]) -> str:
-    lines, breaks = "", 0
+    lines, breaks, atom = "", 0, ""
     for piece in pieces:
-        if isinstance(piece, int):
+        if piece == _ATOM:
+            atom = _ATOM
+        elif isinstance(piece, int):
             breaks = max(breaks, piece)
-            continue
-        if breaks and piece == " ":
-            continue
-        if breaks and lines:
-            lines = lines.rstrip(" ") + "\n" * breaks
-        breaks = 0
-        lines += piece.lstrip(" ") if lines[-1:] in ("", " ", "\n", "\t") else piece
-        if piece in ("\n", "\t"):
-            lines = lines[:-1].rstrip(" ") + piece
-    return lines.strip(" ").replace("\x00", " ").replace("\x01", "\n")
+            # An atom at a line's end keeps the blank before it.
+            lines, atom = lines + (atom if lines.endswith(" ") else ""), ""
+        elif piece != " " or atom or not breaks:
+            if breaks and lines:
+                lines = lines.rstrip(" ") + "\n" * breaks
+            lines, breaks, atom = lines + atom, 0, ""
+            if piece in ("\n", "\t"):
+                lines = lines.rstrip(" ")
+            lines += piece.lstrip(" ") if lines[-1:] in ("", " ", "\n", "\t") else piece
+    return lines.strip(" ").replace(_ATOM, "").replace("\x00", " ").replace("\x01", "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from agentgym_servers.web.dom import Value
+from agentgym_servers.web.locator_dom import Value
 from agentgym_servers.web.locator_syntax import UNDEFINED
 from agentgym_servers.web.page_access import JsonValue, ScriptError, UnsupportedLocator
 

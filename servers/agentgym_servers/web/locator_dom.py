@@ -46,18 +46,18 @@ class Fields:
     def value(self, element: Element) -> str:
         """The text of an `input` or a `textarea`."""
         if element.tag == "textarea":
-            return text_content(element).removeprefix("\n")
+            return text_content(element)
         default = "on" if element.get("type") in ("checkbox", "radio") else ""
         return str(element.get("value", default))
 
     def checked(self, element: Element) -> bool:
-        """Whether a box is ticked."""
-        return "checked" in element.attrib
+        """Whether a box is ticked, or an option chosen."""
+        return ("selected" if element.tag == "option" else "checked") in element.attrib
 
     def selected(self, element: Element) -> list[Element]:
         """The options of a `select` that are chosen, in the order of the page."""
         options = list(element.iter("option"))
-        chosen = [option for option in options if "selected" in option.attrib]
+        chosen = [option for option in options if self.checked(option)]
         if "multiple" in element.attrib:
             return chosen
         enabled = [option for option in options if "disabled" not in option.attrib]
@@ -136,15 +136,17 @@ def _beside(element: Element, *, before: bool) -> Element | None:
     return next((one for one in beside if isinstance(one.tag, str)), None)
 
 
+def outer_html(element: Element, *, with_tail: bool = False) -> str:
+    """An element as HTML, with a hard blank written as browsers write it."""
+    text = str(lxml.html.tostring(element, encoding="unicode", with_tail=with_tail))
+    return text.replace("\u00a0", "&nbsp;")
+
+
 def _inner_html(element: Element) -> str:
-    parts = [lxml.html.tostring(child, encoding="unicode") for child in element]
-    return "".join([lxml.html.tostring(_only_text(element), encoding="unicode")[3:-4], *parts])
-
-
-def _only_text(element: Element) -> Element:
     holder = lxml.html.Element("b")
-    holder.text = element.text
-    return holder
+    holder.text = element.text or ""
+    first = outer_html(holder)[len("<b>") : -len("</b>")]
+    return first + "".join(outer_html(child, with_tail=True) for child in element)
 
 
 _PROPERTIES: Final[dict[str, Callable[[Element], Value]]] = {
@@ -152,7 +154,7 @@ _PROPERTIES: Final[dict[str, Callable[[Element], Value]]] = {
     "innerText": rendered_text,
     "textContent": text_content,
     "innerHTML": _inner_html,
-    "outerHTML": lambda element: lxml.html.tostring(element, encoding="unicode", with_tail=False),
+    "outerHTML": outer_html,
     "id": lambda element: element.get("id", ""),
     "className": lambda element: element.get("class", ""),
     "name": lambda element: element.get("name", ""),
