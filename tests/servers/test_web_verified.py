@@ -20,7 +20,12 @@ ADD = Exchange(
 SEARCH = Exchange(
     Request("GET", "shop.test", "/find it", {"q": ["a b", "c"]}), Response("<p>hi</p>")
 )
-REQUEST = {"url": "__SHOPPING__/cart/add", "http_method": "POST", "post_data": {"sku": "S 1"}}
+REQUEST = {
+    "url": "__SHOPPING__/cart/add",
+    "http_method": "POST",
+    "post_data": {"sku": "S 1"},
+    "response_status": 302,
+}
 
 
 def own(expected):

@@ -36,7 +36,10 @@ class Expected(msgspec.Struct, frozen=True):
     status: Status = "SUCCESS"
     ordered: bool = False
     requests: Sequence[Mapping[str, Any]] = ()
-    """Each as `NetworkEventEvaluator.expected` has it: url, http_method, post_data and so on."""
+    """Each as `NetworkEventEvaluator.expected` has it: url, http_method, post_data and so on.
+
+    A form that leads elsewhere needs its `response_status` too: without it 200 is asked for.
+    """
 
 
 def verified_task(task: WebTask, expected: Expected) -> dict[str, Any]:
