@@ -6,10 +6,11 @@ from pathlib import Path
 import lxml.html
 import pytest
 
-from agentgym_servers.web.html_page import HtmlPage
+from agentgym_servers.web.html_page import HtmlPage, check_readable
 from agentgym_servers.web.locators import check_locator
 from agentgym_servers.web.page_access import ScriptError, UnsupportedLocator
 from agentgym_servers.web.selectors import read_selector
+from agentgym_servers.web.tasks import PageCheck, RequiredContents, packaged_tasks
 
 PAGE = """<html><head><title> A  shop </title></head><body>
 <div class="box wide" id="x"><p>One <b>two</b></p><p>Three</p><ul><li>a</li><li>b</li></ul></div>
@@ -126,6 +127,29 @@ def test_what_fails_in_a_browser_fails_as_a_script(expression):
 def test_what_is_beyond_the_subset_is_refused_before_any_page_is_seen(expression):
     with pytest.raises(UnsupportedLocator):
         check_locator(expression)
+
+
+def test_a_text_backend_can_read_all_of_webarena_s_locators_but_not_click():
+    pytest.importorskip("webarena")
+    items = [item for task in packaged_tasks() for item in task.eval.program_html]
+    clicking = [item for item in items if item.prep_actions]
+    check_readable(item for item in items if not item.prep_actions)
+    assert (len(items), len(clicking)) == (651, 10)
+
+
+def test_an_item_is_readable_or_says_why_not():
+    def item(locator, *actions):
+        return PageCheck("last", locator, RequiredContents(exact_match="x"), list(actions))
+
+    check_readable([item(""), item("func:anything()"), item("document.title")])
+    with pytest.raises(UnsupportedLocator, match=r"uses click\(\)"):
+        check_readable([item("document.title", "document.querySelector('a').click()")])
+
+
+def test_a_list_of_several_lines_shows_no_choice_of_its_own():
+    html = "<select size=3><option>a</option></select><select><option disabled>b<option>c</select>"
+    chosen = "[...document.querySelectorAll('select')].map(s => s.value).join('|')"
+    assert evaluate(chosen, html=html) == "|c"
 
 
 def test_an_element_is_no_text():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import lxml.etree
 import lxml.html
 
 from agentgym_servers.web.locator_dom import Document, Fields, outer_html
-from agentgym_servers.web.locators import evaluate_locator
+from agentgym_servers.web.locators import check_locator, evaluate_locator
 from agentgym_servers.web.page_access import JsonValue
 from agentgym_servers.web.selectors import Element
+from agentgym_servers.web.tasks import PageCheck
 
 CONTROLS: Final = ("input", "textarea", "select", "option")
 """What a user writes into, ticks or chooses."""
@@ -49,6 +50,17 @@ class HtmlPage:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def check_readable(items: Iterable[PageCheck]) -> None:
+    """Raise `UnsupportedLocator` for the first of `program_html` that no `HtmlPage` could answer.
+
+    A task set of a text backend asks this once, and leaves out by name what cannot be judged.
+    """
+    for item in items:
+        for script in (item.locator, *item.prep_actions):
+            if script.strip() and not script.startswith("func:"):
+                check_locator(script)
 
 
 class WrittenFields(Fields):

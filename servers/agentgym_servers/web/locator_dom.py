@@ -60,6 +60,8 @@ class Fields:
         chosen = [option for option in options if self.checked(option)]
         if "multiple" in element.attrib:
             return chosen
+        if element.get("size", "1") not in ("", "0", "1"):
+            return chosen[-1:]
         enabled = [option for option in options if "disabled" not in option.attrib]
         return chosen[-1:] or enabled[:1]
 
