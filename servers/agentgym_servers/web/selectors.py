@@ -131,7 +131,7 @@ class _Reader:
             tests.append(lambda element: True)
         elif tag := self._match(_NAME):
             tests.append(functools.partial(_has_tag, tag.lower()))
-        while self._peek() in ("#", ".", "[", ":") and self._peek():
+        while self._peek() in ("#", ".", "[", ":"):
             tests.append(self._simple())
         if not tests:
             raise self._refusal()
