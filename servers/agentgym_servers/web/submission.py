@@ -1,0 +1,152 @@
+"""What a browser sends when a form is submitted, and when it refuses to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlencode, urljoin, urlsplit
+
+import msgspec
+
+from agentgym_servers.web.dom import Document, Element
+from agentgym_servers.web.fields import (
+    fields_of,
+    is_checked,
+    is_disabled,
+    selected_options,
+    value_of,
+)
+from agentgym_servers.web.roles import input_type
+
+BUTTON_TYPES: Final = frozenset({"button", "image", "reset", "submit"})
+_TEXT_TYPES: Final = frozenset(
+    {"date", "email", "number", "password", "search", "tel", "text", "url"}
+)
+_EMAIL: Final = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", re.ASCII)
+
+
+class Visit(msgspec.Struct, frozen=True):
+    """Where a click leads."""
+
+    url: str
+    form: dict[str, list[str]] | None = None
+    """What is posted; None is a GET."""
+    new_tab: bool = False
+
+
+def form_of(element: Element, document: Document) -> Element | None:
+    """The form that a field belongs to."""
+    if "form" in element.attributes:
+        return document.by_id.get(element.get("form"))
+    return next((parent for parent in element.ancestors() if parent.tag == "form"), None)
+
+
+def default_button(form: Element, document: Document) -> Element | None:
+    """The button that Enter presses: the form's first that submits."""
+    return next((f for f in fields_of(form, document.root) if submits(f)), None)
+
+
+def submits(field: Element) -> bool:
+    """Whether a field is a submit button."""
+    if field.tag == "button":
+        return (field.get("type").lower() or "submit") == "submit"
+    return field.tag == "input" and input_type(field) in ("submit", "image")
+
+
+def enter_submits(form: Element, document: Document) -> bool:
+    """Whether Enter submits a form that has no button: only with a single line of text in it."""
+    lines = (f for f in fields_of(form, document.root) if f.tag == "input")
+    return sum(input_type(line) in _TEXT_TYPES for line in lines) <= 1
+
+
+def first_invalid(form: Element, document: Document) -> Element | None:
+    """The first field whose value the browser refuses to send.
+
+    Checked are `required`, addresses of email and url fields, and a number's `min` and `max`;
+    not `pattern`, `step`, `minlength`.
+    """
+    fields = list(fields_of(form, document.root))
+    return next((field for field in fields if _is_invalid(field, fields)), None)
+
+
+def visit_of(
+    form: Element, submitter: Element | None, document: Document, page_url: str
+) -> Visit | None:
+    """The request that a form makes."""
+    by = submitter.attributes if submitter is not None else {}
+    method = (by.get("formmethod") or form.get("method")).lower()
+    if method == "dialog":
+        return None
+    url = urljoin(page_url, by.get("formaction") or form.get("action") or page_url)
+    entries = list(_entries(form, submitter, document))
+    new_tab = (by.get("formtarget") or form.get("target")).lower() == "_blank"
+    if method == "post":
+        posted: dict[str, list[str]] = {}
+        for name, value in entries:
+            posted.setdefault(name, []).append(value)
+        return Visit(url, posted, new_tab)
+    return Visit(urlsplit(url)._replace(query=urlencode(entries)).geturl(), None, new_tab)
+
+
+def _entries(
+    form: Element, submitter: Element | None, document: Document
+) -> Iterator[tuple[str, str]]:
+    for field in fields_of(form, document.root):
+        name = field.get("name")
+        if is_disabled(field):
+            continue
+        kind = input_type(field) if field.tag == "input" else field.tag
+        if field.tag == "button" or kind in BUTTON_TYPES:
+            if field is submitter and kind == "image":
+                prefix = f"{name}." if name else ""
+                yield from ((f"{prefix}x", "0"), (f"{prefix}y", "0"))
+            elif field is submitter and name:
+                yield name, field.get("value")
+        elif not name:
+            continue
+        elif kind in ("checkbox", "radio"):
+            if is_checked(field):
+                yield name, field.attributes.get("value", "on")
+        elif kind == "select":
+            for option in selected_options(field):
+                if not is_disabled(option):
+                    yield name, value_of(option)
+        else:
+            value = value_of(field).replace("\r\n", "\n").replace("\r", "\n")
+            yield name, value.replace("\n", "\r\n")
+
+
+def _is_invalid(field: Element, fields: list[Element]) -> bool:
+    if is_disabled(field) or "readonly" in field.attributes or field.tag == "button":
+        return False
+    kind = input_type(field) if field.tag == "input" else field.tag
+    if kind in BUTTON_TYPES or kind == "hidden":
+        return False
+    if "required" in field.attributes and _is_missing(field, kind, fields):
+        return True
+    value = value_of(field)
+    if not value:
+        return False
+    if kind == "email":
+        return _EMAIL.fullmatch(value[:320]) is None
+    if kind == "url":
+        return not urlsplit(value).scheme
+    return kind == "number" and not _within(value, field.get("min"), field.get("max"))
+
+
+def _is_missing(field: Element, kind: str, fields: list[Element]) -> bool:
+    if kind == "checkbox":
+        return not is_checked(field)
+    if kind == "radio":
+        group = [f for f in fields if f.tag == "input" and f.get("name") == field.get("name")]
+        return not any(is_checked(f) for f in group)
+    return not value_of(field)
+
+
+def _within(value: str, low: str, high: str) -> bool:
+    try:
+        number = float(value)
+        return (not low or number >= float(low)) and (not high or number <= float(high))
+    except ValueError:
+        return True
