@@ -31,6 +31,8 @@ _UNSHOWN: Final = frozenset(
     {"head", "script", "style", "template", "noscript", "datalist", "col", "colgroup", COMMENT}
 )
 _STYLED_AWAY: Final = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
+_MOST_DEPTH: Final = 120
+"""What is nested deeper is left out."""
 _EMPTY_PAGE: Final = "<html><head></head><body></body></html>"
 
 
@@ -91,7 +93,7 @@ class Document:
         root = etree.fromstring(source.encode("utf-8", "replace"), parser)
         if root is None:
             root = etree.fromstring(_EMPTY_PAGE, parser)
-        self.root = self._adopt(root, None)
+        self.root = self._adopt(root, None, 0)
 
     @property
     def title(self) -> str:
@@ -102,9 +104,9 @@ class Document:
                 return " ".join(element.text().split())
         return ""
 
-    def _adopt(self, node: etree._Element, parent: Element | None) -> Element:
+    def _adopt(self, node: etree._Element, parent: Element | None, depth: int) -> Element:
         element = self._new(node.tag, dict(node.attrib), parent)
-        if element.tag in _OPAQUE:
+        if element.tag in _OPAQUE or depth > _MOST_DEPTH:
             return element
         children = element.children
         if node.text:
@@ -121,10 +123,10 @@ class Document:
                 if body is None:
                     body = self._new("tbody", {}, element)
                     children.append(body)
-                body.children.append(self._adopt(child, body))
+                body.children.append(self._adopt(child, body, depth + 2))
             else:
                 body = None
-                children.append(self._adopt(child, element))
+                children.append(self._adopt(child, element, depth + 1))
             if child.tail:
                 children.append(child.tail)
         return element

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from datetime import date
 from typing import Final
-from urllib.parse import urljoin
 
 from agentgym_servers.web.dom import Element, is_open, is_shown
 from agentgym_servers.web.fields import (
@@ -17,7 +16,7 @@ from agentgym_servers.web.fields import (
     options_of,
     value_of,
 )
-from agentgym_servers.web.page import Page
+from agentgym_servers.web.page import Page, join_url
 from agentgym_servers.web.roles import input_type, is_list
 from agentgym_servers.web.submission import BUTTON_TYPES, Visit, first_invalid, form_of, visit_of
 
@@ -159,11 +158,8 @@ def _follow(page: Page, link: Element, new_tab: bool) -> Visit | None:
     href = link.get("href").strip()
     if href.lower().startswith(("javascript:", "mailto:", "tel:")):
         return None
-    try:
-        url = urljoin(page.url, href)
-    except ValueError:
-        return None
-    return Visit(url, None, new_tab or link.get("target").lower() == "_blank")
+    opens = new_tab or link.get("target").lower() == "_blank"
+    return Visit(join_url(page.url, href), None, opens)
 
 
 def _use_field(page: Page, field: Element) -> Visit | None:

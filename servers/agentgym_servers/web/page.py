@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
 from agentgym_servers.web.accessibility import tree_text
 from agentgym_servers.web.dom import Document, Element
@@ -86,13 +86,20 @@ def as_html(body: str, content_type: str) -> str:
 
 
 def normal_url(url: str) -> str:
-    """A URL as a browser writes it: with a path, and with what is not plain encoded.
-
-    Raises:
-        ValueError: it is no URL.
-    """
-    parts = urlsplit(url.strip())
+    """A URL as a browser writes it, with a path and encoded; empty for what is no URL."""
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError:
+        return ""
     path = quote(parts.path or "/", safe=_KEPT)
     host = parts.netloc.lower().removesuffix(":80")
     query = quote(parts.query, safe=_KEPT)
     return urlunsplit((parts.scheme.lower(), host, path, query, quote(parts.fragment, safe=_KEPT)))
+
+
+def join_url(base: str, url: str) -> str:
+    """Where a link leads from a page; empty for what is no URL."""
+    try:
+        return urljoin(base, url.strip())
+    except ValueError:
+        return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Final
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -17,6 +17,7 @@ from agentgym_servers.web.fields import (
     selected_options,
     value_of,
 )
+from agentgym_servers.web.page import join_url
 from agentgym_servers.web.roles import input_type
 
 BUTTON_TYPES: Final = frozenset({"button", "image", "reset", "submit"})
@@ -73,12 +74,12 @@ def first_invalid(form: Element, document: Document) -> Element | None:
 def visit_of(
     form: Element, submitter: Element | None, document: Document, page_url: str
 ) -> Visit | None:
-    """The request that a form makes."""
+    """The request that a form on the page at `page_url` makes."""
     by = submitter.attributes if submitter is not None else {}
     method = (by.get("formmethod") or form.get("method")).lower()
     if method == "dialog":
         return None
-    url = urljoin(page_url, by.get("formaction") or form.get("action") or page_url)
+    url = join_url(page_url, by.get("formaction") or form.get("action") or page_url)
     entries = list(_entries(form, submitter, document))
     new_tab = (by.get("formtarget") or form.get("target")).lower() == "_blank"
     if method == "post":
@@ -131,7 +132,7 @@ def _is_invalid(field: Element, fields: list[Element]) -> bool:
     if kind == "email":
         return _EMAIL.fullmatch(value[:320]) is None
     if kind == "url":
-        return not urlsplit(value).scheme
+        return not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", value)
     return kind == "number" and not _within(value, field.get("min"), field.get("max"))
 
 

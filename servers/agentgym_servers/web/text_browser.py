@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import parse_qs, unquote, urljoin, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from agentgym_servers.web import gestures, keys
 from agentgym_servers.web.action import ENDINGS, Action
 from agentgym_servers.web.gestures import BrowserError
-from agentgym_servers.web.page import BLANK, Page, as_html, blank_page, normal_url
+from agentgym_servers.web.page import BLANK, Page, as_html, blank_page, join_url, normal_url
 from agentgym_servers.web.site import Request, SiteSession
 from agentgym_servers.web.submission import Visit
 
@@ -125,11 +125,7 @@ class TextBrowser:
         return None
 
     def _typed(self, url: str) -> Visit:
-        try:
-            scheme = urlsplit(url.strip()).scheme
-        except ValueError:
-            scheme = ""
-        if not scheme:
+        if ":" not in url or not normal_url(url):
             raise BrowserError(
                 "Error: Page.goto: Protocol error (Page.navigate): Cannot navigate to invalid URL. "
                 "Write it with http://."
@@ -178,18 +174,15 @@ class TextBrowser:
             if response.location is None:
                 html = as_html(response.body, response.content_type)
                 return Page(url, html, posted=form is not None)
-            url = urljoin(url, response.location)
+            url = join_url(url, response.location)
             if response.status not in (307, 308):
                 form = None
         raise BrowserError(f"Error: Page.goto: net::ERR_TOO_MANY_REDIRECTS at {url[:200]}")
 
     def _allowed(self, url: str) -> tuple[str, str]:
         """A URL as it is asked for and its host, if it is one of the session's."""
-        try:
-            normal = normal_url(url) if len(url) <= _MOST_URL else ""
-            parts = urlsplit(normal)
-        except ValueError:
-            normal, parts = "", urlsplit("")
+        normal = normal_url(url) if len(url) <= _MOST_URL else ""
+        parts = urlsplit(normal)
         if parts.scheme != "http" or not self._session.knows(parts.netloc):
             raise BrowserError(
                 f"Error: Page.goto: net::ERR_BLOCKED_BY_ADMINISTRATOR at {url[:200]}. "
