@@ -100,8 +100,22 @@ def test_what_is_no_action_is_told_what_to_write(text, says):
 
 @pytest.mark.parametrize(
     "piece",
-    ["click(", "click('", "click('\\", "```", "[", "fill('1','", "a ", "((", "type [1] [", "\n"]
-    + ["click [1]\n", "the next action i will perform is ", "click('1') ", "'\""],
+    [
+        "click(",
+        "click('",
+        "click('\\",
+        "fill('1','",
+        "click('1') ",
+        "```",
+        "[",
+        "((",
+        "'\"",
+        "a ",
+        "\n",
+        "type [1] [",
+        "click [1]\n",
+        "the next action i will perform is ",
+    ],
 )
 def test_a_text_of_a_megabyte_is_read_at_once(piece):
     start = time.perf_counter()

@@ -57,7 +57,7 @@ class TinyShop:
             return Response(status=302, location="me", cookies={"user": None})
         if path == "/echo":
             sent = {"method": request.method, "query": request.query, "form": request.form}
-            return Response(json.dumps(sent), content_type="application/json")
+            return Response(json.dumps(sent), content_type="text/plain")
         moved = {
             "/loop": "/loop",
             "/away": "http://example.com/",

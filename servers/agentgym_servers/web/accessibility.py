@@ -44,10 +44,12 @@ _DATE_PARTS: Final = (("Month", 12, "mm", 1), ("Day", 31, "dd", 2), ("Year", 275
 _TABLE_ROLES: Final = {"thead": "rowgroup", "tbody": "rowgroup", "tfoot": "rowgroup", "tr": "row"}
 
 
-def tree_text(document: Document, focused: Element | None = None) -> str:
-    """The text of a page's tree; the focused element is told as such."""
-    writer = _Writer(document, focused)
+def tree_text(document: Document, focused: Element | None = None, complaint: str = "") -> str:
+    """The text of a page's tree, with what the browser says against the focused element."""
+    writer = _Writer(document, focused, bool(complaint))
     writer.line(0, -1, "RootWebArea", document.title, ", focused")
+    if complaint:
+        writer.line(1, -1, "alert", complaint, ", live='assertive', atomic, relevant='additions'")
     writer.children(document.root, 1, "")
     return "\n".join(writer.lines)
 
@@ -55,10 +57,11 @@ def tree_text(document: Document, focused: Element | None = None) -> str:
 class _Writer:
     """One walk through a page. `spaced` is whether white space here would be swallowed."""
 
-    def __init__(self, document: Document, focused: Element | None) -> None:
+    def __init__(self, document: Document, focused: Element | None, refused: bool) -> None:
         self.lines: list[str] = []
         self._document = document
         self._focused = focused
+        self._refused = refused
         self._spaced = True
         self._verbatim = False
         self._data = True
@@ -166,6 +169,10 @@ class _Writer:
         off = ", disabled=True" if is_disabled(element) else ""
         return off + ", focused" if element is self._focused else off
 
+    def _fault(self, element: Element) -> str:
+        """That the browser has refused what a field holds."""
+        return ", errormessage=''" if self._refused and element is self._focused else ""
+
     def _field(self, element: Element, depth: int, role: str, name: str) -> None:
         value, state = value_of(element), self._state(element)
         if role == "button":
@@ -173,10 +180,11 @@ class _Writer:
             return
         if role in ("checkbox", "radio"):
             told = "true" if is_checked(element) else "false"
-            self.line(depth, element.bid, role, name, f"{state}, checked={told!r}")
+            rest = f"{state}, checked={told!r}{self._fault(element)}"
+            self.line(depth, element.bid, role, name, rest)
             return
         if role == "Date":
-            self._date(element, depth, name, value, state)
+            self._date(element, depth, name, value)
             return
         if "required" in element.attributes and role in _REQUIRABLE:
             state += ", required"
@@ -190,19 +198,23 @@ class _Writer:
             rest = f" value={value!r}{state}" if value else state
         if "aria-describedby" in element.attributes:
             rest += f", describedby={element.get('aria-describedby')!r}"
+        if value:
+            rest += self._fault(element)
         self.line(depth, element.bid, role, name, rest)
         for line in value.split("\n"):
             if line:
                 self.line(depth + 1, -1, "StaticText", line)
 
-    def _date(self, element: Element, depth: int, name: str, value: str, state: str) -> None:
-        rest = f" value={value!r}{state}" if value else state
+    def _date(self, element: Element, depth: int, name: str, value: str) -> None:
+        off = ", disabled=True" if is_disabled(element) else ""
+        rest = f" value={value!r}{off}" if value else off
         self.line(depth, element.bid, "Date", name, rest)
         given = value.split("-")
         for part, most, blank, at in _DATE_PARTS:
             text = given[at] if len(given) == 3 else ""
             limits = f"valuemin=1, valuemax={most}, valuetext={text!r}"
-            rest = f" value={int(text or 0)}, {limits}"
+            here = ", focused" if part == "Month" and element is self._focused else ""
+            rest = f" value={int(text or 0)}{here}, {limits}"
             self.line(depth + 1, element.bid, "spinbutton", f"{part} {part}", rest)
             self.line(depth + 2, -1, "StaticText", text or blank)
             if part != "Year":
@@ -220,7 +232,7 @@ class _Writer:
         else:
             shown = selected_label(element)
             value = f" value={shown!r}" if shown else ""
-            rest = f"{value}{state}, hasPopup='menu', expanded=False"
+            rest = f"{value}{state}, hasPopup='menu', expanded=False{self._fault(element)}"
             self.line(depth, element.bid, role, name, rest)
             depth += 1
             self.line(depth, -1, "MenuListPopup", "")

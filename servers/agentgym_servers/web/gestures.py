@@ -18,7 +18,7 @@ from agentgym_servers.web.fields import (
 )
 from agentgym_servers.web.page import Page, join_url
 from agentgym_servers.web.roles import input_type, is_list
-from agentgym_servers.web.submission import BUTTON_TYPES, Visit, first_invalid, form_of, visit_of
+from agentgym_servers.web.submission import BUTTON_TYPES, Visit, first_refused, form_of, visit_of
 
 _FIELDS: Final = frozenset({"button", "input", "select", "textarea"})
 _UNFILLED: Final = BUTTON_TYPES | {"checkbox", "file", "hidden", "radio"}
@@ -94,6 +94,7 @@ def fill(page: Page, element: Element, value: str) -> None:
     elif kind == "date":
         value = value.strip()
         if value and not _is_date(value):
+            page.focus(element)
             raise BrowserError(
                 "Error: Locator.fill: Error: Malformed value. Write a date as YYYY-MM-DD."
             )
@@ -130,9 +131,9 @@ def submit(page: Page, form: Element, submitter: Element | None) -> Visit | None
     """Send a form, unless a field refuses: then that has the focus and nothing is sent."""
     by = submitter.attributes if submitter is not None else {}
     if "novalidate" not in form.attributes and "formnovalidate" not in by:
-        refused = first_invalid(form, page.document)
+        refused = first_refused(form, page.document)
         if refused is not None:
-            page.focus(refused)
+            page.focus(*refused)
             return None
     return visit_of(form, submitter, page.document, page.url)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from urllib.parse import quote, urljoin, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from agentgym_servers.web.accessibility import tree_text
 from agentgym_servers.web.dom import Document, Element
@@ -24,6 +24,7 @@ class Page:
         self.posted = posted
         self._document: Document | None = None
         self._focused: Element | None = None
+        self._complaint = ""
         self._tree: str | None = None
 
     @property
@@ -47,19 +48,21 @@ class Page:
         """The element that has the focus."""
         return self._focused if self.document else None
 
-    def focus(self, element: Element | None) -> None:
-        """Give an element the focus, or none."""
+    def focus(self, element: Element | None, complaint: str = "") -> None:
+        """Give an element the focus, or none; with what the browser has to say against it."""
         self._focused = element
+        self._complaint = complaint
         self._tree = None
 
     def changed(self) -> None:
-        """Forget the tree, because an element has changed."""
+        """Forget the tree and any complaint, because an element has changed."""
+        self._complaint = ""
         self._tree = None
 
     def tree(self) -> str:
         """The text of the page's accessibility tree."""
         if self._tree is None:
-            self._tree = tree_text(self.document, self.focused)
+            self._tree = tree_text(self.document, self.focused, self._complaint)
         return self._tree
 
     def shares_document(self, other: Page) -> bool:
@@ -70,6 +73,8 @@ class Page:
         """The same page, elements and all, at another place in it."""
         page = Page(url, self.html, self.posted)
         page._document = self.document
+        target = urlsplit(url).fragment
+        page._focused = None if unquote(target) in self.document.by_id else self._focused
         return page
 
 

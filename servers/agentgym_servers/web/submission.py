@@ -24,6 +24,11 @@ BUTTON_TYPES: Final = frozenset({"button", "image", "reset", "submit"})
 _TEXT_TYPES: Final = frozenset(
     {"date", "email", "number", "password", "search", "tel", "text", "url"}
 )
+_MISSING: Final = {
+    "checkbox": "Please check this box if you want to proceed.",
+    "radio": "Please select one of these options.",
+    "select": "Please select an item in the list.",
+}
 _EMAIL: Final = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", re.ASCII)
 
 
@@ -61,14 +66,19 @@ def enter_submits(form: Element, document: Document) -> bool:
     return sum(input_type(line) in _TEXT_TYPES for line in lines) <= 1
 
 
-def first_invalid(form: Element, document: Document) -> Element | None:
-    """The first field whose value the browser refuses to send.
+def first_refused(form: Element, document: Document) -> tuple[Element, str] | None:
+    """The first field whose value the browser refuses to send, and what it says.
 
     Checked are `required`, addresses of email and url fields, and a number's `min` and `max`;
     not `pattern`, `step`, `minlength`.
     """
     fields = list(fields_of(form, document.root))
-    return next((field for field in fields if _is_invalid(field, fields)), None)
+    for field in fields:
+        complaint = _complaint(field, fields)
+        if complaint:
+            # Chromium shows no bubble beside a date: it has fields of its own inside.
+            return field, "" if input_type(field) == "date" else complaint
+    return None
 
 
 def visit_of(
@@ -118,22 +128,22 @@ def _entries(
             yield name, value.replace("\n", "\r\n")
 
 
-def _is_invalid(field: Element, fields: list[Element]) -> bool:
+def _complaint(field: Element, fields: list[Element]) -> str:
     if is_disabled(field) or "readonly" in field.attributes or field.tag == "button":
-        return False
+        return ""
     kind = input_type(field) if field.tag == "input" else field.tag
     if kind in BUTTON_TYPES or kind == "hidden":
-        return False
+        return ""
     if "required" in field.attributes and _is_missing(field, kind, fields):
-        return True
+        return _MISSING.get(kind, "Please fill out this field.")
     value = value_of(field)
     if not value:
-        return False
+        return ""
     if kind == "email":
-        return _EMAIL.fullmatch(value[:320]) is None
+        return _address_complaint(value)
     if kind == "url":
-        return not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", value)
-    return kind == "number" and not _within(value, field.get("min"), field.get("max"))
+        return "" if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", value) else "Please enter a URL."
+    return _range_complaint(value, field.get("min"), field.get("max")) if kind == "number" else ""
 
 
 def _is_missing(field: Element, kind: str, fields: list[Element]) -> bool:
@@ -145,9 +155,23 @@ def _is_missing(field: Element, kind: str, fields: list[Element]) -> bool:
     return not value_of(field)
 
 
-def _within(value: str, low: str, high: str) -> bool:
+def _address_complaint(value: str) -> str:
+    if "@" not in value:
+        return f"Please include an '@' in the email address. '{value}' is missing an '@'."
+    if value.endswith("@"):
+        return f"Please enter a part following '@'. '{value}' is incomplete."
+    if value.startswith("@"):
+        return f"Please enter a part followed by '@'. '{value}' is incomplete."
+    return "" if _EMAIL.fullmatch(value[:320]) else "Please enter an email address."
+
+
+def _range_complaint(value: str, low: str, high: str) -> str:
     try:
         number = float(value)
-        return (not low or number >= float(low)) and (not high or number <= float(high))
+        if low and number < float(low):
+            return f"Value must be greater than or equal to {low}."
+        if high and number > float(high):
+            return f"Value must be less than or equal to {high}."
     except ValueError:
-        return True
+        return ""
+    return ""

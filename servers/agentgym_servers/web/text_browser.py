@@ -136,7 +136,6 @@ class TextBrowser:
         page = self.document()
         if visit.form is None and not visit.new_tab and self._is_within(page, visit.url):
             moved = page.at(normal_url(visit.url))
-            page.focus(None)
             self._tabs[self.active].show(moved)
             return
         found = self._fetch(visit)
