@@ -69,6 +69,10 @@ class SiteSession:
         self._blobs = blobs
         self._databases: dict[int, sqlite3.Connection] = {}
 
+    def knows(self, host: str) -> bool:
+        """Whether a site stands at a host."""
+        return host in self._sites
+
     def answer(self, request: Request) -> Response:
         """The answer of the host's site; a host that is not there is 403."""
         site = self._sites.get(request.host)

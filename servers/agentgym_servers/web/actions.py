@@ -1,0 +1,70 @@
+"""The action in an agent's text, in BrowserGym's grammar or in WebArena's."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agentgym_servers.web.action import ENDINGS, MAX_ACTION_CHARS, Action, ActionProblem
+from agentgym_servers.web.call_grammar import call_texts, parse_call, write_call
+from agentgym_servers.web.id_grammar import parse_id_action, speaks_ids
+
+__all__ = ["ENDINGS", "Action", "ActionProblem", "parse_action", "write_call"]
+
+_FENCE: Final = "```"
+_LANGUAGES: Final = ("python", "text", "plaintext", "bash", "action")
+_PHRASE: Final = "next action i will perform is"
+_NO_ACTION: Final = (
+    "ValueError: Received no action. Write one action, such as click('12'), "
+    "fill('12', 'text'), select_option('12', 'option'), goto('url'), go_back() or "
+    "send_msg_to_user('answer'); or, in ```, click [12], type [12] [text] [1] or stop [answer]."
+)
+_TWO_ACTIONS: Final = "ValueError: Received several actions. Write one action a turn."
+
+
+def parse_action(text: str) -> Action | ActionProblem:
+    """The one action of a text: in its last fence, after WebArena's phrase, or in its last lines.
+
+    A text in which a call stands among prose counts by its last line with a call. The work is
+    linear in the text's length.
+    """
+    text = text[-MAX_ACTION_CHARS:]
+    fenced = _last_fence(text)
+    if fenced is not None:
+        found = _whole(fenced)
+        if found is not None:
+            return found
+    after = text.lower().rfind(_PHRASE)
+    if after >= 0:
+        found = _whole(text[after + len(_PHRASE) :].strip(" \n:.`*\"'"))
+        if found is not None:
+            return found
+    found = _whole(text.strip())
+    if found is not None:
+        return found
+    for line in reversed(text.splitlines()):
+        found = _whole(line.strip(" \t`*"))
+        if found is not None:
+            return found
+    return ActionProblem(_NO_ACTION)
+
+
+def _whole(text: str) -> Action | ActionProblem | None:
+    """The action that a short text is or, among a few words, has; None without any."""
+    if speaks_ids(text):
+        return parse_id_action(text)
+    calls = call_texts(text)
+    if not calls:
+        return None
+    if len(calls) == 1:
+        return parse_call(calls[0])
+    return ActionProblem(_TWO_ACTIONS) if text.startswith(calls[0]) else None
+
+
+def _last_fence(text: str) -> str | None:
+    end = text.rfind(_FENCE)
+    start = text.rfind(_FENCE, 0, end) if end > 0 else -1
+    if start < 0:
+        return None
+    inner = text[start + len(_FENCE) : end].strip()
+    first, _, rest = inner.partition("\n")
+    return rest.strip() if first.strip().lower() in _LANGUAGES and rest else inner

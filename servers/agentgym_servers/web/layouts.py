@@ -1,0 +1,97 @@
+"""What an agent reads each turn, in BrowserGym's layout or in AgentGym's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from agentgym_servers.web.action import Action
+from agentgym_servers.web.site import HOSTS
+
+PUBLIC_ADDRESSES: Final = {
+    "shopping": "http://onestopmarket.com",
+    "shopping_admin": "http://luma.com/admin",
+    "reddit": "http://reddit.com",
+    "gitlab": "http://gitlab.com",
+    "wikipedia": "http://wikipedia.org",
+    "map": "http://openstreetmap.org",
+    "homepage": "http://homepage.com",
+}
+"""WebArena's name of a site -> the address under which AgentGym shows it."""
+
+_PUBLIC_HOSTS: Final = frozenset(
+    address.removeprefix("http://").partition("/")[0] for address in PUBLIC_ADDRESSES.values()
+)
+
+
+class View(msgspec.Struct, frozen=True):
+    """What there is to tell about a browser at the start of a turn."""
+
+    objective: str
+    tabs: tuple[tuple[str, str], ...]
+    """URL and title of each."""
+    active: int
+    tree: str
+    last_action: str = ""
+    error: str = ""
+    """Of the last action."""
+
+
+def browsergym_text(view: View) -> str:
+    """Goal, tabs, tree and the last action with its error, under headings."""
+    parts = [f"# Goal\n{view.objective}", "# Currently open tabs"]
+    for at, (url, title) in enumerate(view.tabs):
+        mark = " (active tab)" if at == view.active else ""
+        parts.append(f"Tab {at}{mark}:\n    Title: {title}\n    URL: {url}")
+    parts.append(f"# Current page accessibility tree\n{view.tree}")
+    if view.last_action:
+        parts.append(f"# Last action\n{view.last_action}")
+    if view.error:
+        parts.append(f"# Error message from last action\n{view.error}")
+    return "\n\n".join(parts)
+
+
+def agentgym_text(view: View) -> str:
+    """AgentGym's observation, with the sites under their public addresses.
+
+    Deviation: the tree's lines are BrowserGym's, and an error stands above them.
+    """
+    tabs = " | ".join(
+        f"Tab {at}{' (current)' if at == view.active else ''}: {title}"
+        for at, (_, title) in enumerate(view.tabs)
+    )
+    error = f"{view.error}\n\n" if view.error else ""
+    url = public_url(view.tabs[view.active][0])
+    return (
+        f"OBSERVATION:\n{tabs}\n\n{error}{view.tree}\nURL: {url}\nOBJECTIVE: {view.objective}\n"
+        f"PREVIOUS ACTION: {view.last_action or 'None'}"
+    )
+
+
+def public_url(url: str) -> str:
+    """One of our addresses as AgentGym shows it; any other as it is."""
+    return _moved(url, HOSTS, PUBLIC_ADDRESSES)
+
+
+def own_url(url: str) -> str:
+    """An address that AgentGym shows as the one of ours that it stands for; any other as it is."""
+    if "://" not in url and url.partition("/")[0] in _PUBLIC_HOSTS:
+        url = f"http://{url}"
+    return _moved(url.replace("https://", "http://", 1), PUBLIC_ADDRESSES, HOSTS, url)
+
+
+def own_action(action: Action) -> Action:
+    """An action of an agent that reads AgentGym's layout, with `goto` leading to our address."""
+    return Action("goto", (own_url(action.text(0)),)) if action.kind == "goto" else action
+
+
+def _moved(
+    url: str, before: Mapping[str, str], after: Mapping[str, str], otherwise: str | None = None
+) -> str:
+    for site, address in before.items():
+        rest = url.removeprefix(address)
+        if rest != url and (not rest or rest[0] in "/?#"):
+            return after[site] + rest
+    return url if otherwise is None else otherwise
