@@ -24,6 +24,7 @@ ROUTES = Router()
 DASHBOARD = "/customer/account/"
 _ADDRESSES = "/customer/address/"
 _ADDRESS_FIELDS = ("name", "phone", "street", "city", "region", "postcode")
+_NO_ADDRESS = dict.fromkeys(("id", *_ADDRESS_FIELDS, "billing", "shipping"), "")
 _MAX_ROWS = 100
 
 
@@ -98,7 +99,13 @@ def dashboard(visit: Visit) -> Response:
     orders = visit.all(
         "SELECT * FROM purchase WHERE customer = ? ORDER BY id DESC LIMIT 5", customer
     )
-    return page(visit, "account.html", orders=orders, **_default_addresses(visit, customer))
+    return page(
+        visit,
+        "account.html",
+        orders=orders,
+        billing=_default_address(visit, customer, "billing"),
+        shipping=_default_address(visit, customer, "shipping"),
+    )
 
 
 @ROUTES.get(_ADDRESSES)
@@ -110,7 +117,13 @@ def addresses(visit: Visit) -> Response:
         "SELECT * FROM address WHERE customer = ? AND billing = 0 AND shipping = 0 ORDER BY id",
         customer,
     )
-    return page(visit, "addresses.html", others=others, **_default_addresses(visit, customer))
+    return page(
+        visit,
+        "addresses.html",
+        others=others,
+        billing=_default_address(visit, customer, "billing"),
+        shipping=_default_address(visit, customer, "shipping"),
+    )
 
 
 @ROUTES.get("/customer/address/new/", "/customer/address/edit/id/{id}/")
@@ -120,7 +133,7 @@ def address_form(visit: Visit) -> Response:
     address = _own_address(visit)
     if address is None and visit.arguments:
         return missing(visit)
-    return page(visit, "address.html", address=address or dict.fromkeys(_ADDRESS_FIELDS, ""))
+    return page(visit, "address.html", address=address or _NO_ADDRESS)
 
 
 @ROUTES.post("/customer/address/formPost/", "/customer/address/formPost/id/{id}/")
@@ -248,9 +261,8 @@ def _own_address(visit: Visit) -> sqlite3.Row | None:
     return visit.one(query, visit.number("id"), customer)
 
 
-def _default_addresses(visit: Visit, customer: int) -> dict[str, object]:
-    query = "SELECT * FROM address WHERE customer = ? AND {} = 1"
-    return {use: visit.one(query.format(use), customer) for use in ("billing", "shipping")}
+def _default_address(visit: Visit, customer: int, use: str) -> sqlite3.Row | None:
+    return visit.one(f"SELECT * FROM address WHERE customer = ? AND {use} = 1", customer)
 
 
 def _count(visit: Visit, table: str, customer: int) -> int:

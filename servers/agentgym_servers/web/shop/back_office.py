@@ -43,6 +43,8 @@ class Grid(msgspec.Struct, frozen=True):
     """What the columns are called, by which the rows can be sorted, too."""
     filters: Sequence[Filter] = ()
     order: str = "id DESC"
+    cents: Sequence[str] = ()
+    """The columns that hold money."""
     new: str = ""
     """Where a new row is made, if it can be."""
 
@@ -115,7 +117,8 @@ def grid_page(visit: Visit, grid: Grid) -> Response:
         rows=[tuple(row) for row in rows],
         count=count,
         pages=page_links(grid.path, {**given, **sorting}, current, pages),
-        **sorting,
+        sort=sorting["sort"],
+        direction=sorting["dir"],
     )
 
 

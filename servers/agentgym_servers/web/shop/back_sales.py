@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 
 from agentgym_servers.web.pages import Router, Visit
 from agentgym_servers.web.shop.back_office import (
@@ -30,7 +31,7 @@ _GRID = Grid(
     query=(
         f"SELECT '{_VIEW}' || o.id || '/' AS link, o.id AS id, printf('%09d', o.id) AS \"ID\","
         ' o.placed AS "Purchase Date", c.first || \' \' || c.last AS "Customer",'
-        ' printf(\'$%.2f\', o.total / 100.0) AS "Grand Total", o.status AS "Status"'
+        ' o.total AS "Grand Total", o.status AS "Status"'
         " FROM purchase o JOIN customer c ON c.id = o.customer"
     ),
     columns=("ID", "Purchase Date", "Customer", "Grand Total", "Status"),
@@ -41,6 +42,7 @@ _GRID = Grid(
         Filter("Customer", "name", "Customer"),
         Filter("Status", "status", "Status", "is", STATUSES),
     ),
+    cents=("Grand Total",),
 )
 
 
@@ -152,7 +154,7 @@ def _report(
     begin: str,
     end: str,
     columns: tuple[str, ...],
-    rows: list[tuple[str, ...]],
+    rows: Sequence[tuple[str, ...]],
     period: str = "",
     periods: tuple[str, ...] = (),
 ) -> Response:

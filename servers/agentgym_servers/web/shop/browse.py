@@ -54,7 +54,8 @@ def shelf_or_product(visit: Visit) -> Response:
 def search(visit: Visit) -> Response:
     """The products whose name or SKU has every word."""
     words = visit.asked("q")[:128]
-    marks, values = ["enabled = 1"], []
+    marks = ["enabled = 1"]
+    values: list[object] = []
     for word in words.split()[:8]:
         plain = word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         marks.append("(name LIKE ? ESCAPE '\\' OR sku = ?)")
