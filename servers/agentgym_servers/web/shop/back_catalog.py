@@ -21,46 +21,48 @@ _MOST_STOCK = 1_000_000
 _PRODUCTS = Grid(
     title="Products",
     path="/admin/catalog/product/",
-    query=(
-        "SELECT '/admin/catalog/product/edit/id/' || id || '/' AS link, id, name AS \"Name\","
-        ' sku AS "SKU", price AS "Price", quantity AS "Quantity",'
-        " CASE enabled WHEN 1 THEN 'Enabled' ELSE 'Disabled' END AS \"Status\" FROM product"
-    ),
+    query="""
+        SELECT '/admin/catalog/product/edit/id/' || id || '/' AS row_link, id AS row_id,
+            name AS "Name", sku AS "SKU", price AS "Price", quantity AS "Quantity",
+            CASE enabled WHEN 1 THEN 'Enabled' ELSE 'Disabled' END AS "Status"
+        FROM product
+    """,
     columns=("Name", "SKU", "Price", "Quantity", "Status"),
     filters=(
         Filter("Name", "name", "Name"),
         Filter("SKU", "sku", "SKU"),
         Filter("Status", "status", "Status", "is", ("Enabled", "Disabled")),
     ),
-    order="id",
+    order="row_id",
     cents=("Price",),
 )
 _CUSTOMERS = Grid(
     title="Customers",
     path="/admin/customer/index/",
-    query=(
-        "SELECT '/admin/customer/index/edit/id/' || id || '/' AS link, id,"
-        ' first || \' \' || last AS "Name", email AS "Email", class AS "Group",'
-        ' substr(since, 1, 10) AS "Customer Since" FROM customer'
-    ),
+    query="""
+        SELECT '/admin/customer/index/edit/id/' || id || '/' AS row_link, id AS row_id,
+            first || ' ' || last AS "Name", email AS "Email", class AS "Group",
+            substr(since, 1, 10) AS "Customer Since"
+        FROM customer
+    """,
     columns=("Name", "Email", "Group", "Customer Since"),
     filters=(
         Filter("Name", "name", "Name"),
         Filter("Email", "email", "Email"),
         Filter("Group", "group", "Group", "is", GROUPS),
     ),
-    order="id",
+    order="row_id",
 )
 _REVIEWS = Grid(
     title="Reviews",
     path="/admin/review/product/",
-    query=(
-        "SELECT '/admin/review/product/edit/id/' || r.id || '/' AS link, r.id AS id,"
-        ' r.id AS "ID", r.nickname AS "Nickname", p.name AS "Product",'
-        ' r.title AS "Title", r.rating AS "Rating", CASE r.status WHEN 1 THEN \'Approved\''
-        " WHEN 2 THEN 'Pending' ELSE 'Not Approved' END AS \"Status\""
-        " FROM review r JOIN product p ON p.id = r.product"
-    ),
+    query="""
+        SELECT '/admin/review/product/edit/id/' || r.id || '/' AS row_link, r.id AS row_id,
+            r.id AS "ID", r.nickname AS "Nickname", p.name AS "Product", r.title AS "Title",
+            r.rating AS "Rating", CASE r.status WHEN 1 THEN 'Approved' WHEN 2 THEN 'Pending'
+            ELSE 'Not Approved' END AS "Status"
+        FROM review r JOIN product p ON p.id = r.product
+    """,
     columns=("ID", "Nickname", "Product", "Title", "Rating", "Status"),
     filters=(
         Filter("Nickname", "nickname", "Nickname"),
@@ -71,23 +73,25 @@ _REVIEWS = Grid(
 _TERMS = Grid(
     title="Search Terms",
     path="/admin/search/term/",
-    query=(
-        'SELECT \'\' AS link, id, text AS "Search Query", results AS "Results",'
-        ' uses AS "Uses" FROM term'
-    ),
+    query="""
+        SELECT '' AS row_link, id AS row_id, text AS "Search Query", results AS "Results",
+            uses AS "Uses"
+        FROM term
+    """,
     columns=("Search Query", "Results", "Uses"),
     filters=(Filter("Search Query", "query", "Search Query"),),
-    order="id",
+    order="row_id",
 )
 _RULES = Grid(
     title="Cart Price Rules",
     path="/admin/sales_rule/promo_quote/",
-    query=(
-        "SELECT '/admin/sales_rule/promo_quote/edit/id/' || id || '/' AS link, id,"
-        ' name AS "Rule", code AS "Coupon Code",'
-        " CASE kind WHEN 'percent' THEN amount || '%' ELSE '$' || amount END AS \"Discount\","
-        " CASE active WHEN 1 THEN 'Active' ELSE 'Inactive' END AS \"Status\" FROM rule"
-    ),
+    query="""
+        SELECT '/admin/sales_rule/promo_quote/edit/id/' || id || '/' AS row_link, id AS row_id,
+            name AS "Rule", code AS "Coupon Code",
+            CASE kind WHEN 'percent' THEN amount || '%' ELSE '$' || amount END AS "Discount",
+            CASE active WHEN 1 THEN 'Active' ELSE 'Inactive' END AS "Status"
+        FROM rule
+    """,
     columns=("Rule", "Coupon Code", "Discount", "Status"),
     filters=(Filter("Rule", "name", "Rule"), Filter("Coupon Code", "coupon_code", "Coupon Code")),
     new="/admin/sales_rule/promo_quote/new/",

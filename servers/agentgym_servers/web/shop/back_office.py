@@ -34,7 +34,7 @@ class Filter(msgspec.Struct, frozen=True):
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """A table of the admin. The query's first columns are `link` and `id`, which are not shown."""
+    """A table of the admin. The query's first columns, `row_link` and `row_id`, are not shown."""
 
     title: str
     path: str
@@ -42,7 +42,7 @@ class Grid(msgspec.Struct, frozen=True):
     columns: Sequence[str]
     """What the columns are called, by which the rows can be sorted, too."""
     filters: Sequence[Filter] = ()
-    order: str = "id DESC"
+    order: str = "row_id DESC"
     cents: Sequence[str] = ()
     """The columns that hold money."""
     new: str = ""
@@ -98,7 +98,9 @@ def grid_page(visit: Visit, grid: Grid) -> Response:
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     sort = visit.asked("sort")
     descending = visit.asked("dir") == "desc"
-    order = f'"{sort}"{" DESC" if descending else ""}, id' if sort in grid.columns else grid.order
+    order = (
+        f'"{sort}"{" DESC" if descending else ""}, row_id' if sort in grid.columns else grid.order
+    )
     inner = f"SELECT * FROM ({grid.query}){where}"
     counted = visit.one(f"SELECT count(*) AS count FROM ({inner})", *values)
     count = int(counted["count"]) if counted else 0

@@ -28,12 +28,13 @@ _VIEW = "/admin/sales/order/view/order_id/"
 _GRID = Grid(
     title="Orders",
     path="/admin/sales/order/",
-    query=(
-        f"SELECT '{_VIEW}' || o.id || '/' AS link, o.id AS id, printf('%09d', o.id) AS \"ID\","
-        ' o.placed AS "Purchase Date", c.first || \' \' || c.last AS "Customer",'
-        ' o.total AS "Grand Total", o.status AS "Status"'
-        " FROM purchase o JOIN customer c ON c.id = o.customer"
-    ),
+    query="""
+        SELECT '/admin/sales/order/view/order_id/' || o.id || '/' AS row_link, o.id AS row_id,
+            printf('%09d', o.id) AS "ID", o.placed AS "Purchase Date",
+            c.first || ' ' || c.last AS "Customer", o.total AS "Grand Total",
+            o.status AS "Status"
+        FROM purchase o JOIN customer c ON c.id = o.customer
+    """,
     columns=("ID", "Purchase Date", "Customer", "Grand Total", "Status"),
     filters=(
         Filter("ID", "increment_id", "ID"),
