@@ -25,7 +25,7 @@ DASHBOARD = "/customer/account/"
 _ADDRESSES = "/customer/address/"
 _ADDRESS_FIELDS = ("name", "phone", "street", "city", "region", "postcode")
 _NO_ADDRESS = dict.fromkeys(("id", *_ADDRESS_FIELDS, "billing", "shipping"), "")
-_MAX_ROWS = 100
+_MAX_ADDRESSES = 100
 
 
 def members(handler: Handler) -> Handler:
@@ -148,7 +148,7 @@ def save_address(visit: Visit) -> Response:
     if not all(values):
         return back(visit, "Please fill in every field of the address.", _ADDRESSES)
     if address is None:
-        if _count(visit, "address", customer) >= _MAX_ROWS:
+        if _address_count(visit, customer) >= _MAX_ADDRESSES:
             return back(visit, "The address book is full.", _ADDRESSES)
         marks = ", ".join("?" * 7)
         number = visit.run(f"INSERT INTO address VALUES (NULL, {marks}, 0, 0)", customer, *values)
@@ -198,8 +198,8 @@ def save_newsletter(visit: Visit) -> Response:
 def wish_list(visit: Visit) -> Response:
     """What the customer wishes for."""
     wishes = visit.all(
-        "SELECT w.id, p.id AS product, p.name, p.slug, p.price, p.colours, p.sizes FROM wish w"
-        " JOIN product p ON p.id = w.product WHERE w.customer = ? ORDER BY w.id",
+        "SELECT w.id, p.name, p.slug, p.price FROM wish w"
+        " JOIN product p ON p.id = w.product WHERE w.customer = ? AND p.enabled = 1 ORDER BY w.id",
         shopper_of(visit).customer,
     )
     return page(visit, "wishlist.html", wishes=wishes)
@@ -265,6 +265,6 @@ def _default_address(visit: Visit, customer: int, use: str) -> sqlite3.Row | Non
     return visit.one(f"SELECT * FROM address WHERE customer = ? AND {use} = 1", customer)
 
 
-def _count(visit: Visit, table: str, customer: int) -> int:
-    row = visit.one(f"SELECT count(*) AS count FROM {table} WHERE customer = ?", customer)
+def _address_count(visit: Visit, customer: int) -> int:
+    row = visit.one("SELECT count(*) AS count FROM address WHERE customer = ?", customer)
     return int(row["count"]) if row else 0

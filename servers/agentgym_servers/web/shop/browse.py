@@ -102,7 +102,7 @@ def comparison(visit: Visit) -> Response:
     """The products side by side."""
     products = visit.all(
         "SELECT p.* FROM comparison c JOIN product p ON p.id = c.product"
-        " WHERE c.owner = ? ORDER BY c.id LIMIT 50",
+        " WHERE c.owner = ? AND p.enabled = 1 ORDER BY c.id LIMIT 50",
         shopper_of(visit).owner,
     )
     return page(visit, "compare.html", products=products)

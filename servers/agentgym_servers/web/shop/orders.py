@@ -98,7 +98,7 @@ def my_reviews(visit: Visit) -> Response:
     reviews = visit.all(
         "SELECT r.*, p.name, p.slug FROM review r JOIN product p ON p.id = r.product"
         " JOIN customer c ON r.nickname IN (c.first, c.first || ' ' || c.last)"
-        " WHERE c.id = ? ORDER BY r.id",
+        " WHERE c.id = ? AND p.enabled = 1 ORDER BY r.id",
         shopper_of(visit).customer,
     )
     return page(visit, "reviews.html", reviews=reviews)

@@ -193,7 +193,7 @@ def refund_draft(database: sqlite3.Connection, dice: Dice) -> Iterator[Instance]
         expert = (
             *opens_order(database, row["id"]),
             *clicks("Contact Us"),
-            *fills(**{"What's on your mind?": text}),
+            *fills(**{"What\u2019s on your mind?": text}),
             *stops(),
         )
         slots = {"product": row["name"], "number": number}
