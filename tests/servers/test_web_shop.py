@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -165,14 +166,20 @@ def test_what_a_page_shows_is_escaped():
     assert reader.field("Search").get("value") == words
 
 
-def test_two_sessions_share_nothing():
-    readers = [Reader(shop_session()) for _ in range(20)]
-    for index, reader in enumerate(readers):
-        slug = reader.rows("SELECT slug FROM product WHERE colours = '' AND quantity > 0")[index][0]
-        reader.goto(f"__SHOPPING__/{slug}.html").click("button", "Add to Cart")
-    for reader in readers:
-        assert len(reader.rows("SELECT * FROM basket_line")) == 1
-    assert len({reader.rows("SELECT product FROM basket_line")[0] for reader in readers}) == 20
+def test_a_hundred_sessions_at_the_same_addresses_see_only_their_own_carts():
+    query = "SELECT slug, quantity FROM product WHERE colours = '' ORDER BY quantity DESC"
+    slug, stock = Reader(shop_session()).rows(query)[0]
+
+    def fill_cart(index):
+        reader = Reader(shop_session()).goto(f"__SHOPPING__/{slug}.html")
+        reader.field("Qty").set("value", str(1 + index % stock))
+        reader.click("button", "Add to Cart").click("link", "My Cart")
+        return reader.page.xpath("//table[contains(@class, 'cart')]//input/@value")
+
+    with ThreadPoolExecutor(8) as pool:
+        carts = list(pool.map(fill_cart, range(100)))
+    assert carts == [[str(1 + index % stock)] for index in range(100)]
+    assert stock > 50
 
 
 @pytest.mark.parametrize(
@@ -215,6 +222,13 @@ def test_whatever_a_client_sends_is_answered(method, host, path, fields, cookie)
     assert answer.status in (200, 302, 400, 401, 404)
     answer.body.encode()
     session.close()
+
+
+def test_an_address_of_a_megabyte_is_answered():
+    long = "a" * 1_000_000
+    for path in (f"/{long}.html", f"/sales/order/view/order_id/{'9' * 1_000_000}/", f"/{long}/"):
+        assert Reader(shop_session()).goto(f"__SHOPPING__{path}").status == 404
+    assert Reader(shop_session()).goto(f"__SHOPPING__/catalogsearch/result/?q={long}").status == 200
 
 
 def test_a_form_of_a_megabyte_is_cut_to_size():

@@ -141,10 +141,10 @@ def place_order(visit: Visit) -> Response:
     method = SHIPPING.get(visit.sent("shipping_method"))
     if not lines or address is None or method is None:
         return back(visit, "Please choose an address and a shipping method.", "/checkout/")
-    wanted: dict[str, int] = {}
+    wanted: dict[int, int] = {}
     for line in lines:
-        wanted[line["name"]] = wanted.get(line["name"], 0) + line["quantity"]
-        if wanted[line["name"]] > line["stock"]:
+        wanted[line["product"]] = wanted.get(line["product"], 0) + line["quantity"]
+        if wanted[line["product"]] > line["stock"]:
             return back(visit, f"The requested qty of {line['name']} is not available.", CART)
     _keep(visit, shopper.customer, lines, address, method, _sums(visit, shopper.owner, lines))
     visit.run("DELETE FROM basket_line WHERE owner = ?", shopper.owner)
