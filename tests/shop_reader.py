@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import closing
 from urllib.parse import parse_qs, urlencode, urljoin, urlsplit
 
 from lxml import html
@@ -14,13 +15,27 @@ from agentgym_servers.web.shop.schema import ADMIN, CUSTOMER
 from agentgym_servers.web.shop.shop import SHOP
 from agentgym_servers.web.site import HOSTS, Request, SiteSession, host_of
 
-BLOB = freeze(SHOP.make_database(0))
 PLACES = {"__SHOPPING_ADMIN__": HOSTS["shopping_admin"], "__SHOPPING__": HOSTS["shopping"]}
 SHOP_HOST, ADMIN_HOST = host_of("shopping"), host_of("shopping_admin")
 
 
+class ShopSession(SiteSession):
+    """A session that is closed when nobody holds it any more."""
+
+    def __del__(self):
+        self.close()
+
+
+def blob_of(seed):
+    with closing(SHOP.make_database(seed)) as database:
+        return freeze(database)
+
+
+BLOB = blob_of(0)
+
+
 def shop_session():
-    return SiteSession({SHOP_HOST: SHOP, ADMIN_HOST: SHOP}, {SHOP: BLOB})
+    return ShopSession({SHOP_HOST: SHOP, ADMIN_HOST: SHOP}, {SHOP: BLOB})
 
 
 def placed(url):
