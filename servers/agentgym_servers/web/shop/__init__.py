@@ -1,0 +1,1 @@
+"""The embedded shop and its admin, which share one database."""
