@@ -21,7 +21,7 @@ def reader(visit: Visit) -> sqlite3.Row | None:
     return visit.one("SELECT u.* FROM login l JOIN user u ON u.id=l.user_id WHERE token=?", token)
 
 
-def page(visit: Visit, template: str, status: int = 200, **values: object) -> Response:
+def page(visit: Visit, template: str, /, **values: object) -> Response:
     """A page within the forum's frame."""
     who = reader(visit)
     followed = visit.all(
@@ -30,12 +30,12 @@ def page(visit: Visit, template: str, status: int = 200, **values: object) -> Re
         who["id"] if who else 0,
     )
     body = render(__package__, template, who=who, followed=followed, **values)
-    return Response(body, status)
+    return Response(body)
 
 
 def refusal(visit: Visit, status: int, reason: str) -> Response:
     """A page that says why not."""
-    return page(visit, "refusal.html", status, reason=reason)
+    return Response(page(visit, "refusal.html", reason=reason).body, status)
 
 
 def missing(visit: Visit) -> Response:

@@ -27,7 +27,7 @@ def login(visit: Visit) -> Response:
     name, password = visit.sent("_username"), visit.sent("_password")
     user = visit.one("SELECT * FROM user WHERE name=? AND password=?", name, password)
     if user is None:
-        return page(visit, "login.html", 200, wrong=True)
+        return page(visit, "login.html", wrong=True)
     token = token_of(user["name"])
     visit.run("INSERT OR IGNORE INTO login VALUES(?,?)", token, user["id"])
     return redirect("/", {COOKIE: token})
