@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urljoin, urlsplit
 
+from lxml import html
+
 from agentgym_servers.web.pages import freeze
 from agentgym_servers.web.script import Click, Fill, Goto, Select
 from agentgym_servers.web.site import HOSTS, Request, SiteSession, host_of
-from lxml import html
 
 GARBAGE = (
     "",
@@ -208,6 +209,10 @@ def xpath(selector):
     steps = []
     for part in re.sub(r"\s*>\s*", " >", selector).split():
         child, part = part.startswith(">"), part.lstrip(">")
+        part = re.sub(r'^\[([\w-]+)="(\w+)"\]$', r"*[@\1='\2']", part)
+        if "[" in part:
+            steps.append(("/" if child else "//") + part)
+            continue
         tag, kind, name = re.fullmatch(r"(\w*)(?:([.#])([\w-]+))?", part).groups()
         tests = {
             ".": f"[contains(concat(' ',normalize-space(@class),' '),' {name} ')]",
@@ -216,6 +221,35 @@ def xpath(selector):
         }
         steps.append(("/" if child else "//") + (tag or "*") + tests[kind])
     return "." + "".join(steps)
+
+
+def asked(reader, method, host, path, fields):
+    """One raw request with the same fields in the query and the form, and a junk cookie."""
+    jar = {**reader.cookies.get(host, {}), "junk": "\ud800"}
+    return reader.session.answer(Request(method, host, path, fields, fields, jar))
+
+
+def proved(sites, task):
+    """The expert earns the reward; no step at all and a wrong answer do not."""
+    for answer in ("", "wrong"):
+        idle = sites.open().goto(task.config["start_url"])
+        assert reward(idle, task.config, answer) == 0.0, task.config["intent"]
+    busy = sites.open()
+    answer = solve(busy, task)
+    assert reward(busy, task.config, answer) == 1.0, task.config["intent"]
+    if "program_html" in task.config["eval"]["eval_types"]:
+        # What was done there was done in that session alone.
+        other = sites.open().goto(busy.url)
+        assert reward(other, task.config, answer) == 0.0, task.config["intent"]
+
+
+def splits_by_template(tasks):
+    """Each template and the one split in which its tasks are; no intent is there twice."""
+    splits = {}
+    for task in tasks:
+        assert splits.setdefault(task.config["intent_template_id"], task.split) == task.split
+    assert len({task.config["intent"] for task in tasks}) == len(tasks)
+    return splits
 
 
 def crawl(reader, start, most):
