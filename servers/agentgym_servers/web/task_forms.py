@@ -19,6 +19,8 @@ PLACEHOLDERS: Final[Mapping[str, str]] = {
     "wikipedia": "__WIKIPEDIA__",
     "map": "__MAP__",
 }
+WITH_ACCOUNTS: Final = ("gitlab", "reddit")
+"""Sites where the agent is logged in from the start."""
 
 Databases: TypeAlias = Mapping[str, sqlite3.Connection]
 Evaluation: TypeAlias = dict[str, Any]
@@ -143,12 +145,13 @@ def _task(template: Template, instance: Instance) -> ScriptedTask:
     intent = template.intent
     for name, value in instance.values.items():
         intent = intent.replace("{{" + name + "}}", value)
+    accounts = ".".join(sorted(site for site in template.sites if site in WITH_ACCOUNTS))
     raw = {"reference_answer_raw_annotation": instance.answer}
     config = {
         "sites": list(template.sites),
         "task_id": -1,
         "require_login": True,
-        "storage_state": f"./.auth/{'.'.join(sorted(template.sites))}_state.json",
+        "storage_state": f"./.auth/{accounts}_state.json" if accounts else None,
         "start_url": instance.start or PLACEHOLDERS[template.sites[0]],
         "geolocation": None,
         "intent_template": template.intent,
