@@ -236,6 +236,9 @@ def proved(sites, task):
         assert reward(idle, task.config, answer) == 0.0, task.config["intent"]
     busy = sites.open()
     answer = solve(busy, task)
+    if not answer.isdigit():
+        shown = busy.page.text_content()
+        assert all(part in shown for part in answer.split(", ")), task.config["intent"]
     assert reward(busy, task.config, answer) == 1.0, task.config["intent"]
     if "program_html" in task.config["eval"]["eval_types"]:
         # What was done there was done in that session alone.

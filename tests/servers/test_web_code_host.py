@@ -7,7 +7,7 @@ import pytest
 from agentgym_servers.web.code_host.site import CodeHost, logged_in_cookies
 from agentgym_servers.web.code_host.tasks import tasks
 from agentgym_servers.web.pages import freeze
-from page_reader import GARBAGE, Sites, asked, crawl, proved, splits_by_template
+from page_reader import GARBAGE, Sites, asked, crawl, proved, solve, splits_by_template
 
 ACCOUNT = "byteblaze"
 OWN = "__GITLAB__/byteblaze/acorn-parser"
@@ -120,3 +120,19 @@ def test_the_expert_earns_the_reward_and_doing_nothing_does_not(sites, template)
 
 def test_tasks_of_a_seed_are_always_the_same():
     assert tasks(0) == TASKS
+
+
+def test_what_is_to_be_counted_are_the_rows_that_the_expert_sees(sites):
+    for task in [t for t in TASKS if t.config["intent_template_id"] in (1102, 1106)]:
+        reader = sites.open()
+        answer = solve(reader, task)
+        assert str(len(reader.page.xpath("//main//tbody/tr"))) == answer
+
+
+def test_a_file_has_a_path_of_names_and_no_way_up(reader):
+    for path in ("../x", "a/../b", "a//b", "/a", "a/", ".", "a/b/c/d", "a b"):
+        form = {"file_name": [path], "file_text": ["x"]}
+        assert reader.goto(f"{OWN}/-/files", "POST", form).status == 400
+    for path in (".ignore", "a/b/c", "x.txt"):
+        form = {"file_name": [path], "file_text": ["x"]}
+        assert reader.goto(f"{OWN}/-/files", "POST", form).url.endswith(f"/main/{path}")

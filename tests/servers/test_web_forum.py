@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from agentgym_servers.web.forum.site import Forum, logged_in_cookies
@@ -115,3 +117,20 @@ def test_the_expert_earns_the_reward_and_doing_nothing_does_not(sites, template)
 
 def test_tasks_of_a_seed_are_always_the_same():
     assert tasks(0) == TASKS
+
+
+def test_comments_that_are_disliked_count_as_a_reader_of_the_pages_counts_them(reader):
+    for task in [t for t in TASKS if t.config["intent_template_id"] == 1004][:5]:
+        count = 0
+        for number in range(1, 4):
+            name = task.config["instantiation_dict"]["user"]
+            reader.goto(f"__REDDIT__/user/{name}/comments?page={number}")
+            scores = re.findall(r"<p>(\d+) up, (\d+) down</p>", reader.body)
+            count += sum(int(down) > int(up) for up, down in scores)
+        assert str(count) == task.expert[-1].answer
+
+
+def test_a_vote_leads_back_to_a_path_of_the_forum_only(reader):
+    for back in ("//evil.test/", "http://evil.test/", "/\\evil.test", "/a\r\nSet-Cookie: x"):
+        answer = asked(reader, "POST", "forum.test", "/sv/1", {"choice": ["1"], "back": [back]})
+        assert answer.location == "/"

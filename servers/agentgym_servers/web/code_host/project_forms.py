@@ -23,7 +23,7 @@ from agentgym_servers.web.site import Response
 
 ROUTER: Final = Router()
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}")
-_PATH: Final = re.compile(r"(?:[\w.-]{1,60}/){0,2}[\w.-]{1,60}", re.ASCII)
+_PATH: Final = re.compile(r"(?:(?!\.+(?:/|$))[\w.-]{1,60}(?:/(?!$)|$)){1,3}", re.ASCII)
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 

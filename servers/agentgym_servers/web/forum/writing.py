@@ -13,6 +13,8 @@ from agentgym_servers.web.pages import Router, Visit, redirect
 from agentgym_servers.web.site import Response
 
 ROUTER: Final = Router()
+_BACK: Final = re.compile(r"/[\w-][\w/.-]*", re.ASCII)
+"""A path of this site, so that a vote leads nowhere else."""
 
 
 @ROUTER.get("/login")
@@ -249,4 +251,4 @@ def _vote(visit: Visit, who: sqlite3.Row, kind: str) -> Response:
     visit.run(f"UPDATE {kind} SET up=up+?, down=down+? WHERE id=?", *changes)
     visit.run("INSERT OR REPLACE INTO vote VALUES(?,?,?,?)", *where, new)
     back = visit.sent("back")
-    return redirect(back if re.match(r"/(?![/\\])", back) else "/")
+    return redirect(back if _BACK.fullmatch(back) else "/")
