@@ -39,8 +39,8 @@ class Homepage:
 
     def answer(self, database: sqlite3.Connection, request: Request) -> Response:
         """Answer a request."""
-        missing = Response(render(__package__, "missing.html"), 404)
-        return ROUTER.answer(database, request) or missing
+        found = ROUTER.answer(database, request)
+        return found or Response(render(__package__, "missing.html"), 404)
 
 
 def logged_in_cookies(account: str) -> dict[str, str]:
