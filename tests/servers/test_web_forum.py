@@ -122,7 +122,7 @@ def test_tasks_of_a_seed_are_always_the_same():
 def test_comments_that_are_disliked_count_as_a_reader_of_the_pages_counts_them(reader):
     for task in [t for t in TASKS if t.config["intent_template_id"] == 1004][:5]:
         count = 0
-        for number in range(1, 4):
+        for number in range(1, 7):
             name = task.config["instantiation_dict"]["user"]
             reader.goto(f"__REDDIT__/user/{name}/comments?page={number}")
             scores = re.findall(r"<p>(\d+) up, (\d+) down</p>", reader.body)

@@ -12,7 +12,7 @@ from agentgym_servers.web.pages import Router, Visit, whole
 from agentgym_servers.web.site import Response
 
 ROUTER: Final = Router()
-PER_PAGE: Final = 25
+PER_PAGE: Final = 15
 SORTS: Final = {
     "hot": "s.up - s.down + 8 * julianday(s.created) DESC, s.id DESC",
     "new": "s.created DESC, s.id DESC",
