@@ -1,0 +1,1 @@
+"""The map of an invented country: places, routes between them, and the tasks over them."""

@@ -1,0 +1,1 @@
+"""The encyclopedia of an invented country, and the tasks over it."""
