@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -62,6 +63,10 @@ class TextBrowser:
     def tabs(self) -> tuple[tuple[str, str], ...]:
         """URL and title of each tab."""
         return tuple((tab.page.url, tab.page.title) for tab in self._tabs)
+
+    def set_cookies(self, host: str, cookies: Mapping[str, str]) -> None:
+        """Give the browser cookies of a host."""
+        self._cookies.setdefault(host, {}).update(cookies)
 
     def document(self) -> Page:
         """The page of the shown tab."""
