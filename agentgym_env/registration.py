@@ -41,6 +41,7 @@ BUILT_IN: Final = (
     EnvEntry("agentgym/SciWorld-v0", "agentgym_servers.sciworld:SciWorld", "sciworld", 100),
     EnvEntry("agentgym/Search-v0", "agentgym_servers.search:Search", "search", 10),
     EnvEntry("agentgym/TextCraft-v0", "agentgym_servers.textcraft:TextCraft", "textcraft", 50),
+    EnvEntry("agentgym/WebArena-v0", "agentgym_servers.webarena:WebArena", "web", 30),
 )
 
 _entries: dict[str, EnvEntry] = {}

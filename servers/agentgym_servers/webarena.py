@@ -32,8 +32,9 @@ class WebArena(TextEnv):
     Observation: the page's accessibility tree with an id for each element, the tabs, the
     objective and the last action, in BrowserGym's layout or AgentGym's.
     Actions: one a turn, as BrowserGym's calls or in WebArena's id grammar.
-    Reward: 1 where the answer, the address and the pages are as the task asks when the agent stops,
-    by WebArena's rules; else 0. Stopping ends the episode, and so does reporting the task infeasible.
+    Reward: 1 where the answer, the address and the pages are as the task asks when the agent
+    stops, by WebArena's rules; else 0. Stopping ends the episode, as does saying that the task
+    cannot be done.
 
     Pages are read without a browser program: the sites need no script.
     """
@@ -47,7 +48,7 @@ class WebArena(TextEnv):
         "send_msg_to_user('ANSWER') - give the answer, or an empty one when all is done: it ends "
         "the task\n"
         "report_infeasible('REASON') - the task cannot be done: it ends the task\n"
-        "You are logged in wherever that is needed. A home page at http://home.test lists the sites."
+        "You are logged in wherever that is needed. http://home.test lists the sites."
     )
 
     def __init__(

@@ -136,7 +136,7 @@ def _evaluation(kinds: list[str], **given: Any) -> Evaluation:
         "program_html": [],
         "string_note": "",
         "reference_answer_raw_annotation": "",
-        "url_note": "GOLD in PRED" if "url_match" in kinds else "",
+        "url_note": "GOLD in PRED",
     }
     return {**blank, **given}
 
