@@ -7,7 +7,7 @@ import pytest
 from agentgym_servers.web.code_host.site import CodeHost, logged_in_cookies
 from agentgym_servers.web.code_host.tasks import tasks
 from agentgym_servers.web.pages import freeze
-from page_reader import GARBAGE, Sites, asked, crawl, proved, solve, splits_by_template
+from page_reader import Sites, asked, crawl, given_junk, proved, solve, splits_by_template
 
 ACCOUNT = "byteblaze"
 OWN = "__GITLAB__/byteblaze/acorn-parser"
@@ -81,7 +81,7 @@ def test_a_private_project_is_seen_by_its_members_alone(reader):
     assert "byteblaze/hidden" not in reader.goto("__GITLAB__/explore").body
 
 
-@pytest.mark.parametrize("junk", GARBAGE)
+@given_junk
 def test_garbage_is_answered_and_never_raises(reader, junk):
     names = ("issue[title]", "note", "role", "username", "label", "search", "state", "page")
     more = ("project[name]", "file_name", "milestone[title]", "title", "sort", "label_name[]")

@@ -9,7 +9,7 @@ import pytest
 from agentgym_servers.web.forum.site import Forum, logged_in_cookies
 from agentgym_servers.web.forum.tasks import tasks
 from agentgym_servers.web.pages import freeze
-from page_reader import GARBAGE, Sites, asked, crawl, proved, splits_by_template
+from page_reader import Sites, asked, crawl, given_junk, proved, splits_by_template
 
 ACCOUNT = "MarvelsGrantMan136"
 TASKS = tasks(0)
@@ -71,17 +71,16 @@ def test_a_wrong_password_logs_nobody_in(reader):
     assert reader.goto("__REDDIT__/submit").url.endswith("/login")
 
 
-def test_nobody_changes_what_is_another_persons(reader):
-    theirs = reader.session.database(next(iter(reader.session._sites.values()))).execute(
-        "SELECT s.id, f.name FROM submission s JOIN forum f ON f.id=s.forum_id WHERE user_id != 1"
-    )
-    row = theirs.fetchone()
+def test_nobody_changes_what_is_another_persons(sites, reader):
+    database = reader.session.database(sites.by_host["forum.test"])
+    query = "SELECT s.id, f.name FROM submission s JOIN forum f ON f.id=s.forum_id WHERE user_id!=1"
+    row = database.execute(query).fetchone()
     for verb in ("edit", "delete"):
         path = f"__REDDIT__/f/{row['name']}/{row['id']}/-/{verb}"
         assert reader.goto(path, "POST", {"title": ["Mine"]}).status == 403
 
 
-@pytest.mark.parametrize("junk", GARBAGE)
+@given_junk
 def test_garbage_is_answered_and_never_raises(reader, junk):
     names = ("title", "forum", "body", "comment", "choice", "back", "name", "q", "page", "url")
     paths = ("/f/{}", "/f/books/{}", "/f/books/{}/x", "/user/{}", "/sv/{}", "/{}", "/all/{}")

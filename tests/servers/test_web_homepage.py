@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -17,7 +20,7 @@ from agentgym_servers.web.map_site import tasks as map_tasks
 from agentgym_servers.web.site import HOSTS
 from agentgym_servers.web.wiki import site as wiki
 from agentgym_servers.web.wiki import tasks as wiki_tasks
-from page_reader import GARBAGE, Sites, asked, crawl, proved, splits_by_template
+from page_reader import Sites, asked, crawl, given_junk, proved, splits_by_template
 
 TASKS = tasks(0)
 ALL = [
@@ -82,7 +85,7 @@ def test_the_passwords_of_the_homepage_open_the_sites(sites):
         assert given[site][0] in reader.goto(url, "POST", form).body
 
 
-@pytest.mark.parametrize("junk", GARBAGE)
+@given_junk
 def test_garbage_is_answered_and_never_raises(sites, junk):
     for path in ("/{}", "/links/{}", "/password.html/{}"):
         for method in ("GET", "POST"):
@@ -116,3 +119,24 @@ def test_a_task_without_accounts_has_no_storage_state():
     assert states["wikipedia", "map"] is None
     assert states["reddit",] == "./.auth/reddit_state.json"
     assert states["reddit", "gitlab"] == "./.auth/gitlab.reddit_state.json"
+
+
+def test_data_and_tasks_do_not_depend_on_the_order_of_hashes():
+    script = (
+        "import hashlib, msgspec\n"
+        "from agentgym_servers.web import combined_tasks\n"
+        "from agentgym_servers.web.code_host import tasks as code_tasks\n"
+        "from agentgym_servers.web.forum import tasks as forum_tasks\n"
+        "made = [*combined_tasks.tasks(5), *code_tasks.tasks(5), *forum_tasks.tasks(5)]\n"
+        "print(hashlib.sha256(msgspec.json.encode(made)).hexdigest())\n"
+    )
+    digests = set()
+    for seed in ("1", "2"):
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        command = [sys.executable, "-c", script]
+        digests.add(subprocess.check_output(command, env=environment, timeout=60))
+    assert len(digests) == 1
