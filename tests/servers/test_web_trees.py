@@ -33,6 +33,20 @@ def test_a_table_row_without_a_body_gets_one_and_its_id():
     assert tags == ["html", "head", "body", "table", "tbody", "tr", "td", "tr", "td"]
 
 
-@pytest.mark.parametrize("html", ["", " ", "\0", "<", "plain", "<p>" * 3000, "<!-- only -->"])
+@pytest.mark.parametrize(
+    "html",
+    [
+        "",
+        " ",
+        "\0",
+        "<",
+        "plain",
+        "<div>" * 3000,
+        "<b>" * 3000,
+        "<ul><li>" * 900,
+        "<!-- only -->",
+        "<input type=date value=1-x-2>",
+    ],
+)
 def test_any_text_is_a_page(html):
     assert tree_text(Document(html)).startswith("RootWebArea ''")

@@ -20,6 +20,7 @@ from typing import Final
 from agentgym_servers.web.dom import SPACE, Document, Element, is_open, is_shown
 from agentgym_servers.web.fields import (
     is_checked,
+    is_date,
     is_disabled,
     label_of,
     selected_label,
@@ -208,6 +209,7 @@ class _Writer:
                 self.line(depth + 1, -1, "StaticText", line)
 
     def _date(self, element: Element, depth: int, name: str, value: str) -> None:
+        value = value if is_date(value) else ""
         off = ", disabled=True" if is_disabled(element) else ""
         rest = f" value={value!r}{off}" if value else off
         self.line(depth, element.bid, "Date", name, rest)
