@@ -20,6 +20,7 @@ from typing import Final
 from agentgym_servers.web.dom import SPACE, Document, Element, is_open, is_shown
 from agentgym_servers.web.fields import (
     is_checked,
+    is_date,
     is_disabled,
     label_of,
     selected_label,
@@ -28,16 +29,18 @@ from agentgym_servers.web.fields import (
 )
 from agentgym_servers.web.names import collapse, is_named, name_of
 from agentgym_servers.web.roles import (
+    BOXES,
+    INLINE,
     header_role,
     holds_data,
     input_type,
-    is_box,
-    is_inline,
     is_space_told,
     role_of,
 )
 
 _RUN: Final = re.compile(r"[ \t\n\r\f]{2,}|[\t\n\r\f]")
+_INDENTS: Final = tuple("\t" * depth for depth in range(130))
+_NAMEABLE: Final = frozenset({"aside", "section"})
 _LIVE: Final = {"alert": "assertive", "status": "polite"}
 _REQUIRABLE: Final = frozenset({"listbox", "spinbutton", "textbox"})
 _DATE_PARTS: Final = (("Month", 12, "mm", 1), ("Day", 31, "dd", 2), ("Year", 275760, "yyyy", 0))
@@ -68,7 +71,7 @@ class _Writer:
 
     def line(self, depth: int, bid: int, role: str, name: str, rest: str = "") -> None:
         mark = f"[{bid}] " if bid >= 0 else ""
-        self.lines.append(f"{chr(9) * depth}{mark}{role} {name.strip()!r}{rest}")
+        self.lines.append(f"{_INDENTS[depth]}{mark}{role} {name.strip()!r}{rest}")
 
     def children(self, parent: Element, depth: int, name: str) -> None:
         for at, child in enumerate(parent.children):
@@ -95,9 +98,9 @@ class _Writer:
         tag = element.tag
         if tag == "br":
             self._spaced = True
-        elif is_inline(element):
+        elif tag in INLINE:
             self._body(element, depth)
-        elif is_box(element):
+        elif tag in BOXES:
             self._spaced = True
             self._body(element, depth)
             self._spaced = False
@@ -147,7 +150,7 @@ class _Writer:
             if self._data:
                 return _TABLE_ROLES[tag]
             return "LayoutTableRow" if tag == "tr" else ""
-        return role_of(element, is_named(self._document, element))
+        return role_of(element, tag in _NAMEABLE and is_named(self._document, element))
 
     def _properties(self, element: Element, role: str) -> str:
         if role == "separator":
@@ -206,6 +209,7 @@ class _Writer:
                 self.line(depth + 1, -1, "StaticText", line)
 
     def _date(self, element: Element, depth: int, name: str, value: str) -> None:
+        value = value if is_date(value) else ""
         off = ", disabled=True" if is_disabled(element) else ""
         rest = f" value={value!r}{off}" if value else off
         self.line(depth, element.bid, "Date", name, rest)

@@ -88,6 +88,8 @@ class Document:
         self.by_bid: dict[str, Element] = {}
         self.by_id: dict[str, Element] = {}
         self.labels: dict[str, list[Element]] = {}
+        self.autofocus: Element | None = None
+        """The first element that asks for the focus."""
         parser = etree.HTMLParser(encoding="utf-8")
         source = html.replace("\0", "") if html.strip() else _EMPTY_PAGE
         root = etree.fromstring(source.encode("utf-8", "replace"), parser)
@@ -105,7 +107,7 @@ class Document:
         return ""
 
     def _adopt(self, node: etree._Element, parent: Element | None, depth: int) -> Element:
-        element = self._new(node.tag, dict(node.attrib), parent)
+        element = self._new(node.tag, dict(node.items()), parent)
         if element.tag in _OPAQUE or depth > _MOST_DEPTH:
             return element
         children = element.children
@@ -141,6 +143,8 @@ class Document:
                 self.by_id.setdefault(attributes["id"], element)
             if tag == "label" and "for" in attributes:
                 self.labels.setdefault(attributes["for"], []).append(element)
+            if "autofocus" in attributes and self.autofocus is None:
+                self.autofocus = element
         return element
 
 

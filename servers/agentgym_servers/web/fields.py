@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 
 from agentgym_servers.web.dom import Element
 from agentgym_servers.web.roles import is_list
@@ -66,6 +67,14 @@ def is_disabled(element: Element) -> bool:
     if "disabled" in element.attributes:
         return True
     return any(_switches_off(parent, element) for parent in element.ancestors())
+
+
+def is_date(value: str) -> bool:
+    """Whether a text is a date as a date field takes it: YYYY-MM-DD."""
+    try:
+        return len(value) == 10 and date.fromisoformat(value).isoformat() == value
+    except ValueError:
+        return False
 
 
 def fields_of(form: Element, root: Element) -> Iterator[Element]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import date
 from typing import Final
 
 from agentgym_servers.web.dom import Element, is_open, is_shown
 from agentgym_servers.web.fields import (
     fields_of,
     is_checked,
+    is_date,
     is_disabled,
     label_of,
     options_of,
@@ -93,7 +93,7 @@ def fill(page: Page, element: Element, value: str) -> None:
             )
     elif kind == "date":
         value = value.strip()
-        if value and not _is_date(value):
+        if value and not is_date(value):
             page.focus(element)
             raise BrowserError(
                 "Error: Locator.fill: Error: Malformed value. Write a date as YYYY-MM-DD."
@@ -227,10 +227,3 @@ def _labelled(page: Page, label: Element) -> Element | None:
 def _retarget(page: Page, element: Element) -> Element:
     """The field of a label; of anything else, itself."""
     return (_labelled(page, element) or element) if element.tag == "label" else element
-
-
-def _is_date(value: str) -> bool:
-    try:
-        return len(value) == 10 and date.fromisoformat(value).isoformat() == value
-    except ValueError:
-        return False

@@ -7,7 +7,7 @@ from typing import Final
 
 from agentgym_servers.web.dom import Document, Element, is_open, is_shown
 from agentgym_servers.web.fields import selected_label, value_of
-from agentgym_servers.web.roles import input_type, is_inline
+from agentgym_servers.web.roles import INLINE, input_type
 
 _NAMED_BY_TEXT: Final = frozenset(
     {
@@ -32,6 +32,13 @@ _NAMELESS_ROLES: Final = (
     "paragraph strong subscript superscript time"
 )
 _NEVER_NAMED: Final = frozenset(_NAMELESS_ROLES.split())
+_HOLDERS: Final = {
+    "fieldset": "legend",
+    "input": "",
+    "select": "",
+    "table": "caption",
+    "textarea": "",
+}
 _FIELDS: Final = frozenset({"input", "select", "textarea"})
 _RUN: Final = re.compile(r"[ \t\n\r\f]+")
 
@@ -45,7 +52,8 @@ def is_named(document: Document, element: Element) -> bool:
 
 def name_of(document: Document, element: Element, role: str) -> str:
     """The name under which Chromium tells the element."""
-    if role in _NEVER_NAMED:
+    by_text = role in _NAMED_BY_TEXT
+    if role in _NEVER_NAMED or not (by_text or element.attributes or element.tag in _HOLDERS):
         return ""
     found = _authored_name(document, element)
     if found:
@@ -55,12 +63,11 @@ def name_of(document: Document, element: Element, role: str) -> str:
         found = _field_name(document, element)
     elif tag == "img":
         found = collapse(element.get("alt"))
-    elif role in _NAMED_BY_TEXT:
+    elif by_text:
         found = text_of(element)
-    elif tag in ("fieldset", "table"):
-        inner = "legend" if tag == "fieldset" else "caption"
+    elif tag in _HOLDERS:
         for child in element.children:
-            if not isinstance(child, str) and child.tag == inner:
+            if not isinstance(child, str) and child.tag == _HOLDERS[tag]:
                 found = text_of(child)
                 break
     if found or not element.attributes:
@@ -77,6 +84,8 @@ def text_of(element: Element) -> str:
 
 def collapse(text: str) -> str:
     """Text with single spaces and none around it."""
+    if text.isascii():
+        return " ".join(text.split())
     return _RUN.sub(" ", text).strip(" ")
 
 
@@ -118,7 +127,7 @@ def _gather(element: Element, pieces: list[str]) -> None:
             pieces.append(" ")
         elif tag == "details" and not is_open(child):
             _gather_summary(child, pieces)
-        elif is_inline(child):
+        elif tag in INLINE:
             _gather(child, pieces)
         else:
             pieces.append(" ")

@@ -32,10 +32,7 @@ class Page:
         """The page's elements; fields.py reads what they hold now."""
         if self._document is None:
             self._document = Document(self.html)
-            for element in self._document.root.elements():
-                if "autofocus" in element.attributes:
-                    self._focused = element
-                    break
+            self._focused = self._document.autofocus
         return self._document
 
     @property

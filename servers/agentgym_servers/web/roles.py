@@ -77,20 +77,26 @@ _INLINE_TAGS: Final = (
     "a abbr b bdi bdo cite code data del dfn em font i ins kbd label mark output q s samp small "
     "span strong sub sup time tt u var wbr"
 )
-_INLINE: Final = frozenset(_INLINE_TAGS.split())
-_BOXES: Final = frozenset({"button", "input", "meter", "progress", "select", "textarea"})
+INLINE: Final = frozenset(_INLINE_TAGS.split())
+"""Tags through which text flows on."""
+BOXES: Final = frozenset({"img", "button", "input", "meter", "progress", "select", "textarea"})
+"""Tags of what stands in a line of text as one piece."""
 
 
 def role_of(element: Element, named: bool) -> str:
-    """Chromium's role, or nothing for what is only a container; `named` by its author."""
-    spoken = element.get("role").lower()
-    if spoken in _SPOKEN_ROLES:
-        return spoken
-    if spoken in ("img", "image"):
-        return "image"
-    if spoken in ("none", "presentation"):
-        return ""
+    """Chromium's role, or nothing for what is only a container.
+
+    `named` is whether its author has named it, which only a section or an aside is asked for.
+    """
     tag = element.tag
+    if "role" in element.attributes:
+        spoken = element.attributes["role"].lower()
+        if spoken in _SPOKEN_ROLES:
+            return spoken
+        if spoken in ("img", "image"):
+            return "image"
+        if spoken in ("none", "presentation"):
+            return ""
     if tag in _ROLES:
         return _ROLES[tag]
     if tag == "a":
@@ -153,16 +159,6 @@ def is_list(select: Element) -> bool:
     return "multiple" in select.attributes or (size.isdecimal() and int(size) > 1)
 
 
-def is_inline(element: Element) -> bool:
-    """Whether text flows on through the element."""
-    return element.tag in _INLINE
-
-
-def is_box(element: Element) -> bool:
-    """Whether it stands in a line of text as one piece."""
-    return element.tag in _BOXES or element.tag == "img"
-
-
 def is_space_told(parent: Element, at: int) -> bool:
     """Whether Chromium tells the white space that is `parent`'s child `at`.
 
@@ -178,7 +174,7 @@ def _beside(parent: Element, at: int, step: int) -> Element | str | None:
         at += step
         if 0 <= at < len(parent.children):
             return parent.children[at]
-        if not is_inline(parent) or parent.parent is None:
+        if parent.tag not in INLINE or parent.parent is None:
             return None
         at, parent = parent.parent.children.index(parent), parent.parent
 
@@ -187,7 +183,7 @@ def _ends_text(node: Element | str | None, step: int) -> bool:
     while isinstance(node, Element):
         if node.tag == "img":
             return False
-        if not is_inline(node) or not is_shown(node):
+        if node.tag not in INLINE or not is_shown(node):
             return True
         drawn = [c for c in node.children if isinstance(c, str) or c.tag != COMMENT]
         if not drawn:
