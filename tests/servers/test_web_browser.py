@@ -13,6 +13,7 @@ from web_shop import BLOB, HOME, SHOP, bid, click, do, open_browser
 from agentgym_servers.web.actions import Action
 from agentgym_servers.web.fields import is_checked, value_of
 from agentgym_servers.web.gestures import BrowserError
+from agentgym_servers.web.page import Page
 from agentgym_servers.web.site import Request, Response, SiteSession
 from agentgym_servers.web.text_browser import TextBrowser
 
@@ -361,3 +362,16 @@ def test_a_small_page_is_opened_and_told_500_times_a_second():
             browser.tree()
 
     assert min(timeit.repeat(round_trip, number=25, repeat=3)) < len(visits) * 25 / 500
+
+
+def test_what_is_typed_into_a_page_shows_on_no_other_of_the_same_source():
+    html = '<html><body><label for="q">Name</label><input id="q" type="text"></body></html>'
+    first = Page("http://a.test/", html)
+    fresh = first.tree()
+    element = next(e for e in first.document.root.elements() if e.tag == "input")
+    element.value = "typed"
+    first.changed()
+    second = Page("http://b.test/", html)
+    assert "typed" in first.tree() and second.tree() == fresh == Page("http://c.test/", html).tree()
+    assert second.document.root is not first.document.root
+    assert second.tree() == fresh, "parsed anew"

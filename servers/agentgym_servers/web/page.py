@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from html import escape
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
@@ -11,6 +12,11 @@ from agentgym_servers.web.dom import Document, Element
 BLANK = "about:blank"
 _KEPT = "%/:@!$&'()*+,;=~-._?"
 """What a browser leaves as it is in a path or a query."""
+
+
+_MOST_KEPT = 1000
+_kept: OrderedDict[str, tuple[str, str]] = OrderedDict()
+"""Pages as they load -> their titles and trees: many episodes see the same ones."""
 
 
 class Page:
@@ -38,7 +44,7 @@ class Page:
     @property
     def title(self) -> str:
         """The page's title."""
-        return self.document.title
+        return self._as_loaded()[0] if self._document is None else self._document.title
 
     @property
     def focused(self) -> Element | None:
@@ -58,9 +64,24 @@ class Page:
 
     def tree(self) -> str:
         """The text of the page's accessibility tree."""
+        if self._document is None:
+            return self._as_loaded()[1]
         if self._tree is None:
-            self._tree = tree_text(self.document, self.focused, self._complaint)
+            self._tree = tree_text(self._document, self._focused, self._complaint)
         return self._tree
+
+    def _as_loaded(self) -> tuple[str, str]:
+        """Title and tree of a page that nobody has looked into yet."""
+        found = _kept.get(self.html)
+        if found is None:
+            document = self.document
+            self._tree = tree_text(document, self._focused)
+            found = _kept[self.html] = (document.title, self._tree)
+            if len(_kept) > _MOST_KEPT:
+                _kept.popitem(last=False)
+        else:
+            _kept.move_to_end(self.html)
+        return found
 
     def shares_document(self, other: Page) -> bool:
         """Whether two are the same page at two of its places."""
