@@ -8,8 +8,11 @@ button, reset, hidden), textarea, select, option, optgroup, button, fieldset and
 header, footer, section, article, aside, search and address, figure, hr, strong, em, code, pre,
 blockquote, dl, details, time, mark, del, ins, sub, sup, abbr, and the roles alert, status, dialog,
 group, navigation, region and heading. It is not for scripts, style sheets that hide or generate,
-frames, and inline frames, meters and progress bars. One `display: none` in an element's own style
-is respected.
+frames, meters and progress bars, or what is nested more than 120 deep; a `display: none` in an
+element's own style is respected.
+
+Known differences: Chromium drops the text of labels at its second look at some pages, focuses the
+part of a date field that a click hits, and takes the focus from the page after its last Tab stop.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from agentgym_env.errors import MissingExtra
+
 try:
     from lxml import etree
-except ModuleNotFoundError as error:  # pragma: no cover
-    raise ModuleNotFoundError("Web needs lxml: pip install 'agentgym-sdk[web]'") from error
+except ModuleNotFoundError as error:
+    raise MissingExtra("The browser of text needs lxml: pip install 'agentgym-sdk[web]'") from error
 
 COMMENT: Final = "#comment"
 SPACE: Final = " \t\n\r\f"

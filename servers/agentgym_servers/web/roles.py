@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from agentgym_servers.web.dom import COMMENT, Element, is_shown
+from agentgym_servers.web.dom import COMMENT, SPACE, Element, is_shown
 
 _ROLES: Final = {
     "address": "group",
@@ -130,10 +130,7 @@ def header_role(cell: Element) -> str:
     cells = [c for c in row.children if not isinstance(c, str) and c.tag in ("td", "th")]
     at = cells.index(cell)
     neighbours = {c.tag for c in cells[max(at - 1, 0) : at + 2] if c is not cell}
-    if "td" not in neighbours:
-        return "columnheader"
-    between_headers = 0 < at < len(cells) - 1 and "th" in neighbours and "td" not in neighbours
-    return "columnheader" if between_headers else "rowheader"
+    return "rowheader" if "td" in neighbours else "columnheader"
 
 
 def holds_data(table: Element) -> bool:
@@ -191,7 +188,7 @@ def _ends_text(node: Element | str | None, step: int) -> bool:
             node = _beside(parent, parent.children.index(node), step) if parent else None
         else:
             node = drawn[0 if step > 0 else -1]
-    return node is None or not node.strip(" \t\n\r\f")
+    return node is None or not node.strip(SPACE)
 
 
 def _edge(element: Element) -> str:
