@@ -22,7 +22,7 @@ from agentgym_servers._sciworld_tasks import sciworld_tasks
 from agentgym_servers.babyai import BabyAI
 
 # The heap that ours has; the JVM's own default takes several times as much.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-Xmx52m -XX:+UseSerialGC")
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-Xmx48m -XX:+UseSerialGC")
 
 
 class BabyAIEachAnew(BabyAI):

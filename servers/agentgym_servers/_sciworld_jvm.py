@@ -38,7 +38,7 @@ JVM_OPTIONS: Final = (
 )
 """Few threads, a quick start, and the same episode every time."""
 
-HEAP_MB: Final = 52
+HEAP_MB: Final = 48
 """Enough for every task; finding a way through one takes more."""
 
 TIMEOUT_S: Final = 30.0
