@@ -5,7 +5,6 @@ The wrapper lists every action that is possible after each step, which is most o
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import socket
@@ -25,8 +24,6 @@ except ModuleNotFoundError as error:
     raise MissingExtra(
         f"SciWorld needs {error.name}: pip install 'agentgym-sdk[sciworld]'"
     ) from error
-
-logger = logging.getLogger(__name__)
 
 JVM_OPTIONS: Final = (
     "-Xss512k",
@@ -108,10 +105,6 @@ class Simulator:
     def describe_task(self) -> str:
         """What is to be done."""
         return str(self._ask("getTaskDescription"))
-
-    def look(self) -> str:
-        """What is to be seen; takes no time."""
-        return str(self._ask("freeActionLook"))
 
     def score(self) -> int:
         """Percent of the task that is done; -100 after a wrong focus."""

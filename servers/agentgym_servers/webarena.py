@@ -73,7 +73,7 @@ class WebArena(TextEnv):
             self._session.close()
         self._session = self._world.session()
         self._web_task = self._world.tasks[task]
-        self._id, self._solved, self._done_steps = task, False, 0
+        self._id, self._solved = task, False
         self._browser = TextBrowser(self._session)
         for host, cookies in starting_cookies().items():
             self._browser.set_cookies(host, cookies)
@@ -93,7 +93,6 @@ class WebArena(TextEnv):
             self._solved = self._judge(found)
             return "The task has ended.", float(self._solved), True
         error = self._browser.act(found)
-        self._done_steps += not error
         return self._told(write_call(found)[:_MAX_SHOWN], error), 0.0, False
 
     def _judge(self, ending: Action) -> bool:

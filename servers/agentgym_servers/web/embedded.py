@@ -12,6 +12,7 @@ import msgspec
 
 from agentgym_env.task_set import TaskSet
 from agentgym_servers.web import combined_tasks, homepage
+from agentgym_servers.web.accounts import ACCOUNTS
 from agentgym_servers.web.code_host import site as code_host_site
 from agentgym_servers.web.code_host import tasks as code_host_tasks
 from agentgym_servers.web.forum import site as forum_site
@@ -24,7 +25,6 @@ from agentgym_servers.web.shop import data as shop_data
 from agentgym_servers.web.shop.shop import SHOP
 from agentgym_servers.web.shop.tasks import shop_tasks
 from agentgym_servers.web.site import Site, SiteSession, host_of
-from agentgym_servers.web.site_map import ACCOUNTS
 from agentgym_servers.web.tasks import WebTask, check_task
 from agentgym_servers.web.wiki import site as wiki_site
 from agentgym_servers.web.wiki import tasks as wiki_tasks

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from agentgym_servers.web.code_host.words import ACCOUNT as CODE_ACCOUNT
-from agentgym_servers.web.forum.words import ACCOUNT as FORUM_ACCOUNT
+from agentgym_servers.web.accounts import ACCOUNTS
 from agentgym_servers.web.pages import Router, Visit, make_database, render
 from agentgym_servers.web.site import HOSTS, Request, Response
 
@@ -22,12 +21,7 @@ NAMES: Final = {
 _SCHEMA: Final = """
 CREATE TABLE password(site TEXT PRIMARY KEY, username TEXT, password TEXT);
 """
-_PASSWORDS: Final = (
-    ("Shop", "emma.lopez@gmail.com", "Password.123"),
-    ("Shop administration", "admin", "admin1234"),
-    ("Forum", *FORUM_ACCOUNT),
-    ("Code host", *CODE_ACCOUNT),
-)
+_PASSWORDS: Final = tuple((NAMES[site], *account) for site, account in ACCOUNTS.items())
 
 
 class Homepage:

@@ -10,26 +10,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agentgym_env.errors import BadRequest
+from agentgym_servers.web.accounts import ACCOUNTS, Account
 from agentgym_servers.web.site import HOSTS
 from agentgym_servers.web.tasks import InvalidTask, WebTask
 
 _PLACEHOLDER: Final = re.compile(r"__[A-Z][A-Z_]*[A-Z]__")
-
-
-class Account(msgspec.Struct, frozen=True):
-    """Who the agent is on a site."""
-
-    username: str
-    password: str
-
-
-ACCOUNTS: Final[Mapping[str, Account]] = {
-    "shopping": Account("emma.lopez@gmail.com", "Password.123"),
-    "shopping_admin": Account("admin", "admin1234"),
-    "reddit": Account("MarvelsGrantMan136", "test1234"),
-    "gitlab": Account("byteblaze", "hello1234"),
-}
-"""WebArena's published accounts; the embedded sites have the same."""
 
 
 class SiteMap(msgspec.Struct, frozen=True):

@@ -7,21 +7,18 @@ from collections.abc import Callable
 from typing import Final
 
 from agentgym_servers.web.pages import Handler, Visit, redirect, render
+from agentgym_servers.web.readers import Act, logged_in, only_logged_in
 from agentgym_servers.web.site import Response
 
 COOKIE: Final = "_gitlab_session"
 WRITERS: Final = ("Developer", "Maintainer", "Owner")
 MANAGERS: Final = ("Maintainer", "Owner")
-Act = Callable[[Visit, sqlite3.Row], Response]
 ProjectAct = Callable[[Visit, sqlite3.Row, sqlite3.Row], Response]
 
 
 def reader(visit: Visit) -> sqlite3.Row | None:
     """Who is logged in."""
-    token = visit.cookie(COOKIE)
-    if not token:
-        return None
-    return visit.one("SELECT u.* FROM login l JOIN user u ON u.id=l.user_id WHERE token=?", token)
+    return logged_in(visit, COOKIE)
 
 
 def page(visit: Visit, template: str, /, **values: object) -> Response:
@@ -44,12 +41,7 @@ def missing(visit: Visit) -> Response:
 
 def members_only(act: Act) -> Handler:
     """Send who is not logged in to the log-in page."""
-
-    def guarded(visit: Visit) -> Response:
-        who = reader(visit)
-        return act(visit, who) if who else redirect("/users/sign_in")
-
-    return guarded
+    return only_logged_in(act, COOKIE, "/users/sign_in")
 
 
 def of_project(act: Act) -> Handler:
@@ -101,3 +93,13 @@ def role_of(visit: Visit, project: sqlite3.Row, who: sqlite3.Row) -> str:
 def home_of(project: sqlite3.Row) -> str:
     """A project's path."""
     return f"/{project['space']}/{project['name']}"
+
+
+def notes_on(visit: Visit, kind: str, target: sqlite3.Row) -> list[sqlite3.Row]:
+    """What was said about an issue or a merge request."""
+    return visit.all(
+        "SELECT n.*, u.username FROM note n JOIN user u ON u.id=n.user_id"
+        " WHERE n.kind=? AND n.target_id=? ORDER BY n.id",
+        kind,
+        target["id"],
+    )

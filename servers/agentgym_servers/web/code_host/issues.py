@@ -10,6 +10,7 @@ from agentgym_servers.web.code_host.frame import (
     by_role,
     home_of,
     missing,
+    notes_on,
     of_project,
     page,
     refusal,
@@ -95,11 +96,7 @@ def issue(visit: Visit, project: sqlite3.Row) -> Response:
     row = visit.one(f"{_ISSUES} AND i.iid = ?", project["id"], visit.number("iid"))
     if row is None:
         return missing(visit)
-    notes = visit.all(
-        "SELECT n.*, u.username FROM note n JOIN user u ON u.id=n.user_id"
-        " WHERE n.kind='issue' AND n.target_id=? ORDER BY n.id",
-        row["id"],
-    )
+    notes = notes_on(visit, "issue", row)
     given = choices(visit, project)
     return page(visit, "issue.html", project=project, row=row, notes=notes, **given)
 

@@ -12,6 +12,7 @@ from agentgym_servers.web.code_host.frame import (
     by_role,
     home_of,
     missing,
+    notes_on,
     of_project,
     page,
     refusal,
@@ -79,11 +80,7 @@ def merge_request(visit: Visit, project: sqlite3.Row) -> Response:
     row = visit.one(f"{_REQUESTS} AND r.iid = ?", project["id"], visit.number("iid"))
     if row is None:
         return missing(visit)
-    notes = visit.all(
-        "SELECT n.*, u.username FROM note n JOIN user u ON u.id=n.user_id"
-        " WHERE n.kind='merge_request' AND n.target_id=? ORDER BY n.id",
-        row["id"],
-    )
+    notes = notes_on(visit, "merge_request", row)
     return page(visit, "merge_request.html", project=project, row=row, notes=notes)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-ACCOUNT: Final = ("byteblaze", "hello1234")
-"""Who the agent is here: WebArena's own name and password, so its log-in works unchanged."""
+from agentgym_servers.web.accounts import ACCOUNTS
+
+ACCOUNT: Final = ACCOUNTS["gitlab"]
+"""Who the agent is here."""
 
 FIRST: Final = ("Ada", "Bruno", "Clara", "Dario", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas")
 LAST: Final = ("Abel", "Brandt", "Castell", "Duarte")

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from typing import Final
 
-from agentgym_servers.web.pages import Handler, Visit, redirect, render
+from agentgym_servers.web.pages import Handler, Visit, render
+from agentgym_servers.web.readers import Act, logged_in, only_logged_in
 from agentgym_servers.web.site import Response
 
 COOKIE: Final = "PHPSESSID"
-Act = Callable[[Visit, sqlite3.Row], Response]
 
 
 def reader(visit: Visit) -> sqlite3.Row | None:
     """Who is logged in."""
-    token = visit.cookie(COOKIE)
-    if not token:
-        return None
-    return visit.one("SELECT u.* FROM login l JOIN user u ON u.id=l.user_id WHERE token=?", token)
+    return logged_in(visit, COOKIE)
 
 
 def page(visit: Visit, template: str, /, **values: object) -> Response:
@@ -45,9 +41,4 @@ def missing(visit: Visit) -> Response:
 
 def members_only(act: Act) -> Handler:
     """Send who is not logged in to the log-in page."""
-
-    def guarded(visit: Visit) -> Response:
-        who = reader(visit)
-        return act(visit, who) if who else redirect("/login")
-
-    return guarded
+    return only_logged_in(act, COOKIE, "/login")

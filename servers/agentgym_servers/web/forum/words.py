@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-ACCOUNT: Final = ("MarvelsGrantMan136", "test1234")
-"""Who the agent is here: WebArena's own name and password, so its log-in works unchanged."""
+from agentgym_servers.web.accounts import ACCOUNTS
+
+ACCOUNT: Final = ACCOUNTS["reddit"]
+"""Who the agent is here."""
 
 BOARDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("aquariums", "Fish tanks great and small", "filter|heater|driftwood|snail|shrimp"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from agentgym_servers.web.accounts import ACCOUNTS
+
 PACKAGE: Final = "agentgym_servers.web.shop"
 NOW: Final = "2024-01-02 10:00:00"
 """The shop's clock stands still: what an episode adds carries this time."""
-CUSTOMER: Final = "emma.lopez@gmail.com"
-CUSTOMER_PASSWORD: Final = "Password.123"
-ADMIN: Final = "admin"
-ADMIN_PASSWORD: Final = "admin1234"
+CUSTOMER: Final = ACCOUNTS["shopping"].username
+CUSTOMER_PASSWORD: Final = ACCOUNTS["shopping"].password
+ADMIN: Final = ACCOUNTS["shopping_admin"].username
+ADMIN_PASSWORD: Final = ACCOUNTS["shopping_admin"].password
 STATUSES: Final = ("Pending", "Processing", "On Hold", "Suspected Fraud", "Complete", "Canceled")
 GROUPS: Final = ("General", "Wholesale", "Retailer")
 REVIEW_STATUSES: Final = {1: "Approved", 2: "Pending", 3: "Not Approved"}
