@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -61,13 +62,17 @@ class Site(Protocol):
 
 
 class SiteSession:
-    """The sites of one episode: each database is restored from its blob when it is first asked."""
+    """The sites of one episode: each database is restored from its blob when it is first asked.
+
+    Any thread may ask; one request is answered at a time.
+    """
 
     def __init__(self, sites: Mapping[str, Site], blobs: Mapping[Site, bytes]) -> None:
         """`sites` by host; two hosts may share one site, and so its data."""
         self._sites = sites
         self._blobs = blobs
         self._databases: dict[int, sqlite3.Connection] = {}
+        self._lock = threading.Lock()
 
     def knows(self, host: str) -> bool:
         """Whether a site stands at a host."""
@@ -78,7 +83,8 @@ class SiteSession:
         site = self._sites.get(request.host)
         if site is None:
             return Response("<html><body><p>This host is out of bounds.</p></body></html>", 403)
-        return site.answer(self.database(site), request)
+        with self._lock:
+            return site.answer(self.database(site), request)
 
     def database(self, site: Site) -> sqlite3.Connection:
         """The episode's own database of a site."""
@@ -92,9 +98,10 @@ class SiteSession:
 
     def close(self) -> None:
         """Let go of the databases."""
-        for database in self._databases.values():
-            database.close()
-        self._databases.clear()
+        with self._lock:
+            for database in self._databases.values():
+                database.close()
+            self._databases.clear()
 
 
 def host_of(site: str) -> str:

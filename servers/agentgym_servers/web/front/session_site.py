@@ -1,0 +1,133 @@
+"""A site of an episode's session as HTTP: requests in, pages out, and what to remember of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qs, quote
+
+import msgspec
+
+from agentgym_servers.web.front.links import Links
+from agentgym_servers.web.front.message import Headers, HttpReply, HttpRequest, Refused, quoted
+from agentgym_servers.web.har import Exchange
+from agentgym_servers.web.page import join_url
+from agentgym_servers.web.site import Request, Response, SiteSession
+
+MAX_FIELDS: Final = 1_000
+MAX_EXCHANGES: Final = 2_000
+"""How many are remembered; beyond that the oldest are forgotten."""
+_METHODS: Final = ("GET", "HEAD", "POST")
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_KEPT: Final = "%/:?#[]@!$&'()*+,;=~"
+"""What an address may have in it besides letters, digits and `-._`."""
+
+Fields = Mapping[str, Sequence[str]]
+
+
+class SessionSite:
+    """One host of a session. Paths under `/rest/` are for evaluators alone.
+
+    Those routes show the whole shop's data to anybody, so an agent's door is `rest=False`.
+    """
+
+    def __init__(
+        self,
+        session: SiteSession,
+        host: str,
+        *,
+        rest: bool = False,
+        exchanges: list[Exchange] | None = None,
+        links: Links | None = None,
+    ) -> None:
+        """`exchanges` is where to remember; `links` are the addresses to show for the sites'."""
+        self._session = session
+        self._host = host
+        self._rest = rest
+        self._exchanges = exchanges
+        self._links = links or Links({})
+
+    def answer(self, request: HttpRequest) -> HttpReply:
+        """The site's page; raises `Refused` for what no page of ours asks."""
+        if request.method not in _METHODS:
+            raise Refused(405, f"{quoted(request.method)} is not served; use GET, HEAD or POST.")
+        path = request.path
+        is_rest = path == "/rest" or path.startswith("/rest/")
+        if is_rest and not self._rest:
+            raise Refused(403, f"{quoted(path)} is out of bounds; stay on the site's pages.")
+        asked = Request(
+            "POST" if request.method == "POST" else "GET",
+            self._host,
+            path,
+            _fields(request.query),
+            _form(request, json=is_rest) if request.method == "POST" else {},
+            _cookies(request),
+        )
+        given = self._shown(self._session.answer(asked), request)
+        if request.method != "HEAD":
+            self._remember(asked, given, request.header("referer"))
+        return HttpReply(given.status, _headers(given, asked.method), given.body.encode())
+
+    def _shown(self, response: Response, request: HttpRequest) -> Response:
+        """The answer as the client sees it: with whole addresses, and those that it knows."""
+        location, body = response.location, response.body
+        if location is not None and response.status in _REDIRECTS:
+            whole = join_url(f"http://{self._host}{request.target}", location)
+            location = self._links.shown(quote(whole, safe=_KEPT))
+        if response.content_type.startswith("text/html"):
+            body = self._links.shown(body)
+        return msgspec.structs.replace(response, location=location, body=body)
+
+    def _remember(self, asked: Request, given: Response, referer: str) -> None:
+        if self._exchanges is None:
+            return
+        shown = msgspec.structs.replace(asked, host=self._links.shown_host(self._host))
+        self._exchanges.append(Exchange(shown, given, referer))
+        del self._exchanges[:-MAX_EXCHANGES]
+
+
+def _headers(given: Response, method: str) -> Headers:
+    headers = [("Content-Type", given.content_type), ("X-Content-Type-Options", "nosniff")]
+    if method == "GET":
+        # Going back shows the page as it is now; after a form, it would ask to send it again.
+        headers.append(("Cache-Control", "no-store"))
+    if given.location is not None:
+        headers.append(("Location", given.location))
+    for name, value in given.cookies.items():
+        age = "; Max-Age=0" if value is None else ""
+        headers.append(("Set-Cookie", f"{name}={value or ''}; Path=/{age}; HttpOnly; SameSite=Lax"))
+    return tuple(headers)
+
+
+def _form(request: HttpRequest, *, json: bool) -> Fields:
+    kind = request.header("content-type").partition(";")[0].strip().lower()
+    if kind == "application/json" and json:
+        return _json_fields(request.body)
+    if request.body and kind != "application/x-www-form-urlencoded":
+        raise Refused(415, f"A body of {quoted(kind)} is not read; send a form, urlencoded.")
+    return _fields(request.body.decode("utf-8", "replace"))
+
+
+def _fields(text: str) -> Fields:
+    try:
+        return parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise Refused(400, f"A query or form has at most {MAX_FIELDS} fields.") from error
+
+
+def _json_fields(body: bytes) -> Fields:
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Refused(400, f"The body is no JSON object: {error}.") from error
+    return {name: [value] for name, value in fields.items() if isinstance(value, str)}
+
+
+def _cookies(request: HttpRequest) -> dict[str, str]:
+    cookies: dict[str, str] = {}
+    for name, value in request.headers:
+        if name.lower() == "cookie":
+            for pair in value.split(";"):
+                key, _, text = pair.strip().partition("=")
+                cookies.setdefault(key, text)
+    return cookies
