@@ -85,6 +85,14 @@ class TextEnv(gymnasium.Env[str, str]):
         self._expert_turn = -1
         self._expert_action: str | None = None
 
+    @classmethod
+    def for_serving(cls, settings: Mapping[str, Any]) -> type[TextEnv]:
+        """The class whose `isolated`, `step_timeout_s` and `max_sessions` a server goes by.
+
+        `settings` are the constructor's arguments. Default: this class, whatever they are.
+        """
+        return cls
+
     @abstractmethod
     def _reset(self, task: str) -> str:
         """Start `task` and return the first observation."""

@@ -1,24 +1,27 @@
-"""WebArena: tasks on web sites (arXiv:2307.13854), here on sites of our own."""
+"""WebArena: tasks on web sites (arXiv:2307.13854), on sites of our own or on its real ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, Literal
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TextEnv
 from agentgym_servers.web.action import ENDINGS, Action, ActionProblem
 from agentgym_servers.web.actions import parse_action, write_call
-from agentgym_servers.web.embedded import embedded, starting_cookies
+from agentgym_servers.web.arenas import Arena, EmbeddedArena, RealArena
+from agentgym_servers.web.chromium.executable import find_chromium
+from agentgym_servers.web.chromium.interpreter import web_python
+from agentgym_servers.web.chromium.workers import MOST_EPISODES
 from agentgym_servers.web.evaluators import evaluate
+from agentgym_servers.web.judge import Judge
 from agentgym_servers.web.layouts import View, agentgym_text, browsergym_text, own_action
+from agentgym_servers.web.opened import Opened
 from agentgym_servers.web.script import Goto
 from agentgym_servers.web.script_player import action_of
-from agentgym_servers.web.site import SiteSession
-from agentgym_servers.web.site_map import embedded_sites
-from agentgym_servers.web.site_rest import SiteRest
-from agentgym_servers.web.text_browser import TextBrowser
-from agentgym_servers.web.text_pages import TextPages
+from agentgym_servers.web.site import HOSTS
 
 _LAYOUTS: Final = {"browsergym": browsergym_text, "agentgym": agentgym_text}
 _MAX_SHOWN: Final = 300
@@ -28,7 +31,10 @@ class WebArena(TextEnv):
     """Do what is asked on a shop, its admin, a forum, a code host, an encyclopedia or a map.
 
     Tasks: `SITES/TEMPLATE/NUMBER` over embedded sites whose data is drawn by `seed`; the templates
-    of `train` and `test` differ. Categories: the sites.
+    of `train` and `test` differ. With `sites="real"`, which is the default where `WA_SHOPPING` is
+    set, WebArena's own sites at the addresses of `WA_SHOPPING`, `WA_REDDIT` and so on, and its
+    tasks `webarena/NUMBER`; those that need a judge are left out where none is given.
+    Categories: the sites.
     Observation: the page's accessibility tree with an id for each element, the tabs, the
     objective and the last action, in BrowserGym's layout or AgentGym's.
     Actions: one a turn, as BrowserGym's calls or in WebArena's id grammar.
@@ -36,7 +42,9 @@ class WebArena(TextEnv):
     stops, by WebArena's rules; else 0. Stopping ends the episode, as does saying that the task
     cannot be done.
 
-    Pages are read without a browser program: the sites need no script.
+    `backend="text"` reads embedded pages without a browser program, which they do not need;
+    `"chromium"` is a real browser. `judge` is a callable from prompt to reply, or its place as
+    `package.module:name`.
     """
 
     instruction = (
@@ -56,31 +64,61 @@ class WebArena(TextEnv):
         render_mode: str | None = None,
         layout: Literal["browsergym", "agentgym"] = "browsergym",
         seed: int = 0,
+        backend: Literal["text", "chromium"] | None = None,
+        sites: Literal["embedded", "real"] | None = None,
+        judge: Judge | str | None = None,
     ) -> None:
         if layout not in _LAYOUTS:
             raise BadRequest(f"layout {layout!r} is not one of {', '.join(_LAYOUTS)}")
         if not isinstance(seed, int) or seed < 0:
             raise BadRequest(f"seed is a whole number from 0, got {seed!r}")
-        self._world = embedded(seed)
-        self.tasks = self._world.task_set  # type: ignore[misc]
+        sites, backend = _choose(sites, backend)
+        if backend == "chromium":
+            # To say what is missing now, and not in an episode.
+            web_python()
+            find_chromium()
+        self._judge = _find_judge(judge)
+        self._arena: Arena = (
+            EmbeddedArena(seed, backend)
+            if sites == "embedded"
+            else RealArena(os.environ, self._judge is not None)
+        )
+        self.tasks = self._arena.task_set  # type: ignore[misc]
+        if self.default_split not in self.tasks.splits:
+            self.default_split = next(iter(self.tasks.splits))  # type: ignore[misc]
+        bases = self._arena.sites.bases
+        self.instruction = self.instruction.replace(  # type: ignore[misc]
+            HOSTS["homepage"], bases["homepage"]
+        )
         super().__init__(render_mode)
-        self._sites = embedded_sites()
         self._layout = layout
-        self._session: SiteSession | None = None
+        self._opened: Opened | None = None
+
+    @classmethod
+    def for_serving(cls, settings: Mapping[str, Any]) -> type[TextEnv]:
+        """In processes of their own, where a browser program is steered from them."""
+        _, backend = _choose(settings.get("sites"), settings.get("backend"))
+        return cls if backend == "text" else _ChromiumWebArena
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """WebArena's tasks that are not among `tasks` -> why."""
+        return self._arena.left_out
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start an episode; see `TextEnv.reset`."""
+        task = str((options or {}).get("task"))
+        if task in self.left_out:
+            raise BadRequest(f"task {task!r} is left out: {self.left_out[task]}")
+        return super().reset(seed=seed, options=options)
 
     def _reset(self, task: str) -> str:
-        if self._session is not None:
-            self._session.close()
-        self._session = self._world.session()
-        self._web_task = self._world.tasks[task]
+        self._let_go()
+        self._web_task = self._arena.tasks[task]
         self._id, self._solved = task, False
-        self._browser = TextBrowser(self._session)
-        for host, cookies in starting_cookies().items():
-            self._browser.set_cookies(host, cookies)
-        for number, url in enumerate(self._web_task.start_urls):
-            if number:
-                self._browser.act(Action("new_tab"))
-            self._browser.act(Action("goto", (self._sites.resolve(url),)))
+        self._opened = self._arena.open(self._web_task)
         return self._told("", "")
 
     def _step(self, action: str) -> tuple[str, float, bool]:
@@ -88,23 +126,23 @@ class WebArena(TextEnv):
         if isinstance(found, ActionProblem):
             return self._told(action[:_MAX_SHOWN], found.message), 0.0, False
         if self._layout == "agentgym":
-            found = own_action(found)
+            found = own_action(found, self._arena.sites.bases)
         if found.kind in ENDINGS:
-            self._solved = self._judge(found)
+            self._solved = self._is_solved(found)
             return "The task has ended.", float(self._solved), True
-        error = self._browser.act(found)
+        error = self._open.browser.act(found)
         return self._told(write_call(found)[:_MAX_SHOWN], error), 0.0, False
 
-    def _judge(self, ending: Action) -> bool:
-        assert self._session is not None
+    def _is_solved(self, ending: Action) -> bool:
         # A task that cannot be done is answered by N/A, as WebArena has it.
         answer = ending.text(0) if ending.kind == "send_msg_to_user" else "N/A"
         judged = evaluate(
             self._web_task,
             answer,
-            self._sites,
-            TextPages(self._browser),
-            rest=SiteRest(self._session),
+            self._arena.sites,
+            self._open.pages,
+            rest=self._open.rest,
+            judge=self._judge,
         )
         return judged.score > 0
 
@@ -112,28 +150,77 @@ class WebArena(TextEnv):
         """Whether the agent stopped with everything as the task asks."""
         return self._solved
 
+    def has_expert(self) -> bool:
+        """Whether tasks have scripts that solve them: those on embedded sites do."""
+        return bool(self._arena.experts)
+
     def expert(self) -> Iterator[str]:
         """Follow the task's script from the start of the episode, as long as nobody else acts."""
-        for number, step in enumerate(self._world.experts[self._id]):
+        for number, step in enumerate(self._arena.experts[self._id]):
             if self._turn != number:
                 return
             if isinstance(step, Goto):
-                step = Goto(self._sites.resolve(step.url))
-            action = action_of(step, self._browser.tree())
+                step = Goto(self._arena.sites.resolve(step.url))
+            action = action_of(step, self._open.browser.tree())
             if action is None:
                 return
             yield write_call(action)
 
     def close(self) -> None:
-        """Let go of the session's data."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        """Let go of the pages and the session's data."""
+        self._let_go()
         super().close()
 
+    @property
+    def _open(self) -> Opened:
+        assert self._opened is not None
+        return self._opened
+
+    def _let_go(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
     def _told(self, last: str, error: str) -> str:
+        browser = self._open.browser
         view = View(
-            self._web_task.intent, self._browser.tabs, self._browser.active, self._browser.tree(),
-            last, error,
+            self._web_task.intent, browser.tabs, browser.active, browser.tree(), last, error,
+            self._arena.sites.bases,
         )  # fmt: skip
         return _LAYOUTS[self._layout](view)
+
+
+class _ChromiumWebArena(WebArena):
+    """What a server needs to know of it where pages are in a Chromium."""
+
+    isolated = True
+    # A browser has its own deadline, and several questions make up a reset or a verdict.
+    step_timeout_s = 180.0
+    max_sessions = MOST_EPISODES * (os.cpu_count() or 1)
+
+
+def _choose(
+    sites: str | None, backend: str | None
+) -> tuple[Literal["embedded", "real"], Literal["text", "chromium"]]:
+    sites = sites or ("real" if os.environ.get("WA_SHOPPING") else "embedded")
+    backend = backend or ("text" if sites == "embedded" else "chromium")
+    if sites not in ("embedded", "real"):
+        raise BadRequest(f"sites {sites!r} is not one of embedded, real")
+    if backend not in ("text", "chromium"):
+        raise BadRequest(f"backend {backend!r} is not one of text, chromium")
+    if sites == "real" and backend == "text":
+        raise BadRequest("WebArena's real sites need scripts; give backend chromium, or none")
+    return sites, backend  # type: ignore[return-value]
+
+
+def _find_judge(judge: Judge | str | None) -> Judge | None:
+    if not isinstance(judge, str):
+        return judge
+    module, _, name = judge.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadRequest(
+            f"the judge {judge!r} is not there ({error}); write package.module:name"
+        ) from error
+    return found  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from agentgym_servers.web.action import ENDINGS, MAX_ACTION_CHARS, Action, ActionProblem
-from agentgym_servers.web.call_grammar import call_texts, parse_call, write_call
+from agentgym_servers.web.call_grammar import SITES, CallGrammar, write_call
 from agentgym_servers.web.id_grammar import parse_id_action, speaks_ids
 
 __all__ = ["ENDINGS", "Action", "ActionProblem", "parse_action", "write_call"]
@@ -13,15 +13,16 @@ __all__ = ["ENDINGS", "Action", "ActionProblem", "parse_action", "write_call"]
 _FENCE: Final = "```"
 _LANGUAGES: Final = ("python", "text", "plaintext", "bash", "action")
 _PHRASE: Final = "next action i will perform is"
+_NOTHING: Final = "ValueError: Received no action."
 _NO_ACTION: Final = (
-    "ValueError: Received no action. Write one action, such as click('12'), "
+    f"{_NOTHING} Write one action, such as click('12'), "
     "fill('12', 'text'), select_option('12', 'option'), goto('url'), go_back() or "
     "send_msg_to_user('answer'); or, in ```, click [12], type [12] [text] [1] or stop [answer]."
 )
 _TWO_ACTIONS: Final = "ValueError: Received several actions. Write one action a turn."
 
 
-def parse_action(text: str) -> Action | ActionProblem:
+def parse_action(text: str, grammar: CallGrammar = SITES) -> Action | ActionProblem:
     """The one action of a text: in its last fence, after WebArena's phrase, or in its last lines.
 
     A text in which a call stands among prose counts by its last line with a call. The work is
@@ -30,33 +31,36 @@ def parse_action(text: str) -> Action | ActionProblem:
     text = text[-MAX_ACTION_CHARS:]
     fenced = _last_fence(text)
     if fenced is not None:
-        found = _whole(fenced)
+        found = _whole(fenced, grammar)
         if found is not None:
             return found
     after = text.lower().rfind(_PHRASE)
     if after >= 0:
-        found = _whole(text[after + len(_PHRASE) :].strip(" \n:.`*\"'"))
+        found = _whole(text[after + len(_PHRASE) :].strip(" \n:.`*\"'"), grammar)
         if found is not None:
             return found
-    found = _whole(text.strip())
+    found = _whole(text.strip(), grammar)
     if found is not None:
         return found
     for line in reversed(text.splitlines()):
-        found = _whole(line.strip(" \t`*"))
+        found = _whole(line.strip(" \t`*"), grammar)
         if found is not None:
             return found
-    return ActionProblem(_NO_ACTION)
+    return ActionProblem(_NO_ACTION if grammar is SITES else f"{_NOTHING} {grammar.how_to_call}")
 
 
-def _whole(text: str) -> Action | ActionProblem | None:
+def _whole(text: str, grammar: CallGrammar) -> Action | ActionProblem | None:
     """The action that a short text is or, among a few words, has; None without any."""
     if speaks_ids(text):
-        return parse_id_action(text)
-    calls = call_texts(text)
+        found = parse_id_action(text)
+        if isinstance(found, Action) and found.kind not in grammar.kinds:
+            return ActionProblem(f"There is no action {found.kind!r} here. {grammar.how_to_call}")
+        return found
+    calls = grammar.call_texts(text)
     if not calls:
         return None
     if len(calls) == 1:
-        return parse_call(calls[0])
+        return grammar.parse(calls[0])
     return ActionProblem(_TWO_ACTIONS) if text.startswith(calls[0]) else None
 
 

@@ -37,6 +37,8 @@ class View(msgspec.Struct, frozen=True):
     last_action: str = ""
     error: str = ""
     """Of the last action."""
+    bases: Mapping[str, str] = msgspec.field(default_factory=lambda: HOSTS)
+    """WebArena's name of a site -> where it stands."""
 
 
 def browsergym_text(view: View) -> str:
@@ -63,34 +65,35 @@ def agentgym_text(view: View) -> str:
         for at, (_, title) in enumerate(view.tabs)
     )
     error = f"{view.error}\n\n" if view.error else ""
-    url = public_url(view.tabs[view.active][0])
+    url = public_url(view.tabs[view.active][0], view.bases)
     return (
         f"OBSERVATION:\n{tabs}\n\n{error}{view.tree}\nURL: {url}\nOBJECTIVE: {view.objective}\n"
         f"PREVIOUS ACTION: {view.last_action or 'None'}"
     )
 
 
-def public_url(url: str) -> str:
-    """One of our addresses as AgentGym shows it; any other as it is."""
-    return _moved(url, HOSTS, PUBLIC_ADDRESSES)
+def public_url(url: str, bases: Mapping[str, str] = HOSTS) -> str:
+    """The address of one of the sites as AgentGym shows it; any other as it is."""
+    return _moved(url, bases, PUBLIC_ADDRESSES)
 
 
-def own_url(url: str) -> str:
-    """An address that AgentGym shows as the one of ours that it stands for; any other as it is."""
+def own_url(url: str, bases: Mapping[str, str] = HOSTS) -> str:
+    """An address that AgentGym shows as the site's that it stands for; any other as it is."""
     if "://" not in url and url.partition("/")[0] in _PUBLIC_HOSTS:
         url = f"http://{url}"
-    return _moved(url.replace("https://", "http://", 1), PUBLIC_ADDRESSES, HOSTS, url)
+    return _moved(url.replace("https://", "http://", 1), PUBLIC_ADDRESSES, bases, url)
 
 
-def own_action(action: Action) -> Action:
-    """An action of an agent that reads AgentGym's layout, with `goto` leading to our address."""
-    return Action("goto", (own_url(action.text(0)),)) if action.kind == "goto" else action
+def own_action(action: Action, bases: Mapping[str, str] = HOSTS) -> Action:
+    """An action of an agent that reads AgentGym's layout; `goto` leads to the site itself."""
+    return Action("goto", (own_url(action.text(0), bases),)) if action.kind == "goto" else action
 
 
 def _moved(
     url: str, before: Mapping[str, str], after: Mapping[str, str], otherwise: str | None = None
 ) -> str:
-    for site, address in before.items():
+    # The longest first: one site may stand within another's address.
+    for site, address in sorted(before.items(), key=lambda item: -len(item[1])):
         rest = url.removeprefix(address)
         if rest != url and (not rest or rest[0] in "/?#"):
             return after[site] + rest

@@ -8,14 +8,14 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from agentgym_servers.web import gestures, keys
 from agentgym_servers.web.action import ENDINGS, Action
+from agentgym_servers.web.bounds import bounds_error, typed_error
+from agentgym_servers.web.browser import MAX_TREE_CHARS, cut_tree
 from agentgym_servers.web.gestures import BrowserError
 from agentgym_servers.web.page import BLANK, Page, as_html, blank_page, join_url, normal_url
 from agentgym_servers.web.site import Request, SiteSession
 from agentgym_servers.web.submission import Visit
 
-MAX_TREE_CHARS: Final = 40_000
 _MOST_REDIRECTS: Final = 10
-_MOST_URL: Final = 8_000
 _MOST_TABS: Final = 20
 _MOST_HISTORY: Final = 50
 _SEEN_ONLY: Final = frozenset({"noop", "scroll"}) | ENDINGS
@@ -74,11 +74,7 @@ class TextBrowser:
 
     def tree(self) -> str:
         """The shown page's tree; what is too long is cut at a line, and says so."""
-        tree = self.document().tree()
-        if len(tree) <= self._max_tree_chars:
-            return tree
-        end = max(tree.rfind("\n", 0, self._max_tree_chars), 0)
-        return f"{tree[:end]}\n... {len(tree) - end} more characters are left out"
+        return cut_tree(self.document().tree(), self._max_tree_chars)
 
     def open(self, url: str) -> Page:
         """A page as this session sees it now, outside all tabs.
@@ -103,7 +99,10 @@ class TextBrowser:
         if kind in _SEEN_ONLY:
             return None
         if kind == "goto":
-            return self._typed(action.text(0))
+            error = typed_error(action.text(0))
+            if error:
+                raise BrowserError(error)
+            return Visit(action.text(0))
         if kind == "keyboard_press":
             return keys.press(page, action.text(0))
         if kind in ("click", "fill", "hover", "select_option"):
@@ -128,14 +127,6 @@ class TextBrowser:
         else:
             raise BrowserError(f"NameError: Invalid action type {kind!r}.")
         return None
-
-    def _typed(self, url: str) -> Visit:
-        if ":" not in url or not normal_url(url):
-            raise BrowserError(
-                "Error: Page.goto: Protocol error (Page.navigate): Cannot navigate to invalid URL. "
-                "Write it with http://."
-            )
-        return Visit(url)
 
     def _go(self, visit: Visit) -> None:
         page = self.document()
@@ -185,14 +176,15 @@ class TextBrowser:
 
     def _allowed(self, url: str) -> tuple[str, str]:
         """A URL as it is asked for and its host, if it is one of the session's."""
-        normal = normal_url(url) if len(url) <= _MOST_URL else ""
-        parts = urlsplit(normal)
-        if parts.scheme != "http" or not self._session.knows(parts.netloc):
-            raise BrowserError(
-                f"Error: Page.goto: net::ERR_BLOCKED_BY_ADMINISTRATOR at {url[:200]}. "
-                "This address is out of bounds."
-            )
-        return normal, parts.netloc
+        error = bounds_error(url, self._is_known)
+        if error:
+            raise BrowserError(error)
+        normal = normal_url(url)
+        return normal, urlsplit(normal).netloc
+
+    def _is_known(self, origin: str) -> bool:
+        scheme, _, host = origin.partition("://")
+        return scheme == "http" and self._session.knows(host)
 
     def _travel(self, step: int) -> None:
         tab = self._tabs[self.active]

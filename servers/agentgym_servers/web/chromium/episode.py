@@ -1,0 +1,180 @@
+"""One episode in a browser: BrowserGym's environment, in a context of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import browsergym.miniwob
+import playwright.sync_api
+from browsergym.core.action.highlevel import HighLevelActionSet
+from browsergym.core.env import BrowserEnv
+from browsergym.core.task import AbstractBrowserTask
+from playwright.sync_api import Page
+
+from agentgym_servers.web.chromium.log_in import log_in
+from agentgym_servers.web.chromium.look import tree_of, when_settled
+from agentgym_servers.web.chromium.messages import Seen, StartMiniWoB, StartSites
+
+_ACTION_TIMEOUT_MS: Final = 10_000
+_VIEWPORT: Final = {"width": 1280, "height": 720}
+_SCHEMES: Final = ("http://", "https://", "about:", "chrome-error:")
+_NOT_OPENED: Final = "Error: this address is out of bounds: {}"
+_CRASHED: Final = "Error: the page crashed, and was opened again."
+_MINIWOB: Final = {task.subdomain: task for task in browsergym.miniwob.ALL_MINIWOB_TASKS}
+
+
+def _without_uploads(subsets: list[str]) -> Any:
+    actions = HighLevelActionSet(subsets, multiaction=True, strict=True)
+    for name in [name for name in actions.action_set if "upload" in name]:
+        del actions.action_set[name]
+    return actions.to_python_code
+
+
+_ON_SITES: Final = _without_uploads(["webarena"])
+_ON_MINIWOB: Final = _without_uploads(["bid", "coord"])
+
+
+class _Sites(AbstractBrowserTask):  # type: ignore[misc]
+    """Pages that are opened, and judged elsewhere."""
+
+    def __init__(self, seed: int | None, start: StartSites) -> None:
+        super().__init__(seed or 0)
+        self.viewport, self.slow_mo, self.timeout = _VIEWPORT, 0, _ACTION_TIMEOUT_MS
+        self._start = start
+
+    def setup(self, page: Page) -> tuple[str, dict[str, Any]]:
+        context = page.context
+        context.add_cookies(
+            [{"name": c.name, "value": c.value, "url": c.url} for c in self._start.cookies]
+        )
+        for how in self._start.log_ins:
+            log_in(context, how)
+        for number, url in enumerate(self._start.urls):
+            (context.new_page() if number else page).goto(url)
+        return "", {}
+
+    def validate(
+        self, page: Page, chat_messages: list[dict[str, Any]]
+    ) -> tuple[float, bool, str, dict[str, Any]]:
+        return 0.0, False, "", {}
+
+    def teardown(self) -> None:
+        """Nothing is left but the context."""
+
+
+class _Unseen(BrowserEnv):  # type: ignore[misc]
+    """BrowserGym's environment without its observation: a text is read when it is asked for."""
+
+    def _get_obs(self) -> dict[str, Any]:
+        return {}
+
+
+class Episode:
+    """A context with its tabs, and pages beside them."""
+
+    def __init__(self, start: StartSites | StartMiniWoB) -> None:
+        task: dict[str, Any]
+        if isinstance(start, StartSites):
+            task = {"task_entrypoint": _Sites, "task_kwargs": {"start": start}}
+            task["action_mapping"] = _ON_SITES
+        else:
+            task = {"task_entrypoint": _MINIWOB[start.task]}
+            task |= {"task_kwargs": {"base_url": start.base}, "action_mapping": _ON_MINIWOB}
+        self._env = _Unseen(
+            **task,
+            pre_observation_delay=0,
+            pw_context_kwargs={
+                "proxy": {"server": start.proxy},
+                "accept_downloads": False,
+                "service_workers": "block",
+            },
+        )
+        self._beside: dict[int, Page] = {}
+        self._opened = 0
+        self._crashed: list[Page] = []
+        self._reward, self._done = 0.0, False
+        seed = start.seed if isinstance(start, StartMiniWoB) else None
+        try:
+            self._env.reset(seed=seed)
+            self._context = self._env.context
+            self._context.route(lambda url: not url.startswith(_SCHEMES), _abort)
+            self._context.on("page", self._watch)
+            for page in self._context.pages:
+                self._watch(page)
+        except BaseException:
+            self._env.close()
+            raise
+        self.goal = "\n".join(part["text"] for part in self._env.goal_object)
+
+    def act(self, calls: str) -> str:
+        """Do BrowserGym's calls; the error as it words it, empty if there is none."""
+        _, self._reward, self._done, _, _ = self._env.step(calls)
+        return str(self._env.last_action_error).partition("\nCall log:")[0]
+
+    def look(self, error: str = "") -> Seen:
+        """What there is to see."""
+        error = self._mend() or error
+        tabs = [page for page in self._context.pages if page not in self._beside.values()]
+        return Seen(
+            tabs=tuple((page.url, when_settled(page, page.title)) for page in tabs),
+            active=tabs.index(self._env.page),
+            tree=tree_of(self._env.page),
+            error=error,
+            goal=self.goal,
+            reward=float(self._reward),
+            done=bool(self._done),
+        )
+
+    def page(self, number: int) -> Page:
+        """The agent's own page for 0, else one that was opened beside it."""
+        page: Page = self._beside[number] if number else self._env.page
+        return page
+
+    def open(self, url: str) -> int:
+        """Open a page beside the agent's tabs and give its number."""
+        # The environment takes a page that shows itself for the agent's.
+        mine, history = self._env.page, dict(self._env.page_history)
+        page = self._context.new_page()
+        try:
+            page.goto(url)
+        finally:
+            self._env.page, self._env.page_history = mine, history
+            self._opened += 1
+            self._beside[self._opened] = page
+        return self._opened
+
+    def close_page(self, number: int) -> None:
+        """Close a page that was opened beside the tabs."""
+        self._beside.pop(number).close()
+
+    def close(self) -> None:
+        """End the context, with all its pages."""
+        self._env.close()
+
+    def _watch(self, page: Page) -> None:
+        page.on("crash", self._note_crash)
+
+    def _note_crash(self, page: Page) -> None:
+        self._crashed.append(page)
+
+    def _mend(self) -> str:
+        """See to it that the agent has pages to look at; say what had to be done."""
+        said = ""
+        while self._crashed:
+            page = self._crashed.pop()
+            other = self._context.new_page()
+            if page.url.startswith(("http://", "https://")):
+                other.goto(page.url)
+            if self._env.page == page:
+                self._env.page = other
+            page.close()
+            said = _CRASHED
+        for page in self._context.pages:
+            if not page.url.startswith(_SCHEMES):
+                said = _NOT_OPENED.format(page.url[:200])
+                page.goto("about:blank")
+        return said
+
+
+def _abort(route: playwright.sync_api.Route) -> None:
+    route.abort("blockedbyclient")

@@ -1,0 +1,92 @@
+"""Which tasks MiniWoB++ has, and where their pages are."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from functools import cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Final
+
+from agentgym_env.errors import MissingExtra
+from agentgym_env.task_set import TaskSet
+from agentgym_servers.web.chromium.interpreter import web_environment, web_python
+
+TEST_SEEDS: Final = range(5)
+"""Those of BrowserGym's benchmark."""
+TRAIN_SEEDS: Final = range(5, 105)
+
+_TIMEOUT_S: Final = 30.0
+_LISTED: Final = """
+    ascending-numbers bisect-angle book-flight book-flight-nodelay buy-ticket choose-date
+    choose-date-easy choose-date-medium choose-date-nodelay choose-list circle-center
+    click-button click-button-sequence click-checkboxes click-checkboxes-large
+    click-checkboxes-soft click-checkboxes-transfer click-collapsible click-collapsible-2
+    click-collapsible-2-nodelay click-collapsible-nodelay click-color click-dialog
+    click-dialog-2 click-link click-menu click-menu-2 click-option click-pie click-pie-nodelay
+    click-scroll-list click-shades click-shape click-tab click-tab-2 click-tab-2-easy
+    click-tab-2-hard click-tab-2-medium click-test click-test-2 click-test-transfer click-widget
+    copy-paste copy-paste-2 count-shape count-sides daily-calendar drag-box drag-circle
+    drag-cube drag-items drag-items-grid drag-shapes drag-shapes-2 drag-single-shape
+    drag-sort-numbers draw-circle draw-line email-inbox email-inbox-delete email-inbox-forward
+    email-inbox-forward-nl email-inbox-forward-nl-turk email-inbox-important email-inbox-nl-turk
+    email-inbox-noscroll email-inbox-reply email-inbox-star-reply enter-date enter-password
+    enter-text enter-text-2 enter-text-dynamic enter-time find-greatest find-midpoint find-word
+    focus-text focus-text-2 form-sequence form-sequence-2 form-sequence-3 generate-number
+    grid-coordinate guess-number highlight-text highlight-text-2 hot-cold identify-shape
+    login-user login-user-popup multi-layouts multi-orderings navigate-tree number-checkboxes
+    odd-or-even order-food phone-book read-table read-table-2 resize-textarea right-angle
+    scroll-text scroll-text-2 search-engine sign-agreement simple-algebra simple-arithmetic
+    social-media social-media-all social-media-some stock-market terminal text-editor
+    text-transform tic-tac-toe unicode-test use-autocomplete use-autocomplete-nodelay
+    use-colorwheel use-colorwheel-2 use-slider use-slider-2 use-spinner visual-addition
+"""
+NAMES: Final = tuple(_LISTED.split())
+"""BrowserGym's 125 tasks: those of MiniWoB++ but five that hang on the clock."""
+
+
+@cache
+def miniwob_tasks() -> TaskSet:
+    """`TASK/SEED`, in the splits `train` and `test`."""
+    splits = {
+        split: [f"{name}/{seed}" for name in NAMES for seed in seeds]
+        for split, seeds in (("train", TRAIN_SEEDS), ("test", TEST_SEEDS))
+    }
+    return TaskSet(
+        splits, {task: task.partition("/")[0] for ids in splits.values() for task in ids}
+    )
+
+
+@cache
+def miniwob_pages() -> Path:
+    """The folder with the pages of the distribution `miniwob`, here or where the browser runs."""
+    found = _folder_of(importlib.util.find_spec("miniwob")) or _folder_elsewhere()
+    if found is None:
+        raise MissingExtra(
+            "MiniWoB needs the pages of the distribution miniwob, and they are neither here nor "
+            f"where {web_python()} looks: pip install 'agentgym-sdk[chromium]' there"
+        )
+    return found
+
+
+def _folder_of(spec: ModuleSpec | None) -> Path | None:
+    # It is found and not imported: it wants a browser's driver that is not needed here.
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (pages := Path(folder) / "html").is_dir():
+            return pages
+    return None
+
+
+def _folder_elsewhere() -> Path | None:
+    asked = "import importlib.util as u; s = u.find_spec('miniwob'); print(s.origin if s else '')"
+    told = subprocess.run(
+        [web_python(), "-P", "-c", asked],
+        env=web_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_TIMEOUT_S,
+    )
+    pages = Path(told.stdout.strip()).parent / "html"
+    return pages if pages.is_absolute() and pages.is_dir() else None
