@@ -4,18 +4,26 @@ SEED ?= 0
 # Where a CPU build of torch is looked for on Linux; empty takes torch from the default index, CUDA included.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# What `make setup-web` installs; chromium alone is half the size.
+WEB_EXTRAS ?= serve,chromium,webarena,webarena-verified
+
 VENV := .venv
+WEB := .venv-web
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUICKSTART := examples/train/textcraft/quickstart.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint bench warm-start clean
+.PHONY: help setup setup-web quickstart test lint bench warm-start clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
 
 setup: $(VENV)/.dev  ## Install the package with its development tools into .venv.
+
+setup-web: $(WEB)/.ready  ## Make .venv-web, in which BrowserGym steers Chromium; .venv stays as it is.
+	@command -v chromium-headless-shell chromium google-chrome >/dev/null || \
+	  echo "There is no Chromium on PATH (Debian, Ubuntu: apt install chromium-headless-shell, or chromium); see docs/webarena.md."
 
 quickstart: $(VENV)/.run  ## Train a small policy on TextCraft, with an evaluation before and after.
 	$(BIN)/agentgym train $(QUICKSTART) --seed $(SEED)
@@ -36,7 +44,7 @@ warm-start: $(VENV)/.run  ## Make the quickstart's warm policy again.
 	$(BIN)/python examples/train/textcraft/warm_start.py --out examples/train/textcraft/warm_policy
 
 clean:  ## Remove .venv and caches; runs are kept.
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(WEB) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
 # torch goes first: whatever asks for it later then finds it, and never fetches CUDA libraries.
 $(VENV)/.torch: constraints.txt
@@ -59,4 +67,11 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.run
 	$(PIP) install --quiet --constraint constraints.txt --group dev
+	@touch $@
+
+$(WEB)/.ready: constraints-web.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
+	  { echo "BrowserGym's Playwright needs Python 3.11 or 3.12; name one with PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(WEB)
+	$(WEB)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-web.txt --editable '.[$(WEB_EXTRAS)]'
 	@touch $@

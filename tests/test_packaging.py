@@ -17,27 +17,50 @@ from agentgym_env import cli
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINS = dict(
-    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
-)
+IN_THE_WEB_ENVIRONMENT = {"chromium", "webarena", "webarena-verified"}
+
+
+def pins_of(file: str) -> dict[str, str]:
+    return dict(line.split("==") for line in (ROOT / file).read_text().splitlines() if "==" in line)
+
+
+PINS = pins_of("constraints.txt")
+WEB_PINS = pins_of("constraints-web.txt")
 
 
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def required() -> set[str]:
-    project = PROJECT["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
-    lists.append(PROJECT["dependency-groups"]["dev"])
+def named(*lists: list[str]) -> set[str]:
     names = {re.match(r"[A-Za-z0-9_.-]+", line)[0] for lines in lists for line in lines}
     return {normal(name) for name in names} - {"agentgym-sdk"}
 
 
-def test_every_dependency_is_pinned_to_a_plain_version():
-    pinned = {normal(name) for name in PINS}
-    assert required() <= pinned, f"not pinned: {required() - pinned}"
-    for name, pin in PINS.items():
+def required() -> set[str]:
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"]
+    return named(
+        project["dependencies"],
+        *(lines for extra, lines in extras.items() if extra not in IN_THE_WEB_ENVIRONMENT),
+        PROJECT["dependency-groups"]["dev"],
+    )
+
+
+def required_for_the_web() -> set[str]:
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"]
+    chosen = {"serve", "web", *IN_THE_WEB_ENVIRONMENT}
+    return named(project["dependencies"], *(extras[extra] for extra in chosen))
+
+
+@pytest.mark.parametrize(
+    ("needed", "pins"), [(required(), PINS), (required_for_the_web(), WEB_PINS)]
+)
+def test_every_dependency_is_pinned_to_a_plain_version(needed, pins):
+    pinned = {normal(name) for name in pins}
+    assert needed <= pinned, f"not pinned: {needed - pinned}"
+    for name, pin in pins.items():
         assert re.fullmatch(r"[0-9][0-9a-z.]*", pin), f"{name}=={pin}"
 
 
@@ -48,7 +71,7 @@ def test_what_is_installed_here_is_what_is_pinned():
 
 
 def test_no_pin_brings_cuda():
-    assert not [name for name in PINS if normal(name).startswith(("nvidia", "triton", "cuda"))]
+    assert not [name for name in PINS | WEB_PINS if normal(name).startswith(("nvidia", "triton", "cuda"))]
 
 
 def test_every_command_can_be_loaded_and_is_summarised():

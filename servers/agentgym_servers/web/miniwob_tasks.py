@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
 from functools import cache
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
 
 from agentgym_env.errors import MissingExtra
 from agentgym_env.task_set import TaskSet
-from agentgym_servers.web.chromium.interpreter import web_environment, web_python
+from agentgym_servers.web.chromium.interpreter import package_folder
 
 TEST_SEEDS: Final = range(5)
 """Those of BrowserGym's benchmark."""
 TRAIN_SEEDS: Final = range(5, 105)
 
-_TIMEOUT_S: Final = 30.0
 _LISTED: Final = """
     ascending-numbers bisect-angle book-flight book-flight-nodelay buy-ticket choose-date
     choose-date-easy choose-date-medium choose-date-nodelay choose-list circle-center
@@ -58,35 +54,13 @@ def miniwob_tasks() -> TaskSet:
     )
 
 
-@cache
 def miniwob_pages() -> Path:
     """The folder with the pages of the distribution `miniwob`, here or where the browser runs."""
-    found = _folder_of(importlib.util.find_spec("miniwob")) or _folder_elsewhere()
-    if found is None:
+    folder = package_folder("miniwob")
+    if folder is None or not (folder / "html").is_dir():
         raise MissingExtra(
-            "MiniWoB needs the pages of the distribution miniwob, and they are neither here nor "
-            f"where {web_python()} looks: pip install 'agentgym-sdk[chromium]' there"
+            "MiniWoB needs the pages of the distribution miniwob, and they are neither here nor in "
+            "the browser's environment: run `make setup-web` in a checkout, or pip install "
+            "'agentgym-sdk[chromium]' there"
         )
-    return found
-
-
-def _folder_of(spec: ModuleSpec | None) -> Path | None:
-    # It is found and not imported: it wants a browser's driver that is not needed here.
-    for folder in (spec and spec.submodule_search_locations) or ():
-        if (pages := Path(folder) / "html").is_dir():
-            return pages
-    return None
-
-
-def _folder_elsewhere() -> Path | None:
-    asked = "import importlib.util as u; s = u.find_spec('miniwob'); print(s.origin if s else '')"
-    told = subprocess.run(
-        [web_python(), "-P", "-c", asked],
-        env=web_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=_TIMEOUT_S,
-    )
-    pages = Path(told.stdout.strip()).parent / "html"
-    return pages if pages.is_absolute() and pages.is_dir() else None
+    return folder / "html"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal
@@ -10,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from agentgym_env.errors import AgentGymError, MissingExtra
+from agentgym_servers.web.chromium.interpreter import package_folder
 
 EvalType = Literal["string_match", "url_match", "program_html"]
 SiteName = Literal["shopping", "shopping_admin", "reddit", "gitlab", "wikipedia", "map", "homepage"]
@@ -131,13 +131,12 @@ def packaged_tasks(distributions: Iterable[str] = tuple(_PACKAGED)) -> list[WebT
     """WebArena's 812 tasks, from the first of these distributions that is installed."""
     for distribution in distributions:
         package, inside = _PACKAGED[distribution]
-        found = importlib.util.find_spec(package)
-        for folder in (found and found.submodule_search_locations) or ():
-            if (path := Path(folder) / inside).is_file():
-                return load_tasks(path)
+        folder = package_folder(package)
+        if folder is not None and (path := folder / inside).is_file():
+            return load_tasks(path)
     raise MissingExtra(
-        "WebArena's tasks are in neither libwebarena nor webarena-verified here: "
-        "pip install --no-deps libwebarena"
+        "WebArena's tasks are in libwebarena and in webarena-verified, and neither is here or in "
+        "the browser's environment: run `make setup-web`, or pip install --no-deps libwebarena"
     )
 
 

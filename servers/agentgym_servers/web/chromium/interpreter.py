@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
+from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +17,7 @@ import agentgym_servers
 from agentgym_env.errors import MissingExtra
 
 VARIABLE: Final = "AGENTGYM_WEB_PYTHON"
+_TIMEOUT_S: Final = 30.0
 
 
 def web_python() -> str:
@@ -51,3 +55,32 @@ def web_environment() -> dict[str, str]:
     }
     sources = [root for root in sorted(roots) if not root.endswith("site-packages")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sources)}
+
+
+@cache
+def package_folder(name: str) -> Path | None:
+    """Where a package's files are, here or in the browser's environment; it is not imported."""
+    here = _folder_of(importlib.util.find_spec(name))
+    if here is not None:
+        return here
+    try:
+        python = web_python()
+    except MissingExtra:
+        return None
+    asked = f"import importlib.util as u; s = u.find_spec({name!r}); print(s.origin if s else '')"
+    told = subprocess.run(
+        [python, "-P", "-c", asked],
+        env=web_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_TIMEOUT_S,
+    )
+    origin = Path(told.stdout.strip())
+    return origin.parent if origin.is_absolute() else None
+
+
+def _folder_of(spec: ModuleSpec | None) -> Path | None:
+    for folder in (spec and spec.submodule_search_locations) or ():
+        return Path(folder)
+    return None
