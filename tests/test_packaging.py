@@ -71,7 +71,9 @@ def test_what_is_installed_here_is_what_is_pinned():
 
 
 def test_no_pin_brings_cuda():
-    assert not [name for name in PINS | WEB_PINS if normal(name).startswith(("nvidia", "triton", "cuda"))]
+    assert not [
+        name for name in PINS | WEB_PINS if normal(name).startswith(("nvidia", "triton", "cuda"))
+    ]
 
 
 def test_every_command_can_be_loaded_and_is_summarised():

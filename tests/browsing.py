@@ -1,0 +1,40 @@
+"""Whether there is a browser to test with, and what is seen of its processes."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from agentgym_env.errors import MissingExtra
+from agentgym_servers.web.chromium.executable import find_chromium
+from agentgym_servers.web.chromium.interpreter import web_python
+
+
+def _missing() -> str:
+    try:
+        find_chromium()
+        web_python()
+    except MissingExtra as error:
+        return str(error)
+    return ""
+
+
+needs_chromium = pytest.mark.skipif(bool(_missing()), reason=_missing() or "there is a browser")
+
+
+def browser_processes(pid: int) -> list[psutil.Process]:
+    """Chromium's processes below a browser's process."""
+    family = psutil.Process(pid).children(recursive=True)
+    return [one for one in family if "chrom" in one.name() or "headless_shell" in one.name()]
+
+
+def kind_of(process: psutil.Process) -> str:
+    """`renderer`, `gpu-process` and so on; empty for the browser's own process."""
+    kinds = [a.partition("=")[2] for a in process.cmdline() if a.startswith("--type=")]
+    return kinds[0] if kinds else ""
+
+
+def all_gone(processes: list[psutil.Process], timeout_s: float = 10.0) -> bool:
+    """Whether none of the processes runs any more, after a while."""
+    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    return not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
