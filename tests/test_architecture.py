@@ -46,6 +46,7 @@ TORCH_FREE = (
     "agentgym_train.config",
     "agentgym_train.episode",
     "agentgym_train.horizon",
+    "agentgym_train.outcomes",
     "agentgym_train.players",
     "agentgym_train.rollout",
     "agentgym_train.engines.protocol",

@@ -1,30 +1,67 @@
-"""Advantage estimators, one file each, found by name or as `package.module:Class`."""
+"""Advantage estimators, found by name or as `package.module:Class`."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.algorithms.base import Algorithm, TokenBatch
-from agentgym_train.algorithms.grpo import GRPO
+from agentgym_train.algorithms.actor_critic import ActorCritic, CriticTargets, value_loss
+from agentgym_train.algorithms.base import Algorithm, LossSettings, TokenBatch
+from agentgym_train.algorithms.gigpo import GiGPO
+from agentgym_train.algorithms.grpo import BNPO, CISPO, DAPO, GRPO, GSPO, DrGRPO
+from agentgym_train.algorithms.ppo import PPO
+from agentgym_train.algorithms.reinforce_pp import ReinforcePP, ReinforcePPBaseline
+from agentgym_train.algorithms.rloo import RLOO
+from agentgym_train.algorithms.turn_gae import TurnGAE
+from agentgym_train.algorithms.turn_returns import TurnReturns
 
-__all__ = ["GRPO", "Algorithm", "TokenBatch", "make_algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "GRPO",
+    "ActorCritic",
+    "Algorithm",
+    "CriticTargets",
+    "LossSettings",
+    "TokenBatch",
+    "make_algorithm",
+    "value_loss",
+]
 
-_NAMED = {"grpo": GRPO}
+ALGORITHMS: Final[Mapping[str, type[Algorithm]]] = {
+    "grpo": GRPO,
+    "dapo": DAPO,
+    "dr_grpo": DrGRPO,
+    "gspo": GSPO,
+    "cispo": CISPO,
+    "bnpo": BNPO,
+    "rloo": RLOO,
+    "reinforce_pp": ReinforcePP,
+    "reinforce_pp_baseline": ReinforcePPBaseline,
+    "ppo": PPO,
+    "turn_returns": TurnReturns,
+    "turn_gae": TurnGAE,
+    "gigpo": GiGPO,
+}
 
 
 def make_algorithm(name: str, values: dict[str, Any]) -> Algorithm:
     """An algorithm with its hyper-parameters; raises `BadRequest` naming what there is."""
-    kind = _NAMED.get(name) or _imported(name)
+    kind = ALGORITHMS.get(name) or _imported(name)
     known = [f.name for f in fields(kind)] if is_dataclass(kind) else []
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise BadRequest(
             f"{name} has no {', '.join(unknown)}; it has {', '.join(known) or 'no fields'}"
         )
-    algorithm: Algorithm = kind(**values)
+    try:
+        algorithm: Algorithm = msgspec.convert(values, kind) if known else kind()
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"algorithm_args of {name} do not fit: {error}") from error
     return algorithm
 
 
@@ -32,7 +69,8 @@ def _imported(name: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not colon:
         raise BadRequest(
-            f"no algorithm {name!r}; there are {', '.join(_NAMED)}, or write package.module:Class"
+            f"no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, or write "
+            "package.module:Class"
         )
     try:
         return getattr(importlib.import_module(module), attribute)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+from msgspec.structs import replace
+
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.batch import rollout_output, token_batch
 
@@ -47,3 +51,48 @@ def test_an_episode_cut_by_its_token_budget_before_a_word_teaches_as_an_empty_on
     empty = episode([], [], [], outcome="token_budget")
     batch = token_batch([empty, empty], 2, width=1, filler_id=FILLER)
     assert batch.teaches.all() and not batch.loss_mask.any()
+
+
+def test_a_turns_state_is_the_text_it_answers():
+    def seen(first, *answers):
+        played = episode([1] * len(answers), [0.0] * len(answers), [*range(1, len(answers) + 1)])
+        turns = [Turn("r", "a", text) for text in answers]
+        return replace(played, observation=first, turns=turns)
+
+    episodes = [seen("x", "y", "x", "w"), seen("x", "z")]
+    (x, y, x_again), (x_of_another, after_the_end, _) = states = token_batch(
+        episodes, 2, 3, FILLER
+    ).states.tolist()
+    assert x == x_again == x_of_another != y and min(x, y) >= 0 and after_the_end == -1
+    assert token_batch(episodes, 2, 3, FILLER).states.tolist() == states
+
+
+@pytest.mark.parametrize(
+    ("outcome", "truncated"),
+    [("success", False), ("failure", False), ("policy_timeout", False), ("horizon", True),
+     ("token_budget", True)],
+)  # fmt: skip
+def test_horizon_and_token_budget_are_truncations(outcome, truncated):
+    batch = token_batch([episode([1], [1.0], [1], outcome)], 1, 1, FILLER)
+    assert batch.truncated.tolist() == [truncated] and batch.teaches.all()
+
+
+def test_an_outcome_that_is_not_chosen_is_in_no_batch_but_in_the_log():
+    cut, won = episode([1, 1], [0.5], [2], "horizon"), episode([1], [1.0], [1])
+    chosen = frozenset({"success", "failure"})
+    batch = token_batch([cut, won], 2, 2, FILLER, chosen)
+    assert batch.teaches.tolist() == [False, True]
+    assert batch.loss_mask.tolist() == [[0, 0], [1, 0]] and batch.rewards.tolist() == [[0], [1]]
+    output = rollout_output([cut, won], FILLER, chosen)
+    assert output["env_mask"] == [[0], [1]] and output["trajectory_reward"] == [0.5, 1.0]
+
+
+def test_a_reward_without_a_sampled_token_is_kept():
+    silent = episode([], [3.0], [])
+    batch = token_batch([silent, episode([1], [1.0], [1])], 2, 1, FILLER)
+    assert batch.rewards.tolist() == [[3.0], [1.0]] and batch.turn_ends.tolist() == [[0], [1]]
+
+
+def test_the_sampling_policys_logprobs_are_in_the_batch():
+    logprobs = token_batch([episode([1, 1], [0.0], [2])], 1, 3, FILLER).logprobs
+    assert torch.equal(logprobs, torch.tensor([[-0.5, -0.5, 0.0]]))

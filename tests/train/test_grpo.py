@@ -19,6 +19,8 @@ def batch(returns, *, teaches=None, group_size=4, masks=None) -> TokenBatch:
         turn_ends=torch.ones(size, 2, dtype=torch.long),
         teaches=torch.tensor([True] * size if teaches is None else teaches),
         group_size=group_size,
+        states=torch.zeros(size, 2, dtype=torch.long),
+        truncated=torch.zeros(size, dtype=torch.bool),
     )
 
 

@@ -1,0 +1,163 @@
+"""What every estimator keeps to, and how one is named and set."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from trl import GRPOConfig
+
+from agentgym_env.errors import BadRequest
+from agentgym_train.algorithms import ALGORITHMS, ActorCritic, Algorithm, make_algorithm
+from tests.train.ragged import Step, cases, steps
+
+OPTIONS = {
+    "reinforce_pp": {"kl": 0.5, "gamma": 0.75},
+    "ppo": {"gamma": 0.75, "lam": 0.5, "bootstrap_truncated": True},
+    "turn_gae": {"bootstrap_truncated": True},
+    "gigpo": {"scale": True},
+}
+"""Where they reach further than the defaults."""
+every = [(name, {}) for name in ALGORITHMS] + list(OPTIONS.items())
+every.append(("turn_returns", {"baseline": "batch"}))
+
+
+def outputs(step, padding=0, more_turns=0):
+    """The advantages of every estimator, and the returns of those with a critic."""
+    batch = step.batch(padding, more_turns)
+    for name, values in every:
+        algorithm = make_algorithm(name, values)
+        yield algorithm.advantages(batch)
+        if isinstance(algorithm, ActorCritic):
+            yield algorithm.critic_targets(batch).returns
+
+
+def same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@cases
+@given(steps())
+def test_advantages_are_numbers_and_exactly_zero_where_nothing_is_trained(step):
+    batch = step.batch()
+    for found in outputs(step):
+        assert found.shape == batch.loss_mask.shape and found.dtype == torch.float32
+        assert found.isfinite().all()
+        assert not found[~batch.trained].any()
+
+
+@cases
+@given(steps(), st.integers(1, 3), st.integers(0, 2))
+def test_padding_changes_nothing(step, padding, more_turns):
+    width = step.batch().loss_mask.shape[1]
+    padded = outputs(step, padding, more_turns)
+    for found, expected in zip(padded, outputs(step), strict=True):
+        same(found[:, :width], expected)
+        assert not found[:, width:].any()
+
+
+@cases
+@given(steps(), st.randoms(use_true_random=False))
+def test_the_order_of_the_groups_changes_nothing(step, chance):
+    size = step.group_size
+    order = list(range(len(step.episodes) // size))
+    chance.shuffle(order)
+    rows = [group * size + i for group in order for i in range(size)]
+    moved = Step([step.episodes[row] for row in rows], size)
+    for found, expected in zip(outputs(moved), outputs(step), strict=True):
+        same(found, expected[rows])
+
+
+@cases
+@given(steps())
+def test_what_a_lost_episode_holds_changes_nothing(step):
+    plain = list(outputs(step))
+    for episode in step.episodes:
+        if not episode.teaches:
+            for turn in episode.turns:
+                turn.reward += 100.0
+                turn.state += 1
+            episode.values = [1e6] * episode.length
+            episode.logprobs = [-1e6] * episode.length
+    for found, expected in zip(outputs(step), plain, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "loss_type", "level", "low", "high"),
+    [
+        ("grpo", {}, "dapo", "token", 0.2, None),
+        ("grpo", {"average": "sequence"}, "grpo", "token", 0.2, None),
+        ("dapo", {}, "dapo", "token", 0.2, 0.28),
+        ("dr_grpo", {}, "dr_grpo", "token", 0.2, None),
+        ("gspo", {}, "grpo", "sequence", 3e-4, 4e-4),
+        ("cispo", {}, "cispo", "token", 0.2, 5.0),
+        ("bnpo", {}, "bnpo", "token", 0.2, None),
+        ("rloo", {}, "dapo", "token", 0.2, None),
+        ("rloo", {"ratio": "sequence"}, "luspo", "sequence", 3e-4, 4e-4),
+        ("reinforce_pp", {}, "dapo", "token", 0.2, None),
+        ("reinforce_pp_baseline", {}, "dapo", "token", 0.2, None),
+        ("ppo", {}, "dapo", "token", 0.2, None),
+        ("turn_returns", {}, "dapo", "token", 0.2, None),
+        ("turn_gae", {}, "dapo", "token", 0.2, None),
+        ("gigpo", {}, "dapo", "token", 0.2, None),
+    ],
+)
+def test_each_goes_into_the_loss_of_its_paper(name, values, loss_type, level, low, high):
+    loss = make_algorithm(name, values).loss
+    assert asdict(loss) == {
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "epsilon": low,
+        "epsilon_high": high,
+    }
+
+
+def test_trl_knows_every_setting_of_a_loss():
+    known = {f.name for f in fields(GRPOConfig)}
+    assert set(asdict(make_algorithm("grpo", {}).loss)) <= known
+
+
+def test_those_with_a_critic_say_so():
+    assert [name for name in ALGORITHMS if make_algorithm(name, {}).needs_critic] == [
+        "ppo",
+        "turn_gae",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("rloo", {"ratio": "word"}, "rloo do not fit: Invalid enum value 'word'"),
+        ("gigpo", {"omega": "much"}, "Expected `float`, got `str`"),
+        ("gigpo", {"omega": -1}, "omega is at least 0, got -1"),
+        ("ppo", {"lam": 1.5}, "lam is from 0 to 1, got 1.5"),
+        ("ppo", {"value_clip": 0}, "value_clip is above 0, got 0"),
+        ("turn_gae", {"critic_warmup": -1}, "critic_warmup is at least 0 steps, got -1"),
+        ("reinforce_pp", {"gamma": -0.1}, "gamma is from 0 to 1, got -0.1"),
+        ("reinforce_pp", {"kl": -0.1}, "kl is at least 0, got -0.1"),
+        ("turn_returns", {"gamma": 2}, "gamma is from 0 to 1, got 2"),
+        ("dapo", {"scale": True}, "dapo has no scale; it has no fields"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(name, values, said):
+    with pytest.raises(BadRequest, match=said):
+        make_algorithm(name, values)
+
+
+@dataclass(frozen=True)
+class Constant(Algorithm):
+    """An algorithm of a user's."""
+
+    value: float = 1.0
+
+    def advantages(self, batch):
+        return batch.trained * self.value
+
+
+def test_a_users_own_algorithm_is_found_by_its_path():
+    made = make_algorithm(f"{__name__}:Constant", {"value": 2})
+    assert made.loss.loss_type == "dapo" and not made.needs_critic

@@ -1,0 +1,27 @@
+"""Which endings train."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.failures import TEACHES
+from agentgym_train.outcomes import trained_outcomes
+
+
+def test_endings_may_be_left_out_one_by_one():
+    assert trained_outcomes(["success", "failure"]) == {"success", "failure"}
+    assert trained_outcomes(sorted(TEACHES)) == TEACHES
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["succes"], "no outcome succes; there are success, failure"),
+        (["success", "environment_error"], "environment_error can not train: the episode was lost"),
+        ([], "no outcome trains; name at least one"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_refused(names, said):
+    with pytest.raises(BadRequest, match=said):
+        trained_outcomes(names)
