@@ -1,0 +1,158 @@
+"""What happens when a renderer, the browser or whoever asked dies, or a page never returns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from agentgym_env.errors import EnvironmentFault, EpisodeFailure
+from agentgym_env.launch import child_environment
+from agentgym_servers.web.action import Action
+from agentgym_servers.web.chromium import workers
+from agentgym_servers.web.chromium.browser import ChromiumBrowser
+from agentgym_servers.web.chromium.messages import Evaluate, StartSites
+from agentgym_servers.web.doors import open_embedded
+from agentgym_servers.web.embedded import embedded
+from agentgym_servers.webarena import WebArena
+from browsing import all_gone, browser_processes, kind_of, needs_chromium
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+NOOP = Action("noop", (0.0,))
+DEADLINE_S = 4.0
+
+
+class Pages:
+    """Browsers on the shop's first page, in processes that nothing else uses."""
+
+    def __init__(self):
+        self.session = embedded(0).session()
+        self.door = open_embedded(self.session)
+        self.browsers = []
+
+    def open(self):
+        start = StartSites(
+            f"{id(self)}-{len(self.browsers)}", self.door.address, ["http://shop.test/"]
+        )
+        self.browsers.append(ChromiumBrowser(start, lambda origin: origin.endswith(".test")))
+        return self.browsers[-1]
+
+    def close(self):
+        for browser in self.browsers:
+            browser.close()
+        self.door.close()
+        self.session.close()
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    monkeypatch.setattr(workers, "_workers", [])
+    monkeypatch.setattr(workers, "TIMEOUT_S", DEADLINE_S)
+    opened = Pages()
+    yield opened
+    opened.close()
+    for worker in workers._workers:
+        worker.close()
+
+
+def test_a_killed_renderer_costs_a_page_load(pages):
+    browsers = [pages.open(), pages.open()]
+    browsers[0].act(Action("goto", ("http://forum.test/",)))
+    for process in browser_processes(browsers[0]._worker.pid):
+        if kind_of(process) == "renderer":
+            process.kill()
+    assert "crashed" in browsers[0].act(NOOP)
+    assert browsers[0].tabs == (("http://forum.test/", "All forums"),)
+    assert "crashed" in browsers[1].act(NOOP)
+    assert browsers[1].act(Action("goto", ("http://wiki.test/",))) == ""
+
+
+def test_a_killed_browser_costs_its_episodes_and_the_next_reset_works(pages):
+    browsers = [pages.open(), pages.open()]
+    worker = browsers[0]._worker
+    (main,) = [p for p in browser_processes(worker.pid) if not kind_of(p) and p.num_threads() > 1]
+    family = browser_processes(worker.pid)
+    main.kill()
+    for browser in browsers:
+        with pytest.raises(EnvironmentFault, match="the browser died") as caught:
+            browser.act(NOOP)
+        assert caught.value.kind == "environment_error"
+    assert all_gone(family)
+    assert pages.open().tabs == (("http://shop.test/", "One Stop Market"),)
+    assert pages.browsers[-1]._worker is worker
+
+
+def test_a_page_that_never_returns_is_ended_in_time_and_leaves_no_process(pages):
+    stuck, neighbour = pages.open(), pages.open()
+    worker = stuck._worker
+    family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
+    began = time.monotonic()
+    with pytest.raises(EnvironmentFault, match="longer than 4 s") as caught:
+        stuck.ask(Evaluate(stuck.name, 0, "{ while (true) {} }"))
+    assert time.monotonic() - began < 3 * DEADLINE_S
+    assert caught.value.code == "deadline"
+    with pytest.raises(EnvironmentFault, match="the browser was ended"):
+        neighbour.act(NOOP)
+    assert all_gone(family)
+    assert pages.open().tabs == (("http://shop.test/", "One Stop Market"),)
+    assert pages.browsers[-1]._worker is not worker
+
+
+def test_an_environment_whose_browser_died_is_reset_and_plays_on():
+    env = WebArena(backend="chromium")
+    try:
+        env.reset(seed=0, options={"task": "shopping/7101/0"})
+        env._opened.browser._worker.close()
+        with pytest.raises(EpisodeFailure):
+            env.step("noop(0)")
+        env.reset(seed=0, options={"task": "shopping/7101/0"})
+        while (action := env.expert_action()) is not None:
+            _, reward, done, _, _ = env.step(action)
+            if done:
+                break
+        assert reward == 1
+    finally:
+        env.close()
+
+
+SCRIPT = """
+import sys
+from agentgym_servers.webarena import WebArena
+env = WebArena(backend="chromium")
+env.reset(seed=0)
+if sys.argv[1] == "stuck":
+    import threading
+    from agentgym_servers.web.chromium.messages import Evaluate
+    browser = env._opened.browser
+    ask = lambda: browser.ask(Evaluate(browser.name, 0, "{ while (true) {} }"))
+    threading.Thread(target=ask, daemon=True).start()
+print(env._opened.browser._worker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None], ids=str)
+@pytest.mark.parametrize("state", ["idle", "stuck"])
+def test_no_process_is_left_when_whoever_asked_is_gone(state, how):
+    asker = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, state],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=child_environment(),
+    )
+    with asker.stdin, asker.stdout:
+        worker = psutil.Process(int(asker.stdout.readline()))
+        family = [worker, *worker.children(recursive=True)]
+        assert len(family) > 4
+        if how is None:
+            asker.stdin.close()
+        else:
+            os.kill(asker.pid, how)
+        asker.wait(60)
+    assert all_gone(family, timeout_s=30)
