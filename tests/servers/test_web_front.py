@@ -8,14 +8,15 @@ import msgspec
 import pytest
 import requests
 from door_client import ask, through
-from web_shop import BLOB, SHOP
+from web_shop import TinySession
 
 from agentgym_servers.web.front.front import Front
 from agentgym_servers.web.front.proxy_gate import session_gate
 from agentgym_servers.web.har import har_entries
 from agentgym_servers.web.shop.data import logged_in_cookies
 from agentgym_servers.web.shop.schema import ADMIN, ADMIN_PASSWORD, CUSTOMER
-from agentgym_servers.web.site import Response, SiteSession
+from agentgym_servers.web.shop.shop import SHOP as WHOLE_SHOP
+from agentgym_servers.web.site import Response
 from shop_reader import ADMIN_HOST, SHOP_HOST, shop_session
 
 TINY = "http://tiny.test"
@@ -32,10 +33,6 @@ class Fixed:
         return self.response
 
 
-def tiny_session():
-    return SiteSession({"tiny.test": SHOP}, {SHOP: BLOB})
-
-
 @pytest.fixture
 def front():
     with Front() as front:
@@ -44,10 +41,7 @@ def front():
 
 @pytest.fixture
 def tiny(front):
-    session = tiny_session()
-    yield front.open_door(session_gate(session, ["tiny.test"], record=True))
-    front.close()
-    session.close()
+    return front.open_door(session_gate(TinySession(), ["tiny.test"], record=True))
 
 
 @pytest.fixture
@@ -58,9 +52,7 @@ def shop(front):
 def gives(front, response):
     """A door to a site that always gives this."""
     site = Fixed(response)
-    return front.open_door(
-        session_gate(SiteSession({"tiny.test": site}, {site: BLOB}), ["tiny.test"])
-    )
+    return front.open_door(session_gate(TinySession(site), ["tiny.test"]))
 
 
 def test_a_page_comes_by_the_host_in_its_address_whatever_the_host_header_says(tiny):
@@ -251,9 +243,8 @@ def test_webarenas_evaluators_ask_the_rest_interface_with_a_token(front):
 def test_reviews_are_asked_by_sku(front):
     session = shop_session()
     door = front.open_door(session_gate(session, [SHOP_HOST], rest=True))
-    sku = (
-        session.database(session._sites[SHOP_HOST]).execute("SELECT sku FROM product").fetchone()[0]
-    )
+    database = session.database(WHOLE_SHOP)
+    sku = database.execute("SELECT sku FROM product").fetchone()["sku"]
     answer = ask(door, f"http://{SHOP_HOST}/rest/V1/products/{sku}/reviews")
     assert answer.headers["Content-Type"] == "application/json"
     assert isinstance(json.loads(answer.body), list)
@@ -266,7 +257,7 @@ def test_the_shop_knows_who_is_logged_in_by_the_cookie(shop):
 
 
 def test_a_hundred_doors_at_the_same_addresses_see_their_own_carts_only(front):
-    doors = [front.open_door(session_gate(tiny_session(), ["tiny.test"])) for _ in range(100)]
+    doors = [front.open_door(session_gate(TinySession(), ["tiny.test"])) for _ in range(100)]
     for number, door in enumerate(doors):
         ask(door, f"{TINY}/cart/add", "POST", f"product=Lamp+{number}.", FORM)
     for number, door in enumerate(doors):
@@ -276,7 +267,7 @@ def test_a_hundred_doors_at_the_same_addresses_see_their_own_carts_only(front):
 
 
 def test_a_door_has_a_port_of_its_own_on_loopback(front):
-    addresses = {front.open_door(session_gate(tiny_session(), ["tiny.test"])).address for _ in "ab"}
+    addresses = {front.open_door(session_gate(TinySession(), ["tiny.test"])).address for _ in "ab"}
     assert len(addresses) == 2
     assert all(address.startswith("http://127.0.0.1:") for address in addresses)
 
@@ -304,7 +295,7 @@ def test_what_was_asked_is_remembered_for_an_archive(tiny):
 
 
 def test_nothing_is_remembered_unless_it_is_asked_for(front):
-    door = front.open_door(session_gate(tiny_session(), ["tiny.test"]))
+    door = front.open_door(session_gate(TinySession(), ["tiny.test"]))
     ask(door, f"{TINY}/cart")
     assert door.exchanges == ()
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from door_client import ask, connect, place, rest_of, send, status_of
-from web_shop import BLOB, SHOP
+from web_shop import TinySession
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.web.front.front import Front, listen_at
@@ -31,8 +31,8 @@ def front():
 @pytest.fixture
 def open_door(front):
     def open_door(**limits):
-        session = SiteSession({"tiny.test": SHOP}, {SHOP: BLOB})
-        return front.open_door(session_gate(session, ["tiny.test"]), limits=Limits(**limits))
+        gate = session_gate(TinySession(), ["tiny.test"])
+        return front.open_door(gate, limits=Limits(**limits))
 
     return open_door
 
@@ -239,7 +239,7 @@ def test_a_closed_door_takes_its_clients_along_and_frees_its_port(front, door):
 def test_a_front_closes_amid_requests_and_leaves_no_thread_and_no_socket():
     before = psutil.Process().num_fds(), threading.active_count()
     front = Front()
-    session = SiteSession({"tiny.test": SHOP}, {SHOP: BLOB})
+    session = TinySession()
     doors = [front.open_door(session_gate(session, ["tiny.test"])) for _ in range(5)]
     asking = threading.Barrier(6)
 

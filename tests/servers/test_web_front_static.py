@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from door_client import ask
-from web_shop import BLOB, SHOP
+from web_shop import TinySession
 
 from agentgym_servers.web.front import static_site
 from agentgym_servers.web.front.front import Front
@@ -37,10 +37,8 @@ def folder(tmp_path):
 @pytest.fixture
 def door(folder):
     with Front() as front:
-        session = SiteSession({"tiny.test": SHOP}, {SHOP: BLOB})
         beside = {"files.test": StaticSite(folder)}
-        yield front.open_door(session_gate(session, ["tiny.test"], beside=beside))
-    session.close()
+        yield front.open_door(session_gate(TinySession(), ["tiny.test"], beside=beside))
 
 
 @pytest.mark.parametrize(
