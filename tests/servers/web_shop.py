@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from html import escape
 
 from agentgym_servers.web.actions import ActionProblem, parse_action
-from agentgym_servers.web.site import Request, Response, SiteSession
+from agentgym_servers.web.site import Request, Response, Site, SiteSession
 from agentgym_servers.web.text_browser import TextBrowser
 
 HOME = "http://tiny.test/"
@@ -97,12 +98,23 @@ def _page(name: str, database: sqlite3.Connection, request: Request) -> str:
 
 
 SHOP = TinyShop()
-BLOB = SHOP.make_database(0).serialize()
+with closing(SHOP.make_database(0)) as _database:
+    BLOB = _database.serialize()
+
+
+class TinySession(SiteSession):
+    """A session with the shop that is closed when nobody holds it any more."""
+
+    def __init__(self, site: Site = SHOP) -> None:
+        super().__init__({"tiny.test": site}, {site: BLOB})
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def open_browser(path: str = "", **options: int) -> TextBrowser:
     """A browser with a session of its own, at a page of the shop."""
-    browser = TextBrowser(SiteSession({"tiny.test": SHOP}, {SHOP: BLOB}), **options)
+    browser = TextBrowser(TinySession(), **options)
     assert do(browser, f"goto('{HOME}{path}')") == ""
     return browser
 

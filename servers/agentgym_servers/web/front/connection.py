@@ -70,7 +70,9 @@ class Connection:
 
     async def _read_head(self) -> HttpRequest | None:
         async with asyncio.timeout(self._limits.idle_s):
-            first = await self._reader.read(1)
+            # Empty lines before a request are skipped, as HTTP/1.1 has it.
+            while (first := await self._reader.read(1)) in (b"\r", b"\n"):
+                pass
         if not first:
             return None
         try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
-from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable
 
 from agentgym_servers.web.front.connection import Connection
@@ -14,6 +14,8 @@ from agentgym_servers.web.front.limits import Limits
 from agentgym_servers.web.har import Exchange
 
 logger = logging.getLogger(__name__)
+
+_OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Door:
@@ -31,7 +33,6 @@ class Door:
         self._listener = listener
         self._limits = limits
         self._close = close
-        self._server: asyncio.Server | None = None
         self._visits: set[asyncio.Task[None]] = set()
         host, port = listener.getsockname()[:2]
         self.address: str = f"http://{host}:{port}"
@@ -48,41 +49,65 @@ class Door:
 
     async def listen(self) -> None:
         """Begin to take connections; runs in the front's thread."""
-        self._server = await asyncio.start_server(
-            self._receive, sock=self._listener, limit=self._limits.head_bytes
-        )
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._take_in)
 
     async def shut(self) -> None:
         """Do what `close` says; runs in the front's thread."""
-        if self._server is None:
-            return
-        # A connection that was just taken in finds no server any more, and ends at once.
-        server, self._server = self._server, None
-        server.close()
-        for task in self._visits:
-            task.cancel()
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
+        for visit in self._visits:
+            visit.cancel()
         if self._visits:
             await asyncio.wait(self._visits)
-        await server.wait_closed()
+        # What was aborted lets go of its socket in the loop's next turn.
+        await asyncio.sleep(0)
 
-    def _receive(self, reader: StreamReader, writer: StreamWriter) -> None:
-        if self._server is None or len(self._visits) >= self._limits.connections:
-            writer.transport.abort()
+    def _take_in(self) -> None:
+        # asyncio.start_server is not used: it loses a client that comes while it is closed.
+        try:
+            client, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in _OUT_OF_ROOM:
+                self._rest()
+            logger.debug("a client could not be taken in: %s", error)
             return
-        visit = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        if len(self._visits) >= self._limits.connections:
+            client.close()
+            return
+        visit = asyncio.get_running_loop().create_task(self._serve(client))
         self._visits.add(visit)
 
         def leave(visit: asyncio.Task[None]) -> None:
-            writer.transport.abort()
             self._visits.discard(visit)
+            client.close()
 
         visit.add_done_callback(leave)
 
-    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        await Connection(reader, writer, self._gate, self._limits).serve()
-        writer.close()
+    def _rest(self) -> None:
+        """Leave clients waiting for a second, in which others may end."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+
+        def go_on() -> None:
+            if self._listener.fileno() >= 0:
+                loop.add_reader(self._listener, self._take_in)
+
+        loop.call_later(1.0, go_on)
+
+    async def _serve(self, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(self._limits.head_bytes, loop)
+        transport, protocol = await loop.connect_accepted_socket(
+            lambda: asyncio.StreamReaderProtocol(reader, loop=loop), client
+        )
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
+            await Connection(reader, writer, self._gate, self._limits).serve()
+            writer.close()
             async with asyncio.timeout(self._limits.write_s):
                 await writer.wait_closed()
         except OSError as error:
             logger.debug("a client did not take its last bytes: %s", error)
+        finally:
+            transport.abort()

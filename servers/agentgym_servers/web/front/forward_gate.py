@@ -56,6 +56,7 @@ class ForwardGate:
     exchanges: tuple[Exchange, ...] = ()
 
     def __init__(self, sites: SiteMap, limits: Limits | None = None) -> None:
+        """`limits` are those of the gate's door."""
         self._limits = limits or Limits()
         self._open: dict[str, set[tuple[str, int]]] = {"http": set(), "https": set()}
         for base in sites.bases.values():

@@ -82,10 +82,7 @@ class Front:
         for door in self._doors:
             await door.shut()
         self._doors.clear()
-        # Connections that were being taken in, and those that were turned away.
-        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(tasks)
-        await self._loop.shutdown_asyncgens()
+        # It looks up the names of real sites, if there are any.
         await self._loop.shutdown_default_executor()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

@@ -26,7 +26,7 @@ class Limits:
     """From the end of a request's head to the end of its body."""
     write_s: float = 30.0
     """For a client to take in a reply."""
-    linger_s: float = 1.0
+    linger_s: float = 5.0
     """For a client to take in a reply that ends the connection amid its request."""
     forward_s: float = 60.0
     """For a real site to answer; beyond it is 504."""
