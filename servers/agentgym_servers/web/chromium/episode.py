@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 import browsergym.miniwob
@@ -16,6 +17,7 @@ from agentgym_servers.web.chromium.look import tree_of, when_settled
 from agentgym_servers.web.chromium.messages import Seen, StartMiniWoB, StartSites
 
 _ACTION_TIMEOUT_MS: Final = 10_000
+_TAB_TIMEOUT_S: Final = 3.0
 _VIEWPORT: Final = {"width": 1280, "height": 720}
 _SCHEMES: Final = ("http://", "https://", "about:", "chrome-error:")
 _NOT_OPENED: Final = "Error: this address is out of bounds: {}"
@@ -98,6 +100,10 @@ class Episode:
             self._env.reset(seed=seed)
             self._context = self._env.context
             self._context.route(lambda url: not url.startswith(_SCHEMES), _abort)
+            session = self._context.new_cdp_session(self._env.page)
+            self._own = session.send("Target.getTargetInfo")["targetInfo"]["browserContextId"]
+            session.detach()
+            self._devtools = self._context.browser.new_browser_cdp_session()
             self._context.on("page", self._watch)
             for page in self._context.pages:
                 self._watch(page)
@@ -109,6 +115,7 @@ class Episode:
     def act(self, calls: str) -> str:
         """Do BrowserGym's calls; the error as it words it, empty if there is none."""
         _, self._reward, self._done, _, _ = self._env.step(calls)
+        self._await_tabs()
         return str(self._env.last_action_error).partition("\nCall log:")[0]
 
     def look(self, error: str = "") -> Seen:
@@ -149,7 +156,30 @@ class Episode:
 
     def close(self) -> None:
         """End the context, with all its pages."""
-        self._env.close()
+        try:
+            self._devtools.detach()
+        finally:
+            self._env.close()
+
+    def _await_tabs(self) -> None:
+        """Wait for tabs that the last action opened: Playwright tells of them a little later."""
+        opening = self._tabs_there() - len(self._context.pages)
+        if opening <= 0:
+            return
+        began = time.monotonic()
+        while self._tabs_there() > len(self._context.pages):
+            if time.monotonic() - began > _TAB_TIMEOUT_S:
+                return
+            self._env.page.wait_for_timeout(10)
+        self._env._wait_dom_loaded()
+        self._context.cookies()  # lets BrowserGym hear which tab shows
+        self._env._active_page_check()
+
+    def _tabs_there(self) -> int:
+        """How many tabs of this episode the browser itself has."""
+        targets = self._devtools.send("Target.getTargets")["targetInfos"]
+        mine = [t for t in targets if t["type"] == "page" and t["browserContextId"] == self._own]
+        return len(mine)
 
     def _watch(self, page: Page) -> None:
         page.on("crash", self._note_crash)

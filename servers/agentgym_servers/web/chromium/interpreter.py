@@ -67,7 +67,10 @@ def package_folder(name: str) -> Path | None:
         python = web_python()
     except MissingExtra:
         return None
-    asked = f"import importlib.util as u; s = u.find_spec({name!r}); print(s.origin if s else '')"
+    asked = (
+        f"import importlib.util as u; s = u.find_spec({name!r}); "
+        "print(*(s.submodule_search_locations or ())[:1] if s else '')"
+    )
     told = subprocess.run(
         [python, "-P", "-c", asked],
         env=web_environment(),
@@ -76,8 +79,8 @@ def package_folder(name: str) -> Path | None:
         check=True,
         timeout=_TIMEOUT_S,
     )
-    origin = Path(told.stdout.strip())
-    return origin.parent if origin.is_absolute() else None
+    folder = Path(told.stdout.strip())
+    return folder if folder.is_absolute() else None
 
 
 def _folder_of(spec: ModuleSpec | None) -> Path | None:

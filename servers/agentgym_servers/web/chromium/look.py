@@ -92,6 +92,9 @@ def _is_open_to_scripts(frame: Frame) -> bool:
     """Whether a frame may be read by scripts: some are sandboxed, some show no document."""
     if frame.parent_frame is None:
         return True
+    # In a frame whose load was refused a script would wait for ever.
+    if not frame.url.startswith(("http://", "https://", "about:")):
+        return False
     element = frame.frame_element()
     sandbox = element.get_attribute("sandbox")
     allowed = sandbox is None or "allow-scripts" in sandbox.split()

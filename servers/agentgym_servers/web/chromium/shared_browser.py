@@ -20,8 +20,7 @@ _SWITCHES: Final = (
     # Everything goes through a proxy on 127.0.0.1: no name may be looked up beside it, and no
     # packet sent beside it.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    "--webrtc-ip-handling-policy=disable_non_proxied_udp",
-    "--force-webrtc-ip-handling-policy",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",

@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 class Worker:
     """A running process with a browser."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float | None = None) -> None:
         self.episodes: set[str] = set()
-        self._timeout_s = timeout_s
+        self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._lock = threading.Lock()
         find_chromium()  # to say so here, and not in a log
         self._process = subprocess.Popen(
