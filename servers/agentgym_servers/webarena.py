@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from agentgym_env.errors import BadRequest
@@ -16,6 +16,7 @@ from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.interpreter import web_python
 from agentgym_servers.web.chromium.workers import MOST_EPISODES
 from agentgym_servers.web.evaluators import evaluate
+from agentgym_servers.web.har import Exchange
 from agentgym_servers.web.judge import Judge
 from agentgym_servers.web.layouts import View, agentgym_text, browsergym_text, own_action
 from agentgym_servers.web.opened import Opened
@@ -170,6 +171,10 @@ class WebArena(TextEnv):
         """Let go of the pages and the session's data."""
         self._let_go()
         super().close()
+
+    def exchanges(self) -> Sequence[Exchange]:
+        """What embedded sites were asked and answered in the episode, for an HTTP archive."""
+        return self._open.exchanges()
 
     @property
     def _open(self) -> Opened:

@@ -5,13 +5,21 @@ import json
 import pytest
 
 from agentgym_env.errors import MissingExtra
+from agentgym_servers.web import verified
+from agentgym_servers.web.actions import parse_action
+from agentgym_servers.web.chromium.interpreter import package_folder
 from agentgym_servers.web.har import Exchange, har_entries, url_of
 from agentgym_servers.web.site import Request, Response
 from agentgym_servers.web.site_map import embedded_sites
 from agentgym_servers.web.tasks import read_tasks
-from agentgym_servers.web.verified import Expected, verified_task, verify
+from agentgym_servers.web.verified import Expected, demonstrated, verified_task, verify
+from agentgym_servers.webarena import WebArena
 from web_pages import task_json
 
+needs_package = pytest.mark.skipif(
+    package_folder("webarena_verified") is None,
+    reason="WebArena-Verified is not installed; run `make setup-web`",
+)
 ADD = Exchange(
     Request("POST", "shop.test", "/cart/add", {}, {"sku": ["S 1"], "qty": ["2"]}, {"sid": "x"}),
     Response(status=302, location="/cart", cookies={"cart": "1", "old": None}),
@@ -57,12 +65,12 @@ def test_a_task_says_what_is_expected_of_the_answer_and_of_the_requests():
 
 
 def test_without_the_package_it_is_said_what_to_type(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "webarena_verified", None)
-    with pytest.raises(MissingExtra, match="pip install webarena-verified"):
+    monkeypatch.setattr(verified, "package_folder", lambda name: None)
+    with pytest.raises(MissingExtra, match="make setup-web"):
         verify(own(Expected("mutate")), "{}", [ADD], embedded_sites())
 
 
-@pytest.mark.filterwarnings("ignore:Transitional processing:DeprecationWarning")
+@needs_package
 @pytest.mark.parametrize(
     ("expected", "answer", "score"),
     [
@@ -77,7 +85,32 @@ def test_without_the_package_it_is_said_what_to_type(monkeypatch):
     ],
 )
 def test_the_package_judges_our_tasks_on_our_requests(expected, answer, score):
-    pytest.importorskip("webarena_verified.api", exc_type=ImportError)
     said = {"status": "SUCCESS", "retrieved_data": None, "error_details": None, **answer}
     verdict = verify(own(expected), json.dumps(said), [SEARCH, ADD], embedded_sites())
     assert verdict == score
+
+
+@needs_package
+@pytest.mark.parametrize("task", ["shopping/7101/0", "shopping_admin/7310/4", "reddit/1011/10"])
+def test_an_experts_trace_is_a_task_for_the_package_which_nothing_else_passes(task):
+    env = WebArena()
+    env.reset(seed=0, options={"task": task})
+    untouched = env.exchanges()
+    answer = ""
+    while (action := env.expert_action()) is not None:
+        _, reward, done, _, _ = env.step(action)
+        if done:
+            answer = parse_action(action).text(0)
+            break
+    expected = demonstrated(env.exchanges(), answer)
+    written = verified_task(env._web_task, expected)
+    told = {
+        "task_type": expected.task_type,
+        "status": "SUCCESS",
+        "retrieved_data": None if expected.retrieved is None else list(expected.retrieved),
+    }
+    sites = embedded_sites()
+    assert verify(written, json.dumps(told), env.exchanges(), sites) == reward == 1
+    wrong = {**told, "retrieved_data": ["something else"] if expected.retrieved else None}
+    assert verify(written, json.dumps(wrong), untouched, sites) == 0
+    env.close()

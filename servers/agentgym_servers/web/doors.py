@@ -17,7 +17,8 @@ from agentgym_servers.web.site_map import SiteMap
 
 def open_embedded(session: SiteSession) -> Door:
     """A door to a session's sites alone."""
-    return _front(os.getpid()).open_door(session_gate(session, [host_of(site) for site in HOSTS]))
+    gate = session_gate(session, [host_of(site) for site in HOSTS], record=True)
+    return _front(os.getpid()).open_door(gate)
 
 
 def open_real(sites: SiteMap) -> Door:

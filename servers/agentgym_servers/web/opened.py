@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentgym_servers.web.action import Action
@@ -13,6 +13,8 @@ from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.messages import Cookie, LogIn, StartSites
 from agentgym_servers.web.doors import open_embedded, open_real
 from agentgym_servers.web.embedded import Embedded, starting_cookies
+from agentgym_servers.web.front.door import Door
+from agentgym_servers.web.har import Exchange
 from agentgym_servers.web.page_access import Pages, Rest
 from agentgym_servers.web.real_rest import RealRest
 from agentgym_servers.web.site_map import SiteMap
@@ -30,6 +32,8 @@ class Opened:
     pages: Pages
     rest: Rest
     close: Callable[[], None]
+    exchanges: Callable[[], Sequence[Exchange]]
+    """What the sites were asked and answered so far; real ones are not listened to."""
 
 
 def open_text(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
@@ -42,7 +46,13 @@ def open_text(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
         if number:
             browser.act(Action("new_tab"))
         browser.act(Action("goto", (sites.resolve(url),)))
-    return Opened(browser, TextPages(browser), SiteRest(session), session.close)
+    return Opened(
+        browser,
+        TextPages(browser),
+        SiteRest(session),
+        session.close,
+        lambda: tuple(browser.exchanges),
+    )
 
 
 def open_chromium(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
@@ -64,7 +74,7 @@ def open_chromium(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
         door.close()
         session.close()
 
-    return _in_chromium(start, sites, SiteRest(session), end)
+    return _in_chromium(start, sites, SiteRest(session), end, door)
 
 
 def open_on_real_sites(sites: SiteMap, task: WebTask) -> Opened:
@@ -85,10 +95,12 @@ def open_on_real_sites(sites: SiteMap, task: WebTask) -> Opened:
         door.close()
         rest.close()
 
-    return _in_chromium(start, sites, rest, end)
+    return _in_chromium(start, sites, rest, end, door)
 
 
-def _in_chromium(start: StartSites, sites: SiteMap, rest: Rest, end: Callable[[], None]) -> Opened:
+def _in_chromium(
+    start: StartSites, sites: SiteMap, rest: Rest, end: Callable[[], None], door: Door
+) -> Opened:
     try:
         browser = ChromiumBrowser(start, origins_of(sites.bases).__contains__)
     except BaseException:
@@ -99,4 +111,4 @@ def _in_chromium(start: StartSites, sites: SiteMap, rest: Rest, end: Callable[[]
         browser.close()
         end()
 
-    return Opened(browser, browser, rest, close)
+    return Opened(browser, browser, rest, close, lambda: door.exchanges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -11,12 +12,14 @@ from agentgym_servers.web.action import ENDINGS, Action
 from agentgym_servers.web.bounds import bounds_error, typed_error
 from agentgym_servers.web.browser import MAX_TREE_CHARS, cut_tree
 from agentgym_servers.web.gestures import BrowserError
+from agentgym_servers.web.har import Exchange
 from agentgym_servers.web.page import BLANK, Page, as_html, blank_page, join_url, normal_url
 from agentgym_servers.web.site import Request, SiteSession
 from agentgym_servers.web.submission import Visit
 
 _MOST_REDIRECTS: Final = 10
 _MOST_TABS: Final = 20
+_MOST_EXCHANGES: Final = 2_000
 _MOST_HISTORY: Final = 50
 _SEEN_ONLY: Final = frozenset({"noop", "scroll"}) | ENDINGS
 
@@ -51,6 +54,8 @@ class TextBrowser:
         self._max_tree_chars = max_tree_chars
         self._cookies: dict[str, dict[str, str]] = {}
         self._tabs = [_Tab()]
+        self.exchanges: deque[Exchange] = deque(maxlen=_MOST_EXCHANGES)
+        """What the sites were asked and answered, the last of it."""
         self.active = 0
         """Which tab is shown."""
 
@@ -161,6 +166,7 @@ class TextBrowser:
             path = unquote(parts.path)
             request = Request(method, host, path, query, form or {}, dict(cookies))
             response = self._session.answer(request)
+            self.exchanges.append(Exchange(request, response, self.document().url))
             for name, value in response.cookies.items():
                 if value is None:
                     cookies.pop(name, None)

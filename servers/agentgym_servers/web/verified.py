@@ -5,14 +5,22 @@ It judges the agent's closing JSON and the requests that were sent, and neither 
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
 from agentgym_env.errors import AgentGymError, MissingExtra
-from agentgym_servers.web.har import Exchange, har_entries
+from agentgym_servers.web.chromium.interpreter import (
+    package_folder,
+    web_environment,
+    web_python,
+)
+from agentgym_servers.web.har import Exchange, har_entries, url_of
 from agentgym_servers.web.site_map import SiteMap
 from agentgym_servers.web.tasks import WebTask
 
@@ -25,6 +33,7 @@ Status = Literal[
     "UNKNOWN_ERROR",
 ]
 _NO_DATA: Final = {"type": "null"}
+_TIMEOUT_S: Final = 120.0
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -74,23 +83,77 @@ def verified_task(task: WebTask, expected: Expected) -> dict[str, Any]:
     }
 
 
+def demonstrated(exchanges: Sequence[Exchange], answer: str) -> Expected:
+    """What somebody did who solved a task, as what the task asks: forms sent, and the answer."""
+    sent = [one for one in exchanges if one.request.method == "POST"]
+    requests = [
+        {
+            "url": url_of(one.request),
+            "http_method": "POST",
+            "post_data": {name: texts[-1] for name, texts in one.request.form.items()},
+            "response_status": one.response.status,
+        }
+        for one in sent
+    ]
+    if requests:
+        return Expected("mutate", requests=requests)
+    return Expected("retrieve", [answer]) if answer else Expected("navigate")
+
+
 def verify(
     verified: Mapping[str, Any], answer: str, exchanges: Sequence[Exchange], sites: SiteMap
 ) -> float:
-    """The package's score, 0.0 or 1.0, of an answer and the requests of an episode."""
-    tasks, config, evaluator = _package()
-    task = tasks.WebArenaVerifiedTask.model_validate(dict(verified))
-    environments = {f"__{site.upper()}__": {"urls": [base]} for site, base in sites.bases.items()}
+    """The package's score, 0.0 or 1.0, of an answer and the requests of an episode.
+
+    Where the package is not installed here, it is asked in the environment of `make setup-web`.
+    """
+    case = {
+        "task": dict(verified),
+        "answer": answer,
+        "trace": har_entries(exchanges),
+        "environments": {
+            f"__{site.upper()}__": {"urls": [base]} for site, base in sites.bases.items()
+        },
+    }
+    here = importlib.util.find_spec("webarena_verified") is not None
+    told = judge_case(case) if here else _judge_elsewhere(case)
+    if told["errors"]:
+        raise AgentGymError(f"WebArena-Verified gave no verdict: {told['errors'][0]}")
+    return float(told["score"])
+
+
+def judge_case(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Judge a task, an answer and a trace by the package, which is installed here."""
+    tasks = importlib.import_module("webarena_verified.types.task")
+    config = importlib.import_module("webarena_verified.types.config")
+    evaluator = importlib.import_module("webarena_verified.api.internal.evaluator")
+    task = tasks.WebArenaVerifiedTask.model_validate(case["task"])
     judge = evaluator.WebArenaVerifiedEvaluator(
-        config=config.WebArenaVerifiedConfig(environments=environments), reader=_OneTask(task)
+        config=config.WebArenaVerifiedConfig(environments=case["environments"]),
+        reader=_OneTask(task),
     )
     result = judge.evaluate_task(
-        task_id=task.task_id, agent_response=answer, network_trace=har_entries(exchanges)
+        task_id=task.task_id, agent_response=case["answer"], network_trace=case["trace"]
     )
-    errors = [one.error_msg for one in (result, *result.evaluators_results) if one.error_msg]
-    if errors:
-        raise AgentGymError(f"WebArena-Verified gave no verdict: {errors[0]}")
-    return float(result.score)
+    told = (result, *result.evaluators_results)
+    return {"score": result.score, "errors": [one.error_msg for one in told if one.error_msg]}
+
+
+def _judge_elsewhere(case: Mapping[str, Any]) -> Any:
+    if package_folder("webarena_verified") is None:
+        raise MissingExtra(
+            "WebArena-Verified is neither here nor in the browser's environment: run "
+            "`make setup-web`, or pip install 'agentgym-sdk[webarena-verified]' there"
+        )
+    done = subprocess.run(
+        [web_python(), "-P", "-m", "agentgym_servers.web.verified"],
+        input=msgspec.json.encode(case),
+        env=web_environment(),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=_TIMEOUT_S,
+    )
+    return msgspec.json.decode(done.stdout)
 
 
 class _OneTask:
@@ -104,13 +167,5 @@ class _OneTask:
         return self._task
 
 
-def _package() -> tuple[Any, Any, Any]:
-    try:
-        tasks = importlib.import_module("webarena_verified.types.task")
-        config = importlib.import_module("webarena_verified.types.config")
-        evaluator = importlib.import_module("webarena_verified.api.internal.evaluator")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"WebArena-Verified needs {error.name}: pip install webarena-verified"
-        ) from error
-    return tasks, config, evaluator
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(judge_case(json.load(sys.stdin))))
