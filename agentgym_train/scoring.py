@@ -1,59 +1,64 @@
-"""Scores the tokens of rows of unequal length without paying for their padding."""
+"""Log-probabilities and entropies of the trained tokens of a pass, the LM head at those alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-Scored = tuple[Tensor, Tensor | None, Tensor | None]
-"""(logprobs (B, T), entropies (B, T) or None, auxiliary loss or None)"""
-
-_SPREAD = 1.25
-"""The longest row of a chunk is at most this many times its shortest."""
+from agentgym_env.errors import AgentGymError
+from agentgym_train.packing import Layout
 
 
-def score_by_length(
-    score: Callable[[Tensor, Tensor, int], Scored],
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    completion_width: int,
-) -> Scored:
-    """`score(input_ids, attention_mask, width)` over chunks of rows of like length.
+class UnscorableModel(AgentGymError, RuntimeError):
+    """A model whose backbone does not give one hidden vector for each token of its input."""
 
-    A row is a left-padded prompt and a right-padded completion of `completion_width` = T columns.
-    Columns that are padding in a whole chunk are cut off before the forward; their scores are 0.
+
+def backbone_of(model: Any) -> Any:
+    """The part below the LM head of an unwrapped model, PEFT's adapters left in place."""
+    return (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model
+
+
+def score(model: Any, backbone: Any, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    """(logprobs (R, W), entropies (R, W) or None), 0 where nothing is scored.
+
+    `model` bears TRL's fused LM head, and may be wrapped for distribution: it is called as a whole,
+    and `backbone` is a part of it. The head computes its logits in tiles and again in the backward
+    pass, so no (S, V) tensor is kept; temperature, softcapping and scaling are its affair.
     """
-    prompt_width = input_ids.shape[1] - completion_width
-    chunks = _chunks(attention_mask.sum(1).tolist())
-    logprobs, entropies = [], []
-    for rows in chunks:
-        chosen = torch.tensor(rows, device=input_ids.device)
-        mask = attention_mask.index_select(0, chosen)  # (rows, columns)
-        used = mask.any(0).nonzero()  # (used columns, 1)
-        first, end = int(used[0]), max(int(used[-1]) + 1, prompt_width + 1)
-        ids = input_ids.index_select(0, chosen)[:, first:end]
-        found, spread, _ = score(ids, mask[:, first:end], end - prompt_width)
-        missing = prompt_width + completion_width - end
-        logprobs.append(pad(found, (0, missing)))  # (rows, T)
-        if spread is not None:
-            entropies.append(pad(spread, (0, missing)))  # (rows, T)
-    order = torch.tensor([row for rows in chunks for row in rows], device=input_ids.device)
-    back = order.argsort()
-    return (
-        torch.cat(logprobs).index_select(0, back),
-        torch.cat(entropies).index_select(0, back) if entropies else None,
-        None,
-    )
+    positions = {} if layout.position_ids is None else {"position_ids": layout.position_ids}
+    with _hidden_states_at(backbone, layout):
+        output = model(
+            input_ids=layout.input_ids,
+            shift_labels=layout.labels[None],  # (1, S)
+            fused_lm_head=True,
+            **positions,
+        )
+
+    def back(values: Tensor) -> Tensor:
+        return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)
+
+    return back(output.log_probs), None if output.entropy is None else back(output.entropy)
 
 
-def _chunks(lengths: list[int]) -> list[list[int]]:
-    """Row numbers, shortest rows first, in chunks of like length."""
-    chunks: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not chunks or lengths[row] > _SPREAD * lengths[chunks[-1][0]]:
-            chunks.append([])
-        chunks[-1].append(row)
-    return chunks
+@contextmanager
+def _hidden_states_at(backbone: Any, layout: Layout) -> Iterator[None]:
+    """Within, the backbone hands on the hidden states of the predictors alone, as (1, S, H)."""
+
+    def select(module: Any, inputs: Any, output: Any) -> Any:
+        hidden = output.last_hidden_state  # (R, L, H)
+        if hidden.shape[:2] != layout.input_ids.shape:
+            raise UnscorableModel(
+                f"{type(module).__name__} gives {tuple(hidden.shape[:2])} hidden vectors for "
+                f"{tuple(layout.input_ids.shape)} tokens; train without virtual prompt tokens"
+            )
+        output.last_hidden_state = hidden.flatten(0, 1)[layout.predictors][None]  # (1, S, H)
+        return output
+
+    handle = backbone.register_forward_hook(select)
+    try:
+        yield
+    finally:
+        handle.remove()

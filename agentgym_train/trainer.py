@@ -2,7 +2,8 @@
 
 Two of TRL's seams are used: `rollout_func`, which plays the episodes, and
 `_generate_and_score_completions`, whose advantages are replaced by ours of shape (B, T).
-Losses, optimizer, distribution, logging and checkpoints are TRL's, untouched.
+Losses, optimizer, distribution, logging and checkpoints are TRL's, untouched; how a step's
+episodes are computed is `update`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,14 +32,14 @@ from agentgym_train.config import TrainConfig
 from agentgym_train.players import draw_seed
 from agentgym_train.policy import Policy
 from agentgym_train.rollout import EpisodeStart
-from agentgym_train.scoring import score_by_length
+from agentgym_train.update import PackedUpdate
 
 
 class TooManyLost(AgentGymError, RuntimeError):
     """More of a step's episodes were lost than `max_lost_rate` allows."""
 
 
-class AgentTrainer(GRPOTrainer):
+class AgentTrainer(PackedUpdate):
     """Trains a policy on the tasks of one split.
 
     A group is `group_size` episodes of one task and one world seed, which depend on the run's seed
@@ -55,6 +55,7 @@ class AgentTrainer(GRPOTrainer):
         self.store = store
         self.horizon = config.horizon_schedule()
         self.algorithm = make_algorithm(config.algorithm, config.algorithm_args)
+        self.tokens_per_forward = config.tokens_per_forward
         self._rows: Sequence[dict[str, Any]] = ()
         self._trajectories: list[Trajectory] = []
         tasks = collector.tasks.split(config.split)
@@ -80,23 +81,6 @@ class AgentTrainer(GRPOTrainer):
         output["advantages"] = advantages.to(output["completion_ids"].device)
         return output
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """TRL's, over rows of like length at a time: episodes differ much, and padding is work."""
-        score = super()._get_per_token_logps_and_entropies
-        # A distributed model must be called equally often by every process.
-        if self.accelerator.num_processes > 1 or options.get("compute_aux_loss"):
-            return score(model, input_ids, attention_mask, logits_to_keep, **options)
-        return score_by_length(
-            partial(score, model, **options), input_ids, attention_mask, logits_to_keep
-        )
-
     @property
     def _filler(self) -> int:
         return int(self.policy.tokenizer.pad_token_id)
@@ -116,7 +100,9 @@ class AgentTrainer(GRPOTrainer):
             instruction=self.policy.instruction,
         )
         self._record(self._trajectories, horizon, time.monotonic() - began)
-        return rollout_output(self._trajectories, self._filler)
+        output = rollout_output(self._trajectories, self._filler)
+        self.score_only(output["env_mask"])
+        return output
 
     def _starts(self, step: int) -> list[EpisodeStart]:
         first = self.accelerator.process_index * len(self._rows)

@@ -34,6 +34,7 @@ CONFINED = {
     "trl": (
         "agentgym_train.config",
         "agentgym_train.trainer",
+        "agentgym_train.update",
         "agentgym_train.imitation",
         "agentgym_train.preference",
         "agentgym_adapters.trl_hooks",

@@ -6,17 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from trl import GRPOTrainer
 
 import hosting
 from agentgym_env.actions import Plain
 from agentgym_env.run_store import RunStore
+from agentgym_train.batch import rollout_output
 from agentgym_train.chat import Chat
 from agentgym_train.collector import Collector
 from agentgym_train.config import TrainConfig
 from agentgym_train.engines.protocol import EngineLost
 from agentgym_train.engines.scripted import ScriptedEngine
 from agentgym_train.policy import Policy
-from agentgym_train.trainer import AgentTrainer, TooManyLost
+from agentgym_train.trainer import AgentTrainer, TooManyLost, trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 TEMPERATURE = 0.7
@@ -122,6 +124,43 @@ def test_a_lost_episode_leaves_the_step_as_if_it_had_not_been(tmp_path):
 def test_a_step_with_too_many_lost_episodes_stops_the_run_and_says_why(tmp_path):
     with pytest.raises(TooManyLost, match=r"4 of 4 episodes were lost at step 0.*unplugged"):
         train_one_step(tmp_path, guesses(["1"], lost=set(range(12))))
+
+
+@pytest.mark.filterwarnings("ignore:.*rollout_func.*experimental")
+def test_a_step_on_single_turns_is_the_step_of_trls_own_trainer(tmp_path):
+    task = first_task(tmp_path)
+    wrong = next(n for n in "123456" if n not in (task, "2"))
+    ours, before = train_one_step(tmp_path, guesses([wrong, task, "9", wrong]), horizon=[1])
+    played = rollout_output(ours._trajectories, filler_id=0)
+    assert [len(t.turns) for t in ours._trajectories] == [1, 1, 1, 1]
+    theirs = GRPOTrainer(
+        model=tiny_model(),
+        processing_class=textcraft_tokenizer(),
+        args=ours.args,
+        train_dataset=ours.train_dataset,
+        reward_funcs=[trajectory_reward],
+        rollout_func=lambda prompts, trainer: dict(played),
+    )
+    theirs.train()
+    losses = [trainer.state.log_history[0]["loss"] for trainer in (ours, theirs)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    for (name, one), two in zip(
+        ours.model.named_parameters(), theirs.model.parameters(), strict=True
+    ):
+        assert not torch.equal(one, before[name])
+        assert torch.allclose((one - two) / LEARNING_RATE, torch.zeros(()), atol=1e-5), name
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_the_token_budget_of_a_pass_does_not_change_the_step(tmp_path, tokens):
+    task = first_task(tmp_path)
+    script = [next(n for n in "123456" if n not in (task, "2")), task, "9", "9"]
+    whole, _ = train_one_step(tmp_path / "whole", guesses(script))
+    parts, _ = train_one_step(tmp_path / "parts", guesses(script), tokens_per_forward=tokens)
+    for (name, one), two in zip(
+        whole.model.named_parameters(), parts.model.parameters(), strict=True
+    ):
+        assert torch.allclose(one, two, atol=1e-5), name
 
 
 def first_task(tmp_path) -> str:

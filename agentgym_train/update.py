@@ -1,0 +1,236 @@
+"""PackedUpdate: TRL's GRPOTrainer that computes a step in passes of like tokens, not of like rows.
+
+Losses are TRL's own, called for the episodes of one pass at a time and weighted so that loss and
+gradient are those of the whole step however it was cut, and on however many processes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+from trl import GRPOTrainer
+
+from agentgym_train.losses import weight_of_part
+from agentgym_train.packing import Passes, lay_out, plan, shares_rows, split
+from agentgym_train.scoring import backbone_of, score
+
+logger = logging.getLogger(__name__)
+
+_BUDGET = {"cpu": 4096}
+_BUDGET_ELSEWHERE = 16384
+"""Tokens of a pass where `tokens_per_forward` is 0; the CPU's is measured."""
+
+
+class PackedUpdate(GRPOTrainer):
+    """GRPOTrainer without padding, with the LM head at trained tokens, in passes of a token budget.
+
+    A pass is one model call and one backward pass. A process makes as many as the one that needs
+    most, so that the calls of a distributed model match.
+    """
+
+    tokens_per_forward: int = 0
+    """Most tokens of a pass; 0 takes what suits the device."""
+    _trained: Tensor | None = None
+    """(B, T) true at the completion tokens to score; None scores all of them."""
+    _in_one_pass: bool = False
+    """Whether what is scored now is a pass already."""
+    _told: bool = False
+
+    def score_only(self, masks: Sequence[Sequence[int]]) -> None:
+        """Say which of each completion's tokens train: until the loss, only these are scored."""
+        rows = [torch.tensor(mask, dtype=torch.bool) for mask in masks]
+        self._trained = pad_sequence(rows, batch_first=True)  # (B, T)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss of all rows. All passes but the last have had their backward pass already."""
+        mask = inputs["completion_mask"]  # (B, T)
+        mask = (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()  # (B, T)
+        if self._couples_rows():
+            with self._scoring(mask):
+                return super()._compute_loss(model, inputs)
+        lengths = (inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)).tolist()
+        passes = self._passes(model, lengths)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        before = {name: len(values) for name, values in metrics.items()}
+        computed = torch.zeros((), device=mask.device)
+        for number, rows in enumerate(passes, 1):
+            part = _rows_of(inputs, rows)
+            is_last = number == len(passes)
+            with self._scoring(mask[rows], in_one_pass=True), self._synced(model, is_last):
+                loss = super()._compute_loss(model, part) * self._weight(part, inputs, mask[rows])
+                if not is_last and torch.is_grad_enabled():
+                    self._backward(loss)
+            computed = computed + loss.detach()
+        _merge(metrics, before, self._tokens_of_passes(mask, passes))
+        return loss + (computed - loss.detach())
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **images: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """TRL's (B, T) scores, 0 off the trained tokens."""
+        if self._needs_the_padded_batch(model, compute_aux_loss, images):
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy,
+                compute_aux_loss, **images,
+            )  # fmt: skip
+        trained = _columns(self._trained, attention_mask, logits_to_keep)  # (B, P + T)
+        rows = list(range(len(input_ids)))
+        passes = (
+            [rows] if self._in_one_pass else self._passes(model, attention_mask.sum(1).tolist())
+        )
+        core = self.accelerator.unwrap_model(model)
+        backbone, shared = backbone_of(core), _shares_rows(core)
+        logprobs: list[Tensor] = []
+        entropies: list[Tensor] = []
+        for chosen in passes:
+            layout = lay_out(
+                input_ids[chosen], attention_mask[chosen], trained[chosen], shared_rows=shared
+            )
+            with self.accelerator.autocast():
+                found, spread = score(model, backbone, layout)
+            logprobs.append(found[:, -logits_to_keep:])  # (rows, T)
+            if spread is not None:
+                entropies.append(spread[:, -logits_to_keep:])
+        order = torch.tensor([row for chosen in passes for row in chosen]).argsort()
+        order = order.to(input_ids.device)  # (B,)
+        entropy = torch.cat(entropies)[order] if compute_entropy else None  # (B, T)
+        return torch.cat(logprobs)[order], entropy, None
+
+    def _passes(self, model: Any, lengths: list[int]) -> Passes:
+        """This process's passes, in the number of the process that needs most."""
+        device = self.accelerator.device
+        budget = self.tokens_per_forward or _BUDGET.get(device.type, _BUDGET_ELSEWHERE)
+        shared = _shares_rows(self.accelerator.unwrap_model(model))
+        passes = plan(lengths, budget, shared_rows=shared)
+        if self.accelerator.num_processes > 1:
+            counts = self.accelerator.gather(torch.tensor([len(passes)], device=device))
+            passes = split(passes, lengths, int(counts.max()))
+        return passes
+
+    def _couples_rows(self) -> bool:
+        """Whether the loss of an episode depends on others, so that all need one TRL call."""
+        coupling = {
+            "an entropy bonus": self._entropy_bonus_enabled,
+            "top_entropy_quantile": self.top_entropy_quantile < 1.0,
+            "a router's auxiliary loss": self.aux_loss_enabled,
+        }
+        causes = [name for name, present in coupling.items() if present]
+        if causes:
+            self._tell(f"{causes[0]} is taken over all episodes of a process")
+        return bool(causes)
+
+    def _needs_the_padded_batch(self, model: Any, aux_loss: bool, images: dict[str, Any]) -> bool:
+        """Whether only TRL's own road computes this: it is right, and slower."""
+        replicated = isinstance(model, torch.nn.DataParallel)
+        if replicated:
+            self._tell("torch.nn.DataParallel splits rows itself; start one process per GPU")
+        return aux_loss or replicated or any(value is not None for value in images.values())
+
+    def _tell(self, cause: str) -> None:
+        if not self._told:
+            logger.warning("A step is computed at once, without a limit on its memory: %s", cause)
+        self._told = True
+
+    def _weight(self, part: dict[str, Any], inputs: dict[str, Any], mask: Tensor) -> float:
+        """What TRL's loss of a pass counts in the step's."""
+        batches = self.accelerator.num_processes * self.args.steps_per_generation
+        return weight_of_part(
+            self.loss_type,
+            episodes=len(part["completion_ids"]),
+            all_episodes=len(inputs["completion_ids"]),
+            tokens=float(mask.sum()),
+            all_tokens=float(inputs["num_items_in_batch"]) / batches,
+        )
+
+    @contextmanager
+    def _scoring(self, trained: Tensor, in_one_pass: bool = False) -> Iterator[None]:
+        """Within, the rows that TRL asks the scores of are scored at `trained` alone."""
+        self._trained, self._in_one_pass = trained, in_one_pass
+        try:
+            yield
+        finally:
+            self._trained, self._in_one_pass = None, False
+
+    @contextmanager
+    def _synced(self, model: Any, is_last: bool) -> Iterator[None]:
+        """DDP adds gradients up at the last pass; sharded ones each time, or they would not fit."""
+        by_ddp = self.accelerator.distributed_type in (
+            DistributedType.MULTI_GPU,
+            DistributedType.MULTI_CPU,
+        )
+        if is_last or not by_ddp:
+            yield
+        else:
+            with self.accelerator.no_sync(model):
+                yield
+
+    def _backward(self, loss: Tensor) -> None:
+        """Add the gradient of a pass that is not the step's last."""
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            engine = self.accelerator.deepspeed_engine_wrapped
+            engine.backward(loss, sync_gradients=False, scale_wrt_gas=False)
+        else:
+            self.accelerator.backward(loss)
+
+    def _tokens_of_passes(self, mask: Tensor, passes: Passes) -> list[float]:
+        """Trained tokens of every pass, over all processes."""
+        tokens = torch.stack([mask[rows].sum() for rows in passes]).float()  # (passes,)
+        summed: Tensor = self.accelerator.reduce(tokens, reduction="sum")  # (passes,)
+        return summed.tolist()
+
+
+def _shares_rows(core: Any) -> bool:
+    model = core.get_base_model() if hasattr(core, "get_base_model") else core
+    return shares_rows(model.config.get_text_config(), bool(model._is_stateful))
+
+
+def _rows_of(inputs: dict[str, Any], rows: list[int]) -> dict[str, Any]:
+    """The chosen rows of every tensor that has rows."""
+    return {
+        name: value[rows] if isinstance(value, Tensor) and value.dim() else value
+        for name, value in inputs.items()
+    }
+
+
+def _columns(trained: Tensor | None, attention_mask: Tensor, completion_width: int) -> Tensor:
+    """(B, P + T) bool: the trained tokens among prompts and completions."""
+    prompt_width = attention_mask.shape[1] - completion_width
+    if trained is None:
+        columns = attention_mask.bool().clone()  # (B, P + T)
+        columns[:, :prompt_width] = False
+        return columns
+    trained = trained.to(attention_mask.device)
+    missing = completion_width - trained.shape[1]
+    return pad(trained, (prompt_width, missing))  # (B, P + T)
+
+
+def _merge(
+    metrics: dict[str, list[float]], before: dict[str, int], tokens: Sequence[float]
+) -> None:
+    """Make one value of what TRL noted for each pass: a mean over tokens, or the extreme."""
+    for name, values in metrics.items():
+        first = before.get(name, 0)
+        found = [(v, n) for v, n in zip(values[first:], tokens, strict=False) if v == v and n]
+        if not found:
+            continue
+        if name.endswith(("_min", "_max")):
+            merged = (min if name.endswith("_min") else max)(v for v, _ in found)
+        else:
+            merged = sum(v * n for v, n in found) / sum(n for _, n in found)
+        values[first:] = [merged]

@@ -1,0 +1,102 @@
+"""Passes hold every row once, within the budget; layouts hold every token once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgym_train.packing import lay_out, plan, shares_rows, split
+
+LENGTHS = st.lists(st.integers(1, 900), min_size=1, max_size=40)
+
+
+def tokens(rows, lengths, shared_rows):
+    chosen = [lengths[row] for row in rows]
+    return sum(chosen) if shared_rows else len(chosen) * max(chosen)
+
+
+@given(lengths=LENGTHS, budget=st.integers(1, 2000), shared_rows=st.booleans())
+def test_every_row_is_in_one_pass_and_a_pass_is_within_the_budget_or_a_single_row(
+    lengths, budget, shared_rows
+):
+    passes = plan(lengths, budget, shared_rows=shared_rows)
+    assert sorted(row for rows in passes for row in rows) == list(range(len(lengths)))
+    for rows in passes:
+        assert len(rows) == 1 or tokens(rows, lengths, shared_rows) <= budget
+    sums = [sum(lengths[row] for row in rows) for rows in passes]
+    assert sums == sorted(sums, reverse=True)
+
+
+def test_rows_are_padded_together_while_the_padding_costs_less_than_another_pass():
+    # 256 tokens a pass: 10 and 90 together waste 80; 600 and 1000 together would waste 400.
+    assert plan([10, 1000, 90, 600], 10_000, shared_rows=False) == [[1], [3], [0, 2]]
+    assert plan([10, 1000, 90, 950], 10_000, shared_rows=False) == [[3, 1], [0, 2]]
+
+
+def test_rows_that_share_a_row_are_put_where_they_fit_first():
+    assert plan([60, 30, 50, 40], 100, shared_rows=True) == [[0, 3], [2, 1]]
+
+
+def test_passes_are_halved_until_there_are_as_many_as_asked_for():
+    assert split([[0, 1, 2, 3], [4]], [9, 1, 1, 1, 5], 3) == [[0, 1], [2, 3], [4]]
+    assert split([[0], [1]], [1, 1], 2) == [[0], [1]]
+
+
+def test_more_passes_than_rows_are_refused():
+    with pytest.raises(ValueError, match="2 rows cannot make 3 passes"):
+        split([[0, 1]], [1, 1], 3)
+
+
+@pytest.fixture
+def batch():
+    """Two rows: prompt 7 8 and completion 1 2; prompt 9 and completion 3 4 5."""
+    ids = torch.tensor([[7, 8, 1, 2, 0], [0, 9, 3, 4, 5]])
+    mask = torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]])
+    trained = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 1, 0, 1]]).bool()
+    return ids, mask, trained
+
+
+def test_padded_rows_begin_at_column_zero_and_padding_is_never_scored(batch):
+    layout = lay_out(*batch, shared_rows=False)
+    assert layout.input_ids.tolist() == [[7, 8, 1, 2], [9, 3, 4, 5]]
+    assert layout.position_ids is None
+    assert layout.predictors.tolist() == [1, 2, 4, 6]
+    assert layout.labels.tolist() == [1, 2, 3, 5]
+    assert layout.scored.int().tolist() == [[0, 0, 1, 1, 0], [0, 0, 1, 0, 1]]
+
+
+def test_a_shared_row_holds_the_episodes_one_after_the_other_each_from_position_zero(batch):
+    layout = lay_out(*batch, shared_rows=True)
+    assert layout.input_ids.tolist() == [[7, 8, 1, 2, 9, 3, 4, 5]]
+    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert layout.predictors.tolist() == [1, 2, 4, 6]
+    assert layout.labels.tolist() == [1, 2, 3, 5]
+
+
+def test_a_rows_first_token_has_no_predictor_and_is_not_scored():
+    one = torch.ones(1, 3, dtype=torch.long)
+    layout = lay_out(one, one, one.bool(), shared_rows=True)
+    assert layout.scored.tolist() == [[False, True, True]]
+    assert layout.predictors.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("attention", "layers", "stateful", "shares"),
+    [
+        ("flash_attention_2", None, False, True),
+        ("kernels-community/flash-attn2", ["full_attention", "sliding_attention"], False, True),
+        ("flash_attention_2", ["full_attention", "linear_attention"], False, False),
+        ("flash_attention_2", None, True, False),
+        ("sdpa", None, False, False),
+        (None, None, False, False),
+    ],
+)
+def test_episodes_share_a_row_only_where_nothing_carries_one_into_the_next(
+    attention, layers, stateful, shares
+):
+    config = SimpleNamespace(_attn_implementation=attention, layer_types=layers)
+    assert shares_rows(config, stateful) is shares

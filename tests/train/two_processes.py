@@ -1,0 +1,71 @@
+"""One step of plain gradient descent for several losses, on as many processes as it is started on.
+
+Run by test_update_distributed: `python -m torch.distributed.run --nproc_per_node N THIS OUT`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+from agentgym_train.update import PackedUpdate
+from tests.train.ragged_rows import episodes, llama, make_trainer
+
+LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "entropy bonus")
+
+
+def play(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+    """The episodes of each prompt, which differ much between the prompts."""
+    seen: Counter[str] = Counter()
+    rows = []
+    for prompt in prompts:
+        group = episodes(4, seed=int(prompt), most_turns=3 + 9 * int(prompt))
+        rows.append(group[seen[prompt]])
+        seen[prompt] += 1
+    masks = [mask for _, _, mask in rows]
+    trainer.score_only(masks)
+    return {
+        "prompt_ids": [prompt for prompt, _, _ in rows],
+        "completion_ids": [completion for _, completion, _ in rows],
+        "env_mask": masks,
+        "logprobs": [[0.0] * len(mask) for mask in masks],
+        "given": [float(len(mask) % 3) for mask in masks],
+    }
+
+
+def step(loss: str, processes: int, budget: int) -> tuple[dict[str, Any], int]:
+    """(the weights after the step, passes of this process)."""
+    settings = {"entropy_coef": 0.01} if loss == "entropy bonus" else {"loss_type": loss}
+    trainer = make_trainer(
+        PackedUpdate, tempfile.mkdtemp(), llama(), rollout_func=play,
+        per_device_train_batch_size=8 // processes, **settings,
+    )  # fmt: skip
+    trainer.tokens_per_forward = budget
+    made: list[int] = []
+    passes = trainer._passes
+    trainer._passes = lambda *given: made.append(len(found := passes(*given))) or found
+    trainer.train()
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return {name: weight.detach() for name, weight in model.named_parameters()}, made[-1]
+
+
+def main(out: str) -> None:
+    """Write the weights of every loss, and the passes of every process."""
+    processes = PartialState(cpu=True).num_processes
+    results = {}
+    for loss in LOSSES:
+        for budget in (10_000, 60):
+            weights, passes = step(loss, processes, budget)
+            results[loss, budget] = {"weights": weights, "passes": gather_object([passes])}
+    if PartialState().is_main_process:
+        torch.save(results, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
