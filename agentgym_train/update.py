@@ -57,14 +57,14 @@ class PackedUpdate(GRPOTrainer):
             with self._scoring(mask):
                 return super()._compute_loss(model, inputs)
         lengths = (inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)).tolist()
-        passes = self._passes(model, lengths)
+        passes = self.passes(model, lengths)
         metrics = self._metrics["train" if self.model.training else "eval"]
         before = {name: len(values) for name, values in metrics.items()}
         computed = torch.zeros((), device=mask.device)
         for number, rows in enumerate(passes, 1):
             part = _rows_of(inputs, rows)
             is_last = number == len(passes)
-            with self._scoring(mask[rows], in_one_pass=True), self._synced(model, is_last):
+            with self._scoring(mask[rows], in_one_pass=True), self.synced(model, is_last):
                 loss = super()._compute_loss(model, part) * self._weight(part, inputs, mask[rows])
                 if not is_last and torch.is_grad_enabled():
                     self._backward(loss)
@@ -91,11 +91,9 @@ class PackedUpdate(GRPOTrainer):
             )  # fmt: skip
         trained = _columns(self._trained, attention_mask, logits_to_keep)  # (B, P + T)
         rows = list(range(len(input_ids)))
-        passes = (
-            [rows] if self._in_one_pass else self._passes(model, attention_mask.sum(1).tolist())
-        )
+        passes = [rows] if self._in_one_pass else self.passes(model, attention_mask.sum(1).tolist())
         core = self.accelerator.unwrap_model(model)
-        backbone, shared = backbone_of(core), _shares_rows(core)
+        backbone, shared = backbone_of(core), shares_rows_of(core)
         logprobs: list[Tensor] = []
         entropies: list[Tensor] = []
         for chosen in passes:
@@ -112,11 +110,11 @@ class PackedUpdate(GRPOTrainer):
         entropy = torch.cat(entropies)[order] if compute_entropy else None  # (B, T)
         return torch.cat(logprobs)[order], entropy, None
 
-    def _passes(self, model: Any, lengths: list[int]) -> Passes:
+    def passes(self, model: Any, lengths: list[int]) -> Passes:
         """This process's passes, in the number of the process that needs most."""
         device = self.accelerator.device
         budget = self.tokens_per_forward or _BUDGET.get(device.type, _BUDGET_ELSEWHERE)
-        shared = _shares_rows(self.accelerator.unwrap_model(model))
+        shared = shares_rows_of(self.accelerator.unwrap_model(model))
         passes = plan(lengths, budget, shared_rows=shared)
         if self.accelerator.num_processes > 1:
             counts = self.accelerator.gather(torch.tensor([len(passes)], device=device))
@@ -168,7 +166,7 @@ class PackedUpdate(GRPOTrainer):
             self._trained, self._in_one_pass = None, False
 
     @contextmanager
-    def _synced(self, model: Any, is_last: bool) -> Iterator[None]:
+    def synced(self, model: Any, is_last: bool) -> Iterator[None]:
         """DDP adds gradients up at the last pass; sharded ones each time, or they would not fit."""
         by_ddp = self.accelerator.distributed_type in (
             DistributedType.MULTI_GPU,
@@ -195,7 +193,8 @@ class PackedUpdate(GRPOTrainer):
         return summed.tolist()
 
 
-def _shares_rows(core: Any) -> bool:
+def shares_rows_of(core: Any) -> bool:
+    """Whether rows of an unwrapped model can hold several episodes; see `packing.shares_rows`."""
     model = core.get_base_model() if hasattr(core, "get_base_model") else core
     return shares_rows(model.config.get_text_config(), bool(model._is_stateful))
 

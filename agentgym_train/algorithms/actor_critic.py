@@ -36,6 +36,7 @@ class ActorCritic(Algorithm):
     """Lambda of GAE: 1 trusts the rewards alone, 0 the critic's next value."""
     value_clip: float = 0.2
     """The critic's estimate moves at most so far from the sampling critic's."""
+    critic_learning_rate: float = 1e-5
     critic_warmup: int = 0
     """Optimizer steps at the start in which the critic alone learns. With a critic that starts at
     0 none is needed: the advantage then is the whitened return."""
@@ -48,6 +49,8 @@ class ActorCritic(Algorithm):
         check_share("lam", self.lam)
         if self.value_clip <= 0:
             raise BadRequest(f"value_clip is above 0, got {self.value_clip}")
+        if not self.critic_learning_rate > 0:
+            raise BadRequest(f"critic_learning_rate is above 0, got {self.critic_learning_rate}")
         if self.critic_warmup < 0:
             raise BadRequest(f"critic_warmup is at least 0 steps, got {self.critic_warmup}")
 

@@ -48,8 +48,8 @@ def step(loss: str, processes: int, budget: int) -> tuple[dict[str, Any], int]:
     )  # fmt: skip
     trainer.tokens_per_forward = budget
     made: list[int] = []
-    passes = trainer._passes
-    trainer._passes = lambda *given: made.append(len(found := passes(*given))) or found
+    passes = trainer.passes
+    trainer.passes = lambda *given: made.append(len(found := passes(*given))) or found
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: weight.detach() for name, weight in model.named_parameters()}, made[-1]
