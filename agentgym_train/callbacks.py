@@ -1,9 +1,12 @@
-"""What a run shows and keeps at each optimizer step, and how it stops on Ctrl-C."""
+"""What a run shows and keeps at each optimizer step and checkpoint, and how it stops on Ctrl-C."""
 
 from __future__ import annotations
 
+import json
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -11,6 +14,8 @@ from rich.progress import Progress
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from agentgym_env.run_store import RunStore
+from agentgym_train.horizon import Horizon
+from agentgym_train.ranks import gathered
 
 KEPT = (
     "reward",
@@ -108,7 +113,60 @@ class StopOnInterrupt(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Save and stop when asked to."""
+        """Save and stop when asked to, all processes after the same step."""
+        self.asked = any(gathered(self.asked))
         if self.asked:
             control.should_save = True
             control.should_training_stop = True
+
+
+class HorizonState(TrainerCallback):
+    """Keeps the horizon schedule's state in each checkpoint, and says when and why it grew.
+
+    The file is the last that is written, so a checkpoint that has it is whole.
+    """
+
+    FILE = "horizon.json"
+
+    def __init__(
+        self, horizon: Horizon, checkpoint: str | None, tell: Callable[[str], object]
+    ) -> None:
+        """`checkpoint` is the folder that the run goes on from, if it does."""
+        self._horizon = horizon
+        self._tell = tell
+        if checkpoint is not None:
+            kept = json.loads((Path(checkpoint) / self.FILE).read_text(encoding="utf-8"))
+            horizon.load_state_dict(kept["state"])
+        self._told = len(horizon.growths)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Say it when the horizon grew."""
+        for growth in self._horizon.growths[self._told :]:
+            self._tell(f"horizon {growth.turns} from step {growth.step + 1}: {growth.reason}")
+        self._told = len(self._horizon.growths)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Write the state into the checkpoint, whole or not at all."""
+        if not state.is_world_process_zero:
+            return
+        step = state.global_step
+        target = Path(str(args.output_dir)) / f"checkpoint-{step}" / self.FILE
+        kept = {
+            "step": step,
+            "turns": self._horizon(step),
+            "state": self._horizon.state_dict(),
+        }
+        partial = target.with_suffix(".partial")
+        partial.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        partial.replace(target)
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The newest whole checkpoint; one that a killed process left half written is passed over."""
+    whole = [path.parent for path in folder.glob(f"checkpoint-*/{HorizonState.FILE}")]
+    numbered = [(int(path.name.rpartition("-")[2]), str(path)) for path in whole]
+    return max(numbered)[1] if numbered else None

@@ -39,7 +39,9 @@ class Collector(AbstractContextManager["Collector"]):
         *,
         env_kwargs: Mapping[str, Any] | None = None,
         concurrency: int = 256,
+        processes: int = 1,
     ) -> None:
+        """`processes` share `servers` and `concurrency`; a local server is each one's own."""
         if servers and env_kwargs:
             raise BadRequest(
                 "env_kwargs are for a local server; give them to `agentgym serve --env-kwargs`"
@@ -52,9 +54,15 @@ class Collector(AbstractContextManager["Collector"]):
         # One loop for the whole run: connections and engines belong to the loop they began in.
         self._runner = asyncio.Runner()
         self._client = AsyncEnvClient(addresses, timeout_s=_TIMEOUT_S)
-        self.card: EnvCard = self.run(self._client.card())
-        self._concurrency = min(concurrency, self.card.max_sessions * len(addresses))
-        self.tasks: TaskSet = self.run(self._client.task_set())
+        try:
+            self.card: EnvCard = self.run(self._client.card())
+            self.tasks: TaskSet = self.run(self._client.task_set())
+        except BaseException:
+            self.close()
+            raise
+        sessions = self.card.max_sessions * len(addresses)
+        sessions //= 1 if self.server else processes
+        self._concurrency = max(1, min(concurrency // processes, sessions))
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to its end on the collector's loop."""

@@ -19,27 +19,47 @@ def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="YAML file of values.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    accelerate: Annotated[
+        Path | None, typer.Option(help="Start the processes of this accelerate config.")
+    ] = None,
+    num_processes: Annotated[
+        int | None, typer.Option(help="Start so many processes: one a GPU, or on CPUs.")
+    ] = None,
 ) -> None:
-    """Train a policy. Any value of the file can be given as --key value."""
+    """Train a policy. Any value of the file can be given as key=value or --key value."""
     from agentgym_train.config import read_config
+    from agentgym_train.launching import launch_if_asked, obey_cpu, place
+    from agentgym_train.prepare import is_complete, prepared, resumed_config
 
-    console = Console()
-    if (config is None) == (resume is None):
+    here = place()
+    console = Console(quiet=not here.is_first)
+    if resume is None and config is not None:
+        values, words = read_config(config, context.args), [str(config), *context.args]
+    elif resume is None or config is not None:
         raise BadRequest("name a config file, or a run with --resume RUN")
-    if resume is not None:
-        if context.args:
-            raise BadRequest(
-                f"a resumed run keeps its config; {context.args[0]} cannot be changed. Start a new "
-                f"run from {resume}/config.yaml to change it"
+    elif context.args:
+        raise BadRequest(
+            f"a resumed run keeps its config; {context.args[0]} cannot be changed. Start a new "
+            f"run from {resume}/config.yaml to change it"
+        )
+    else:
+        values, words = resumed_config(resume), ["--resume", str(resume)]
+        if is_complete(resume):
+            console.print(
+                f"{resume} is complete; its figures are in {resume}/summary.json.", soft_wrap=True
             )
+            return
+    if accelerate is not None or num_processes is not None:
+        launch_if_asked(values, words, accelerate, num_processes)
+    obey_cpu()
+    with prepared(values, here.processes) as collector:
         from agentgym_train import run
 
-        raise typer.Exit(run.resume(resume, console))
-    values = read_config(config or Path(), context.args)
-    values.check_model()
-    from agentgym_train import run
-
-    raise typer.Exit(run.start(values, console))
+        if resume is None:
+            status = run.start(values, console, collector, here.processes)
+        else:
+            status = run.resume(resume, values, console, collector, here.processes)
+    raise typer.Exit(status)
 
 
 train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]

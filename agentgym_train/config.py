@@ -1,8 +1,7 @@
-"""TrainConfig: everything a training run is told, read from a YAML file and `--key value` words."""
+"""TrainConfig: everything a training run is told, read from a YAML file and `key=value` words."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -13,7 +12,8 @@ import yaml
 
 from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
-from agentgym_train.horizon import Horizon, make_horizon
+from agentgym_train.horizon import Horizon, ScheduleName, make_horizon
+from agentgym_train.overrides import lay_over, parse_overrides, read_yaml, refuse_unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,19 @@ class TrainConfig:
     """Use a chat template append-only although it would drop the reasoning of earlier turns."""
 
     horizon: list[int] = field(default_factory=lambda: [30])
-    """Most turns of an episode, one number a stage; several make a ScalingInter schedule."""
+    """Most turns of an episode: one number, or several that rise from stage to stage."""
+    horizon_schedule: ScheduleName | None = None
+    """How the horizon goes from number to number: `stepwise` (ScalingInter: it jumps), `linear`
+    (it climbs), or `adaptive` (it jumps when the present number is learned); `fixed` for one
+    number. Null takes fixed for one number and stepwise for several."""
     horizon_every: int = 100
-    """Optimizer steps a stage lasts."""
+    """Optimizer steps from one number to the next; adaptive: the fewest."""
+    horizon_threshold: float = 0.8
+    """Adaptive: grow when the mean success reaches this, above 0 and up to 1."""
+    horizon_patience: int = 50
+    """Adaptive: grow, too, when the mean success has not risen for so many steps."""
+    horizon_window: int = 10
+    """Adaptive: the mean success is over so many steps."""
     turn_max_tokens: int = 512
     """Most tokens the policy may sample in one turn."""
     max_tokens: int = 8192
@@ -52,7 +62,7 @@ class TrainConfig:
     temperature: float = 1.0
     """Of sampling, in training."""
     concurrency: int = 256
-    """Most episodes under way at once."""
+    """Most episodes under way at once, over all processes."""
 
     algorithm: str = "grpo"
     """Name of the advantage estimator, or `package.module:Class`."""
@@ -96,7 +106,7 @@ class TrainConfig:
     """Optimizer steps between checkpoints."""
 
     def __post_init__(self) -> None:
-        self.horizon_schedule()
+        self.make_horizon()
         action_format(self.action_format)
         positive = {
             "turn_max_tokens": self.turn_max_tokens,
@@ -115,12 +125,7 @@ class TrainConfig:
                 f"group_size is at least 2, got {self.group_size}: an episode is judged by the "
                 "others of its start"
             )
-        if self.rows_per_forward and self.episodes_per_step % self.rows_per_forward:
-            raise BadRequest(
-                f"a step's {self.episodes_per_step} episodes (prompts_per_step "
-                f"{self.prompts_per_step} x group_size {self.group_size}) do not divide by "
-                f"rows_per_forward {self.rows_per_forward}"
-            )
+        self.rows_per_pass(processes=1)
         if self.tokens_per_forward < 0:
             raise BadRequest(
                 f"tokens_per_forward is a number of tokens, or 0 for what suits the device, got "
@@ -139,15 +144,41 @@ class TrainConfig:
         """The horizon of every evaluation of the run."""
         return self.eval_horizon or self.horizon[-1]
 
-    def horizon_schedule(self) -> Horizon:
-        """The schedule that `horizon` and `horizon_every` describe."""
-        return make_horizon(tuple(self.horizon), self.horizon_every)
+    def make_horizon(self) -> Horizon:
+        """A new schedule, as the `horizon` fields describe it."""
+        return make_horizon(
+            self.horizon,
+            self.horizon_every,
+            self.horizon_schedule,
+            threshold=self.horizon_threshold,
+            patience=self.horizon_patience,
+            window=self.horizon_window,
+        )
+
+    def rows_per_pass(self, processes: int) -> int:
+        """Episodes in one pass of each of so many processes; raises if the step does not divide."""
+        if self.prompts_per_step % processes:
+            raise BadRequest(
+                f"prompts_per_step {self.prompts_per_step} does not divide among {processes} "
+                "processes, and a group stays whole on one; make it a multiple of them"
+            )
+        local = self.episodes_per_step // processes
+        rows = self.rows_per_forward or local
+        if local % rows:
+            raise BadRequest(
+                f"each of {processes} process(es) has {local} of a step's "
+                f"{self.episodes_per_step} episodes (prompts_per_step {self.prompts_per_step} x "
+                f"group_size {self.group_size}), which do not divide by rows_per_forward {rows}"
+            )
+        return rows
 
     def check_model(self) -> None:
         """Fail before anything heavy is loaded when a local model is not there."""
         path = Path(self.model).expanduser()
         in_a_folder_here = "/" in self.model and path.parent.is_dir()
-        looks_local = self.model.startswith((".", "/", "~")) or in_a_folder_here
+        # A model id of the hub has one slash at most.
+        is_a_path = self.model.startswith((".", "/", "~")) or self.model.count("/") > 1
+        looks_local = is_a_path or in_a_folder_here
         if looks_local and not (path / "config.json").is_file():
             raise BadRequest(
                 f"no model in {self.model}: there is no config.json. Name a folder with a model, "
@@ -161,10 +192,7 @@ class TrainConfig:
 
 def config_from(values: dict[str, Any]) -> TrainConfig:
     """A config from plain values; raises `BadRequest` on an unknown key or a wrong type."""
-    known = {f.name for f in fields(TrainConfig)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise BadRequest(f"unknown keys {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    refuse_unknown("", values, (f.name for f in fields(TrainConfig)))
     try:
         return msgspec.convert(values, TrainConfig)
     except msgspec.ValidationError as error:
@@ -172,45 +200,13 @@ def config_from(values: dict[str, Any]) -> TrainConfig:
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """A YAML file of values, with `--key value` words laid over it."""
+    """A YAML file of values, with `key=value` words laid over it."""
     if not path.is_file():
         raise BadRequest(f"no config file {path}; examples are in examples/train")
     try:
-        values = _values_of(path.read_text(encoding="utf-8"))
+        values = read_yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise BadRequest(f"{path} is no YAML: {error}") from error
     if not isinstance(values, dict):
         raise BadRequest(f"{path} holds no keys and values; write lines such as `steps: 100`")
-    return config_from({**values, **parse_overrides(overrides)})
-
-
-def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`--key value` and `--key=value` words as values, each read as YAML."""
-    values: dict[str, Any] = {}
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        key, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not key:
-            raise BadRequest(f"{word!r} is no option; write --key value")
-        if not equals:
-            if not left:
-                raise BadRequest(f"--{key} has no value; write --{key} VALUE")
-            value = left.pop(0)
-        values[key.replace("-", "_")] = _values_of(value)
-    return values
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-6 is a number, as in YAML 1.2; PyYAML reads it as a text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
-def _values_of(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
+    return config_from(lay_over(values, parse_overrides(overrides)))

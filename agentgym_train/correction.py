@@ -1,4 +1,4 @@
-"""The engine's probabilities against the trainer's: weighs what was sampled as the trainer would."""
+"""The engine against the trainer: weighs what was sampled by how the trainer would have done it."""
 
 from __future__ import annotations
 

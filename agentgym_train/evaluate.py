@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -116,21 +116,28 @@ def evaluate(
     instruction: str = "",
     console: Console | None = None,
     label: str = "evaluating",
+    rank: int = 0,
+    processes: int = 1,
+    gathered: Callable[[list[Trajectory]], list[list[Trajectory]]] = lambda own: [own],
 ) -> tuple[EvalReport, list[Trajectory]]:
     """Play the split and sum it up; raises `BadRequest` when every episode was lost.
 
-    With a console it shows how far it is.
+    With a console it shows how far it is. Of several processes each plays its share, and `gathered`
+    gives each the shares of all.
     """
-    starts = eval_starts(collector.tasks, split, samples, seed, limit, per_category)
+    every = eval_starts(collector.tasks, split, samples, seed, limit, per_category)
+    starts = every[rank::processes]
     with progress_bar(console or Console(quiet=True)) as progress:
         bar = progress.add_task(label, total=len(starts), figures="")
-        trajectories = collector.collect(
+        played = collector.collect(
             new_player,
             starts,
             horizon,
             instruction=instruction,
             on_episode=lambda _: progress.advance(bar),
         )
+        shares = gathered(played)
+        trajectories = [shares[i % processes][i // processes] for i in range(len(every))]
         report = summarize(trajectories, split=split, samples=samples, seed=seed)
         progress.update(bar, figures=f"success {report.success:.2f}")
     return report, trajectories

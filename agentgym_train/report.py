@@ -31,6 +31,7 @@ def summary(
         "sampled_tokens": int(sum(row["sampled_tokens"] for row in rows)),
         "episodes": len(rows) * config.episodes_per_step,
         "lost_episodes": int(sum(row["lost"] for row in rows)),
+        "retried_episodes": int(sum(row["retried"] for row in rows)),
         "steps": len(rows),
         "seed": config.seed,
         "env": config.env,

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from accelerate import PartialState
 from rich.console import Console
 from transformers import PrinterCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from agentgym_env.run_store import RunStore, next_free_name
 from agentgym_train.algorithms import make_algorithm
-from agentgym_train.callbacks import Metrics, StopOnInterrupt
+from agentgym_train.callbacks import HorizonState, Metrics, StopOnInterrupt, last_checkpoint
 from agentgym_train.collector import Collector
-from agentgym_train.config import TrainConfig, config_from
+from agentgym_train.config import TrainConfig
 from agentgym_train.evaluate import EvalReport, evaluate
 from agentgym_train.policy import Policy, make_policy
 from agentgym_train.progress import progress_bar
 from agentgym_train.quiet import quiet_libraries
+from agentgym_train.ranks import gathered, join
 from agentgym_train.report import next_commands, plot, success_table, summary
 from agentgym_train.trainer import AgentTrainer
 
@@ -31,59 +32,51 @@ INTERRUPTED = 130
 _VERSIONS = ("agentgym-sdk", "torch", "transformers", "trl", "accelerate", "gymnasium")
 
 
-def start(config: TrainConfig, console: Console) -> int:
+def start(config: TrainConfig, console: Console, collector: Collector, processes: int = 1) -> int:
     """A new run; what its folder held is moved aside. Returns the exit status."""
     quiet_libraries()
+    state = join(processes)
     make_algorithm(config.algorithm, config.algorithm_args)
     path = Path(config.output_dir)
-    with _collector(config) as collector:
-        policy = _policy(config, collector)
-        # What could be refused has been by now; an earlier run is touched only for a real one.
-        if path.exists() and any(path.iterdir()):
-            console.print(
-                f"{path} holds an earlier run; it is moved to {next_free_name(path)}.",
-                soft_wrap=True,
-            )
-        store = RunStore.create(path, run_facts(config))
-        (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
-        return _run(config, store, console, collector, policy, checkpoint=None)
+    policy = _policy(config, collector, state.device)
+    # What could be refused has been by now; an earlier run is touched only for a real one.
+    gathered(None)
+    if state.is_main_process:
+        _new_folder(config, path, console)
+    gathered(None)
+    return _run(config, RunStore.open(path), console, collector, policy, checkpoint=None)
 
 
-def resume(path: Path, console: Console) -> int:
+def resume(
+    path: Path, config: TrainConfig, console: Console, collector: Collector, processes: int = 1
+) -> int:
     """Go on with an interrupted run from its last checkpoint. Returns the exit status."""
     quiet_libraries()
+    state = join(processes)
     store = RunStore.open(path)
-    facts = store.read_json("run.json") or {}
-    config = config_from({**facts["config"], "output_dir": str(path)})
-    if store.read_json("summary.json"):
-        console.print(
-            f"{path} is complete; its figures are in {path}/summary.json.", soft_wrap=True
-        )
-        return 0
-    checkpoint = get_last_checkpoint(str(store.checkpoints)) if store.checkpoints.is_dir() else None
+    # The first process chooses: another may see the folder a moment later.
+    checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
     if checkpoint is None:
         console.print(f"{path} has no checkpoint yet; it starts at step 0.", soft_wrap=True)
     else:
         console.print(f"Going on from {checkpoint}.", soft_wrap=True)
-    with _collector(config) as collector:
-        return _run(config, store, console, collector, _policy(config, collector), checkpoint)
+    policy = _policy(config, collector, state.device)
+    return _run(config, store, console, collector, policy, checkpoint)
 
 
-def _collector(config: TrainConfig) -> Collector:
-    return Collector(
-        config.env,
-        config.servers,
-        env_kwargs=config.env_kwargs,
-        concurrency=config.concurrency,
-    )
+def _new_folder(config: TrainConfig, path: Path, console: Console) -> None:
+    if path.exists() and any(path.iterdir()):
+        console.print(
+            f"{path} holds an earlier run; it is moved to {next_free_name(path)}.", soft_wrap=True
+        )
+    RunStore.create(path, run_facts(config))
+    (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
 
 
-def _policy(config: TrainConfig, collector: Collector) -> Policy:
-    """The policy to train; raises when a split or the model is not there."""
-    for split in (config.split, config.eval_split):
-        collector.tasks.split(split)
+def _policy(config: TrainConfig, collector: Collector, device: Any) -> Policy:
+    """The policy to train, on this process's device; raises when the model is not there."""
     told = collector.card.instruction if config.instruction is None else config.instruction
-    return make_policy(
+    policy = make_policy(
         config.model,
         instruction=told,
         format_name=config.action_format,
@@ -91,6 +84,8 @@ def _policy(config: TrainConfig, collector: Collector) -> Policy:
         max_tokens=config.max_tokens,
         keep_reasoning=config.keep_reasoning,
     )
+    policy.model.to(device)
+    return policy
 
 
 def _run(
@@ -102,11 +97,13 @@ def _run(
     checkpoint: str | None,
 ) -> int:
     try:
-        before = _evaluated(config, store, console, collector, policy, "before")
+        before = _evaluated(config, store, console, collector, policy, policy.model)
         trainer = AgentTrainer(policy, config, collector, store)
         _train(trainer, store, console, checkpoint)
         trainer.save_model(str(store.path / "model"))
-        after = _evaluated(config, store, console, collector, policy, "after")
+        after = _evaluated(
+            config, store, console, collector, policy, trainer.whole_model(), after=True
+        )
     except KeyboardInterrupt:
         console.print(
             f"Stopped. To go on: [bold]agentgym train --resume {store.path}[/]", soft_wrap=True
@@ -123,8 +120,10 @@ def _train(
     """Train to the last step; raises `KeyboardInterrupt` when Ctrl-C ended it before."""
     trainer.remove_callback(PrinterCallback)
     with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
-        trainer.add_callback(Metrics(store, progress))
+        if trainer.is_world_process_zero():
+            trainer.add_callback(Metrics(store, progress))
         trainer.add_callback(stop)
+        trainer.add_callback(HorizonState(trainer.horizon, checkpoint, progress.console.print))
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.asked and trainer.state.global_step < trainer.args.max_steps:
         raise KeyboardInterrupt
@@ -136,19 +135,19 @@ def _evaluated(
     console: Console,
     collector: Collector,
     policy: Policy,
-    when: str,
+    model: Any,
+    *,
+    after: bool = False,
 ) -> EvalReport | None:
     """The evaluation before or after training; one that is on disk already is not played again."""
-    wanted = config.eval_before if when == "before" else config.eval_after
-    if not wanted:
+    if not (config.eval_after if after else config.eval_before):
         return None
-    name = f"eval_{when}"
-    kept = store.read_json(f"{name}.json")
+    name = "eval_after" if after else "eval_before"
+    kept = gathered(store.read_json(f"{name}.json"))[0]
     if kept is not None:
         return EvalReport.from_dict(kept)
-    collector.run(
-        policy.engine.update_weights(policy.model, config.steps if when == "after" else 0)
-    )
+    collector.run(policy.engine.update_weights(model, config.steps if after else 0))
+    state = PartialState()
     report, trajectories = evaluate(
         collector,
         policy.players(config.eval_temperature),
@@ -158,10 +157,14 @@ def _evaluated(
         per_category=config.eval_per_category or None,
         instruction=policy.instruction,
         console=console,
-        label=f"eval {when}",
+        label=name.replace("_", " "),
+        rank=state.process_index,
+        processes=state.num_processes,
+        gathered=gathered,
     )
-    store.append_trajectories(name, trajectories)
-    store.write_json(f"{name}.json", report.as_dict())
+    if state.is_main_process:
+        store.append_trajectories(name, trajectories)
+        store.write_json(f"{name}.json", report.as_dict())
     return report
 
 
@@ -176,6 +179,13 @@ def _close(
     reports = {name: r for name, r in (("before", before), ("after", after)) if r is not None}
     if reports:
         console.print(success_table(reports))
+    rows, _ = store.metrics()
+    retried, lost = (int(sum(row[name] for row in rows)) for name in ("retried", "lost"))
+    if retried:
+        console.print(
+            f"[yellow]{retried} episodes were tried again; {lost} of them stayed lost and are in "
+            "neither loss nor baseline.[/]"
+        )
     picture = plot(store, f"{config.env}, {config.algorithm}, seed {config.seed}")
     console.print(f"Figures: {store.path}/summary.json   Curves: {picture}", soft_wrap=True)
     console.print("What next:")

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_env.errors import AgentGymError, BadRequest
-from agentgym_env.failures import teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import make_algorithm
@@ -31,19 +27,19 @@ from agentgym_train.collector import Collector
 from agentgym_train.config import TrainConfig
 from agentgym_train.players import draw_seed
 from agentgym_train.policy import Policy
+from agentgym_train.ranks import gathered
 from agentgym_train.rollout import EpisodeStart
+from agentgym_train.step_figures import check_lost, sampled_tokens, step_figures, without_tokens
 from agentgym_train.update import PackedUpdate
-
-
-class TooManyLost(AgentGymError, RuntimeError):
-    """More of a step's episodes were lost than `max_lost_rate` allows."""
+from agentgym_train.whole_model import WholeModel
 
 
 class AgentTrainer(PackedUpdate):
     """Trains a policy on the tasks of one split.
 
     A group is `group_size` episodes of one task and one world seed, which depend on the run's seed
-    and the step alone: a resumed run plays what the unbroken one would have played.
+    and the step alone: a resumed run plays what the unbroken one would have played. Of several
+    processes each plays whole groups, and waits for no other while it does (see `ranks`).
     """
 
     def __init__(
@@ -53,9 +49,10 @@ class AgentTrainer(PackedUpdate):
         self.config = config
         self.collector = collector
         self.store = store
-        self.horizon = config.horizon_schedule()
+        self.horizon = config.make_horizon()
         self.algorithm = make_algorithm(config.algorithm, config.algorithm_args)
         self.tokens_per_forward = config.tokens_per_forward
+        self._whole = WholeModel()
         self._rows: Sequence[dict[str, Any]] = ()
         self._trajectories: list[Trajectory] = []
         tasks = collector.tasks.split(config.split)
@@ -89,8 +86,7 @@ class AgentTrainer(PackedUpdate):
         """TRL's rollout hook: one episode a row."""
         step = self.state.global_step
         began = time.monotonic()
-        model = self.accelerator.unwrap_model(self.model)
-        self.collector.run(self.policy.engine.update_weights(model, step))
+        self.collector.run(self.policy.engine.update_weights(self.whole_model(), step))
         horizon = self.horizon(step)
         self._trajectories = self.collector.collect(
             self.policy.players(self.config.temperature),
@@ -103,6 +99,10 @@ class AgentTrainer(PackedUpdate):
         output = rollout_output(self._trajectories, self._filler)
         self.score_only(output["env_mask"])
         return output
+
+    def whole_model(self) -> Any:
+        """The model as one process may call it alone. A collective."""
+        return self._whole.of(self.accelerator.unwrap_model(self.model))
 
     def _starts(self, step: int) -> list[EpisodeStart]:
         first = self.accelerator.process_index * len(self._rows)
@@ -119,32 +119,22 @@ class AgentTrainer(PackedUpdate):
         ]
 
     def _record(self, trajectories: list[Trajectory], horizon: int, seconds: float) -> None:
-        """Keep the episodes and their figures; stop the run when too many were lost."""
-        kept = [t for t in trajectories if teaches(t.outcome)]
-        lost = len(trajectories) - len(kept)
-        share = lost / len(trajectories)
-        figures = {
-            "success": _mean([t.success for t in kept]),
-            "horizon": horizon,
-            "turns": _mean([len(t.turns) for t in kept]),
-            "env_steps": sum(len(t.turns) for t in trajectories),
-            "sampled_tokens": sum(sum(t.tokens.loss_mask) for t in kept if t.tokens),
-            "rollout_seconds": seconds,
-            "lost": lost,
-            "retried": sum(t.attempts > 1 for t in trajectories),
-        }
-        for outcome, count in Counter(t.outcome for t in trajectories).items():
-            figures[f"outcome/{outcome}"] = count / len(trajectories)
+        """Keep the step's episodes and figures; stop the run when too many were lost.
+
+        The figures are of all processes' episodes, so that all of them decide alike.
+        """
+        light = [without_tokens(t) for t in trajectories]
+        shares = gathered((light, sampled_tokens(trajectories), seconds))
+        everyone = [t for share, _, _ in shares for t in share]
+        tokens, slowest = sum(share[1] for share in shares), max(share[2] for share in shares)
+        figures = step_figures(everyone, horizon, tokens, slowest)
         for name, value in figures.items():
-            self._metrics["train"][name].append(float(value))
-        self.store.append_trajectories("train", [without_tokens(t) for t in trajectories])
-        if share > self.config.max_lost_rate:
-            error = next(t.error for t in trajectories if not teaches(t.outcome))
-            raise TooManyLost(
-                f"{lost} of {len(trajectories)} episodes were lost at step "
-                f"{self.state.global_step}, more than max_lost_rate {self.config.max_lost_rate} "
-                f"allows. The first was lost to: {error}"
-            )
+            self._metrics["train"][name].append(value)
+        step = self.state.global_step
+        if self.accelerator.is_main_process:
+            self.store.append_trajectories("train", everyone)
+        check_lost(everyone, step, self.config.max_lost_rate)
+        self.horizon.observe(step, figures["success"])
 
 
 def trajectory_reward(
@@ -159,12 +149,7 @@ def grpo_config(config: TrainConfig, loss_type: str, store: RunStore) -> GRPOCon
     on_gpu = torch.cuda.is_available()
     processes = PartialState().num_processes
     local = config.episodes_per_step // processes
-    rows = config.rows_per_forward or local
-    if config.prompts_per_step % processes or local % rows:
-        raise BadRequest(
-            f"prompts_per_step {config.prompts_per_step} (x group_size {config.group_size}, in "
-            f"passes of {rows} episodes) does not divide among {processes} processes"
-        )
+    rows = config.rows_per_pass(processes)
     values: dict[str, Any] = {
         "output_dir": str(store.checkpoints),
         "max_steps": config.steps,
@@ -186,16 +171,9 @@ def grpo_config(config: TrainConfig, loss_type: str, store: RunStore) -> GRPOCon
         "save_steps": config.save_every,
         "save_total_limit": 2,
         "disable_tqdm": True,
+        # Every weight takes part in every forward pass; to look for others costs a pass.
+        "ddp_find_unused_parameters": False,
         "report_to": "none",
         "dataloader_num_workers": 0,
     }
     return GRPOConfig(**{**values, **config.trl})
-
-
-def without_tokens(trajectory: Trajectory) -> Trajectory:
-    """The episode as text alone, which is what a long run can afford to keep of every step."""
-    return msgspec.structs.replace(trajectory, tokens=None)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")

@@ -47,9 +47,13 @@ TORCH_FREE = (
     "agentgym_train.config",
     "agentgym_train.episode",
     "agentgym_train.horizon",
+    "agentgym_train.launching",
     "agentgym_train.outcomes",
+    "agentgym_train.overrides",
     "agentgym_train.players",
+    "agentgym_train.prepare",
     "agentgym_train.rollout",
+    "agentgym_train.step_figures",
     "agentgym_train.engines.protocol",
     "agentgym_train.engines.scripted",
 )

@@ -23,6 +23,35 @@ def test_words_of_the_command_line_win_over_the_file(file):
     assert read_config(file).steps == 7
 
 
+def test_words_reach_into_mappings_and_leave_the_rest_of_them(file):
+    file.write_text(file.read_text() + "trl: {epsilon: 0.3}\n")
+    words = ["trl.beta=0.1", "--algorithm-args.gamma", "0.9", "steps=1", "steps=2"]
+    config = read_config(file, words)
+    assert config.trl == {"epsilon": 0.3, "beta": 0.1}
+    assert config.algorithm_args == {"gamma": 0.9}
+    assert config.steps == 2
+    assert read_config(file, ["trl={}", "trl.beta=1"]).trl == {"beta": 1}
+    with pytest.raises(BadRequest, match="steps is 7 and has no key often; write steps=VALUE"):
+        read_config(file, ["steps.often=1"])
+    with pytest.raises(BadRequest, match=r"unknown key trk; did you mean trl\?"):
+        read_config(file, ["trk.beta=0.1"])
+
+
+@pytest.mark.parametrize(
+    ("processes", "rows", "said"),
+    [
+        (3, 0, "prompts_per_step 8 does not divide among 3 processes, and a group stays whole"),
+        (4, 32, "each of 4 process.* has 16 of a step's 64 episodes .* rows_per_forward 32"),
+    ],
+)
+def test_a_batch_that_does_not_divide_among_the_processes_is_refused(processes, rows, said):
+    config = config_from({**NEEDED, "rows_per_forward": rows})
+    with pytest.raises(BadRequest, match=said):
+        config.rows_per_pass(processes)
+    assert config_from({**NEEDED, "rows_per_forward": 4}).rows_per_pass(4) == 4
+    assert config_from(NEEDED).rows_per_pass(4) == 16
+
+
 @pytest.mark.parametrize("word", ["1e-6", "1E-6", "1.0e-6", "0.000001", ".1e-5"])
 def test_a_learning_rate_is_a_number_however_it_is_written(file, word):
     assert read_config(file, ["--learning_rate", word]).learning_rate == pytest.approx(1e-6)
@@ -42,13 +71,20 @@ def test_a_config_comes_back_from_its_own_plain_values(file):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"setps": 3}, r"unknown keys setps; there are .*steps"),
+        ({"setps": 3}, r"unknown key setps; did you mean steps\?"),
+        ({"qqqq": 3, "setps": 1}, r"unknown keys qqqq, setps; there are .*horizon, .*steps"),
         ({"steps": "many"}, r"Expected `int`, got `str`.*steps"),
         ({"steps": 0}, "steps is at least 1, got 0"),
         ({"group_size": 1}, "group_size is at least 2, got 1"),
         ({"rows_per_forward": 7}, "do not divide by rows_per_forward 7"),
         ({"max_lost_rate": 2.0}, "a share from 0 to 1, got 2.0"),
         ({"horizon": [10, 5]}, "rises from stage to stage"),
+        ({"horizon": [5, 10], "horizon_schedule": "fixed"}, "a fixed horizon is one number"),
+        ({"horizon_schedule": "cubic"}, r"Invalid enum value 'cubic'.*horizon_schedule"),
+        (
+            {"horizon": [5, 9], "horizon_schedule": "adaptive", "horizon_threshold": 1.5},
+            "horizon_threshold .* got 1.5",
+        ),
         ({"action_format": "xml"}, "no action format 'xml'; there are plain, react"),
     ],
 )
@@ -64,8 +100,9 @@ def test_a_missing_key_is_named():
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["steps", "3"], "'steps' is no option"), (["--steps"], "--steps has no value"),
-     (["--", "3"], "is no option")],
+    [(["steps", "3"], "'steps' is no value of a config; write key=value or --key value"),
+     (["--steps"], "--steps has no value"), (["--", "3"], "'--' is no value"),
+     (["=3"], "'=3' is no value"), (["a=[1"], "the value of a is no YAML")],
 )  # fmt: skip
 def test_a_bad_word_is_refused(words, said):
     with pytest.raises(BadRequest, match=said):
@@ -86,6 +123,9 @@ def test_a_local_model_that_is_not_there_is_missed_before_anything_is_loaded(tmp
     with pytest.raises(BadRequest, match=r"there is no config\.json"):
         config.check_model()
     config_from(NEEDED).check_model()  # a hub id is not looked for here
+    # Two slashes are no hub id: a path, from a folder where it does not lead anywhere.
+    with pytest.raises(BadRequest, match=r"there is no config\.json"):
+        config_from({**NEEDED, "model": "no/such/folder"}).check_model()
 
 
 def test_the_fixed_evaluation_horizon_is_the_last_stages_unless_given():
@@ -96,7 +136,7 @@ def test_the_fixed_evaluation_horizon_is_the_last_stages_unless_given():
 def test_the_shipped_configs_are_valid():
     from pathlib import Path
 
-    found = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
+    found = sorted((Path(__file__).parents[2] / "examples").rglob("train/**/*.yaml"))
     assert found
     for path in found:
         read_config(path)

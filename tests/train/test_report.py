@@ -33,7 +33,7 @@ def store_with(tmp_path, rows: int) -> RunStore:
         store.append_metrics(
             {"step": step, "seconds": 1.5, "reward": 0.1 * step, "success": 0.1 * step,
              "horizon": 4,
-             "turns": 3.5, "env_steps": 7, "sampled_tokens": 11, "lost": 1}
+             "turns": 3.5, "env_steps": 7, "sampled_tokens": 11, "lost": 1, "retried": 2}
         )  # fmt: skip
     return store
 
@@ -59,7 +59,7 @@ def test_the_table_of_different_worlds_leaves_gaps_instead_of_failing():
 
 def test_the_summary_adds_up_the_steps(tmp_path):
     found = summary(CONFIG, store_with(tmp_path, 3), report(0.3), report(0.5))
-    expected = {"env_steps": 21, "sampled_tokens": 33, "lost_episodes": 3, "steps": 3,
+    expected = {"env_steps": 21, "sampled_tokens": 33, "lost_episodes": 3, "retried_episodes": 6, "steps": 3,
                 "success_before": 0.3, "success_after": 0.5, "train_seconds": 4.5, "seed": 0,
                 "eval_horizon": 8, "episodes": 3 * 64}  # fmt: skip
     assert {name: found[name] for name in expected} == expected

@@ -133,9 +133,7 @@ def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, t
 def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
     process = agentgym("train", write_config(tmp_path, eval_before=False, eval_after=False))
     run = tmp_path / "run"
-    wait_for(
-        lambda: (run / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists(), process
-    )
+    wait_for(lambda: (run / "checkpoints" / "checkpoint-2" / "horizon.json").exists(), process)
     process.kill()
     process.communicate()
     status, output = finish(agentgym("train", "--resume", run))

@@ -18,7 +18,8 @@ from agentgym_train.config import TrainConfig
 from agentgym_train.engines.protocol import EngineLost
 from agentgym_train.engines.scripted import ScriptedEngine
 from agentgym_train.policy import Policy
-from agentgym_train.trainer import AgentTrainer, TooManyLost, trajectory_reward
+from agentgym_train.step_figures import TooManyLost
+from agentgym_train.trainer import AgentTrainer, trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 TEMPERATURE = 0.7
@@ -122,8 +123,24 @@ def test_a_lost_episode_leaves_the_step_as_if_it_had_not_been(tmp_path):
 
 
 def test_a_step_with_too_many_lost_episodes_stops_the_run_and_says_why(tmp_path):
-    with pytest.raises(TooManyLost, match=r"4 of 4 episodes were lost at step 0.*unplugged"):
+    # Each of the four had three attempts; half of them may be lost.
+    with pytest.raises(TooManyLost) as caught:
         train_one_step(tmp_path, guesses(["1"], lost=set(range(12))))
+    said = str(caught.value)
+    assert "4 of 4 episodes were lost at step 0 (4 engine_lost): a share of 1.00" in said
+    assert "above max_lost_rate 0.5" in said
+    assert "4 were tried again, 8 times in all; the 4 that stayed lost are left out" in said
+    assert "EngineLost: unplugged" in said and "agentgym train --resume" in said
+
+
+def test_a_step_that_loses_no_more_than_it_may_goes_on_and_counts_them(tmp_path):
+    # Attempts 0..3 are the four episodes' first. Three are lost; of their second attempts, 4..6,
+    # one comes back; the third attempts of the others, 7 and 8, are lost too.
+    trainer, _ = train_one_step(tmp_path, guesses(["1"], lost={1, 2, 3, 5, 6, 7, 8}))
+    row = trainer.state.log_history[0]
+    outcomes = [t.outcome for t in trainer._trajectories]
+    assert outcomes.count("engine_lost") == row["lost"] == 2
+    assert row["retried"] == sum(t.attempts > 1 for t in trainer._trajectories) == 3
 
 
 @pytest.mark.filterwarnings("ignore:.*rollout_func.*experimental")

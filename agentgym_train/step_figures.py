@@ -1,0 +1,69 @@
+"""The figures of a step's episodes, and the gate that stops a run which loses too many of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from agentgym_env.errors import AgentGymError
+from agentgym_env.failures import teaches
+from agentgym_env.trajectory import Trajectory
+
+
+class TooManyLost(AgentGymError, RuntimeError):
+    """More of a step's episodes were lost than `max_lost_rate` allows."""
+
+
+def step_figures(
+    trajectories: Sequence[Trajectory], horizon: int, sampled_tokens: int, seconds: float
+) -> dict[str, float]:
+    """What is kept of a step's episodes of every process; means are over those not lost."""
+    kept = [t for t in trajectories if teaches(t.outcome)]
+    figures = {
+        "success": _mean([t.success for t in kept]),
+        "horizon": horizon,
+        "turns": _mean([len(t.turns) for t in kept]),
+        "env_steps": sum(len(t.turns) for t in trajectories),
+        "sampled_tokens": sampled_tokens,
+        "rollout_seconds": seconds,
+        "lost": len(trajectories) - len(kept),
+        "retried": sum(t.attempts > 1 for t in trajectories),
+    }
+    for outcome, count in Counter(t.outcome for t in trajectories).items():
+        figures[f"outcome/{outcome}"] = count / len(trajectories)
+    return {name: float(value) for name, value in figures.items()}
+
+
+def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: float) -> None:
+    """Raise `TooManyLost` when the share of a step's episodes that were lost is above the rate."""
+    lost = [t for t in trajectories if not teaches(t.outcome)]
+    share = len(lost) / len(trajectories)
+    if share <= max_lost_rate:
+        return
+    kinds = Counter(t.outcome for t in lost)
+    retried = [t for t in trajectories if t.attempts > 1]
+    attempts = sum(t.attempts - 1 for t in retried)
+    which = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    raise TooManyLost(
+        f"{len(lost)} of {len(trajectories)} episodes were lost at step {step} ({which}): a share "
+        f"of {share:.2f}, above max_lost_rate {max_lost_rate:g}. {len(retried)} were tried again, "
+        f"{attempts} times in all; the {len(lost)} that stayed lost are left out of the loss and "
+        f"of their groups' baselines. The first was lost to: {lost[0].error}. Put that right, then "
+        "go on from the last checkpoint with `agentgym train --resume RUN`"
+    )
+
+
+def without_tokens(trajectory: Trajectory) -> Trajectory:
+    """The episode as text alone, which is what a long run can afford to keep of every step."""
+    return msgspec.structs.replace(trajectory, tokens=None)
+
+
+def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """How many tokens of the episodes that teach were sampled."""
+    return sum(sum(t.tokens.loss_mask) for t in trajectories if t.tokens and teaches(t.outcome))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,229 @@
+"""Runs in several processes: started as asked or refused, never hung, and the same as in one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from safetensors.torch import load_file
+
+from agentgym_env.errors import BadRequest, MissingExtra
+from agentgym_env.launch import child_environment
+from agentgym_env.run_store import RunStore
+from agentgym_train import launching
+from agentgym_train.config import config_from
+from agentgym_train.launching import Place, launch_if_asked, place
+from tests.train.test_run import MAIN, write_config
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = {path.stem: path for path in sorted((ROOT / "examples" / "accelerate").glob("*.yaml"))}
+UNEVEN = {
+    "env": "tests.train.uneven:Uneven",
+    "horizon": [12],
+    "steps": 2,
+    "prompts_per_step": 4,
+    "group_size": 2,
+    "rows_per_forward": 2,
+    "turn_max_tokens": 5,
+    "save_every": 1,
+    "eval_horizon": 5,
+}
+
+
+def run(*words: object, **changes: str) -> tuple[int, str]:
+    """Exit status and all output of a command that finds the tests' worlds."""
+    environ = {**child_environment(), "OMP_NUM_THREADS": "1", **changes}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=environ, cwd=ROOT, text=True, timeout=170,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+ACCELERATE = ("-m", "accelerate.commands.launch")
+
+
+@pytest.fixture(scope="module")
+def one_and_two(tmp_path_factory) -> dict[int, Path]:
+    """The same run in one process and in two, by their number."""
+    folder = tmp_path_factory.mktemp("processes")
+    config = write_config(folder, **UNEVEN)
+    runs = {}
+    for count in (1, 2):
+        runs[count] = folder / f"run-{count}"
+        status, output = run(
+            "-c", MAIN, "train", config, "--num-processes", count, f"output_dir={runs[count]}"
+        )
+        assert status == 0, output
+        assert "Warning" not in output and "Traceback" not in output, output
+    return runs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_two_processes_with_unequal_episodes_finish_and_keep_every_episode(one_and_two):
+    store = RunStore.open(one_and_two[2])
+    rows, broken = store.metrics()
+    assert broken == [] and [row["step"] for row in rows] == [1, 2]
+    episodes, broken = store.trajectories("train")
+    assert broken == [] and len(episodes) == 2 * 4 * 2
+    for step in (0, 1):
+        of_step = [e for e in episodes if e.step == step]
+        # A process has two of the four groups, and a group is whole: its members stand together.
+        assert [e.group for e in of_step] == [0, 0, 1, 1, 2, 2, 3, 3]
+        for first, second in zip(of_step[::2], of_step[1::2], strict=True):
+            assert (first.task, first.seed) == (second.task, second.seed)
+        assert {len(e.turns) for e in of_step} == {1, 12}
+        assert [rows[step]["turns"], rows[step]["env_steps"]] == [6.5, 52]
+    assert {e.horizon for e in episodes} == {12} == {row["horizon"] for row in rows}
+    kept = json.loads((store.checkpoints / "checkpoint-2" / "horizon.json").read_text())
+    assert (kept["step"], kept["turns"]) == (2, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_two_processes_are_the_run_of_one(one_and_two):
+    weights = [load_file(path / "model" / "model.safetensors") for path in one_and_two.values()]
+    start = load_file(one_and_two[1].parent / "policy" / "model.safetensors")
+    assert any(not w.equal(start[name]) for name, w in weights[0].items()), "something was learned"
+    for name, weight in weights[0].items():
+        assert weight.allclose(weights[1][name], rtol=1e-4, atol=1e-6), name
+    one, two = (RunStore.open(path) for path in one_and_two.values())
+    for name in ("train", "eval_before", "eval_after"):
+        played = [
+            [(e.task, e.seed, [t.response for t in e.turns]) for e in store.trajectories(name)[0]]
+            for store in (one, two)
+        ]
+        assert played[0] == played[1]
+    for mine, its in zip(one.metrics()[0], two.metrics()[0], strict=True):
+        for name in ("loss", "reward", "turns", "env_steps", "sampled_tokens", "grad_norm"):
+            assert mine[name] == pytest.approx(its[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_config_for_two_processes_on_cpus_starts_two(tmp_path):
+    config = write_config(tmp_path, **UNEVEN, eval_before=False, eval_after=False)
+    status, output = run(
+        *ACCELERATE, "--config_file", CONFIGS["cpu_two_processes"], "-m", "agentgym_train",
+        config, "steps=1",
+    )  # fmt: skip
+    assert status == 0, output
+    states = list((tmp_path / "run" / "checkpoints" / "checkpoint-1").glob("rng_state_*.pth"))
+    assert len(states) == 2, "each process kept its own"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_two_processes_on_cpus_of_which_accelerate_starts_one_are_refused(tmp_path):
+    config = write_config(tmp_path, **UNEVEN)
+    status, output = run(*ACCELERATE, "--cpu", "--num_processes", 2, "-m", "agentgym_train", config)
+    assert status != 0
+    said = " ".join(output.split())
+    assert "was asked for several processes and started one" in said
+    assert "cpu_two_processes.yaml" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_knows_its_place():
+    assert place({}) == Place(0, 1)
+    assert place({"WORLD_SIZE": "4", "RANK": "3"}) == Place(3, 4)
+    assert place({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}) == Place(1, 2)
+    assert place({"WORLD_SIZE": "2", "RANK": "0", launching.ASKED: "2"}).is_first
+    launched = {"ACCELERATE_MIXED_PRECISION": "no"}
+    assert place(launched) == Place(0, 1)
+    # Sharded on one GPU: torchrun, and one process is what was asked for.
+    assert place({**launched, "WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "1"}) == Place(0, 1)
+    assert place({**launched, "MASTER_PORT": "29500", launching.ASKED: "1"}) == Place(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({launching.ASKED: "2"}, "2 processes were asked for and 1 started"),
+        ({launching.ASKED: "4", "WORLD_SIZE": "2", "RANK": "0"}, "4 .* asked for and 2 started"),
+        ({"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}, "several .* started one"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is a number, got 'two'"),
+    ],
+)
+def test_fewer_processes_than_were_asked_for_are_refused(environ, said):
+    with pytest.raises(BadRequest, match=said):
+        place(environ)
+
+
+@pytest.fixture
+def became(monkeypatch) -> list[list[str]]:
+    """The commands that the launcher would have become."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        launching, "_become", lambda command, environ: commands.append([*command, environ])
+    )
+    return commands
+
+
+CONFIG = config_from({"model": "org/m", "env": "e", "output_dir": "o", "prompts_per_step": 32})
+
+
+def test_the_launcher_becomes_accelerate_with_the_same_words(became):
+    launch_if_asked(CONFIG, ["c.yaml", "steps=3"], CONFIGS["fsdp2"], None)
+    launch_if_asked(CONFIG, ["c.yaml"], CONFIGS["fsdp2"], 4)
+    launch_if_asked(CONFIG, ["c.yaml"], None, 2)
+    (*first, asked), (*second, asked_too), (*third, _) = became
+    assert first[1:5] == [*ACCELERATE, "--config_file", str(CONFIGS["fsdp2"])]
+    assert first[5:] == ["-m", "agentgym_train", "c.yaml", "steps=3"]
+    assert asked[launching.ASKED] == "8" and asked_too[launching.ASKED] == "4"
+    assert second[5:7] == ["--num_processes", "4"]
+    assert {"--multi_gpu", "--num_processes"} <= set(third)
+
+
+def test_one_process_needs_no_launcher(became):
+    launch_if_asked(CONFIG, ["c.yaml"], None, 1)
+    assert became == []
+
+
+def test_what_can_not_be_launched_is_refused_before_it_is(became, tmp_path, monkeypatch):
+    odd, empty = tmp_path / "odd.yaml", tmp_path / "empty.yaml"
+    odd.write_text("distributed_type: MULTI_GPU\nnum_processes: 3\n")
+    empty.write_text("steps: 3\n")
+    for file, count, said in (
+        (odd, None, "prompts_per_step 32 does not divide among 3 processes"),
+        (None, 5, "does not divide among 5 processes"),
+        (None, 0, "--num-processes is at least 1, got 0"),
+        (empty, None, "is no accelerate config"),
+        (tmp_path / "none.yaml", None, "there are some in examples/accelerate"),
+    ):
+        with pytest.raises(BadRequest, match=said):
+            launch_if_asked(CONFIG, ["c.yaml"], file, count)
+    with pytest.raises(MissingExtra, match="pip install deepspeed"):
+        launch_if_asked(CONFIG, ["c.yaml"], CONFIGS["zero2"], None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadRequest, match="a launcher started this process already"):
+        launch_if_asked(CONFIG, ["c.yaml"], None, 2)
+    assert became == []
+
+
+def test_there_is_an_accelerate_config_for_each_way_to_spread_a_run():
+    assert set(CONFIGS) == {
+        "single_gpu", "multi_gpu", "fsdp2", "zero2", "zero3", "multi_node", "cpu_two_processes"
+    }  # fmt: skip
+    for path in CONFIGS.values():
+        assert path.read_text().startswith("# "), "it says when to use it"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_accelerates_own_parser_takes_the_config(name):
+    config = load_config_from_file(str(CONFIGS[name]))
+    args = launch_command_parser().parse_args(["--config_file", str(CONFIGS[name]), "x.py"])
+    args, _, _ = _validate_launch_command(args)
+    starts_several = args.multi_gpu or args.use_fsdp or args.use_deepspeed
+    assert starts_several == (config.num_processes > 1)
+    assert not args.cpu
+    if args.use_fsdp:
+        # FSDP1 can not be sampled from; with ram-efficient loading only rank 0 has the weights.
+        assert args.fsdp_version == 2
+        assert not args.fsdp_cpu_ram_efficient_loading
