@@ -35,7 +35,9 @@ KEPT = (
     "learning_rate",
     "clip_ratio/region_mean",
 )
-"""Of TRL's many figures a step, those that are kept; outcome rates are kept too."""
+"""Of TRL's many figures a step, those that are kept."""
+_KEPT_KINDS = ("outcome/", "critic/", "engine/")
+"""So are all of these."""
 
 
 class Metrics(TrainerCallback):
@@ -76,7 +78,7 @@ class Metrics(TrainerCallback):
         if not logs or "success" not in logs:
             return
         row = {"step": state.global_step, "seconds": time.monotonic() - self._began}
-        row |= {k: v for k, v in logs.items() if k in KEPT or k.startswith("outcome/")}
+        row |= {k: v for k, v in logs.items() if k in KEPT or k.startswith(_KEPT_KINDS)}
         self._store.append_metrics(row)
         text = (
             f"reward {row['reward']:.2f}  success {row['success']:.2f}  "

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
 
 from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
+from agentgym_env.failures import TEACHES
 from agentgym_train.horizon import Horizon, ScheduleName, make_horizon
+from agentgym_train.outcomes import trained_outcomes
 from agentgym_train.overrides import lay_over, parse_overrides, read_yaml, refuse_unknown
 
 
@@ -68,6 +70,14 @@ class TrainConfig:
     """Name of the advantage estimator, or `package.module:Class`."""
     algorithm_args: dict[str, Any] = field(default_factory=dict)
     """Fields of the algorithm's dataclass."""
+    train_outcomes: list[str] = field(default_factory=lambda: sorted(TEACHES))
+    """Endings whose episodes train: success, failure, horizon, token_budget and policy_timeout. One
+    that is left out is in no loss and no baseline. A lost episode never trains."""
+    engine_correction: Literal["auto", "off", "token", "sequence"] = "auto"
+    """Weigh what the engine sampled by the trainer's probability over the engine's: by `token`, or
+    leaving out whole episodes (`sequence`). auto is token for engines that compute differently."""
+    engine_correction_max: float = 3.0
+    """Most that a weight may be."""
     prompts_per_step: int = 8
     """P: tasks an optimizer step looks at, over all processes."""
     group_size: int = 8
@@ -107,6 +117,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self.make_horizon()
+        trained_outcomes(self.train_outcomes)
+        if self.engine_correction_max < 1:
+            raise BadRequest(
+                f"engine_correction_max is at least 1, got {self.engine_correction_max}"
+            )
         action_format(self.action_format)
         positive = {
             "turn_max_tokens": self.turn_max_tokens,

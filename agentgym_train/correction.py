@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
-
-from agentgym_env.errors import BadRequest
 
 Kind = Literal["auto", "off", "token", "sequence"]
 
@@ -31,14 +29,6 @@ class Correction:
 
     kind: Kind = "auto"
     most: float = 3.0
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise BadRequest(
-                f"engine_correction is one of {', '.join(get_args(Kind))}, got {self.kind!r}"
-            )
-        if self.most < 1:
-            raise BadRequest(f"engine_correction_max is at least 1, got {self.most}")
 
     def is_needed(self, engine_is_exact: bool) -> bool:
         """Whether the trainer has to score what the engine sampled."""

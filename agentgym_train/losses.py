@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from agentgym_env.errors import BadRequest
 
-_MEANS_OVER_EPISODES = {"grpo", "sapo", "dr_grpo", "luspo"}
+MEANS_OVER_EPISODES = {"grpo", "sapo", "dr_grpo", "luspo"}
+"""TRL's losses that divide by the number of episodes."""
 _SUMS_OVER_TOKENS = {"dapo", "cispo", "vespo"}
 
 
@@ -24,11 +25,11 @@ def weight_of_part(
     - `bnpo` is that with the N of whatever batch it is given, which would make
       the step depend on the cut: a part of n tokens counts n/N, and the whole is `dapo`.
     """
-    if loss_type in _MEANS_OVER_EPISODES:
+    if loss_type in MEANS_OVER_EPISODES:
         return episodes / all_episodes
     if loss_type in _SUMS_OVER_TOKENS:
         return 1.0
     if loss_type == "bnpo":
         return tokens / max(all_tokens, 1.0)
-    known = sorted(_MEANS_OVER_EPISODES | _SUMS_OVER_TOKENS | {"bnpo"})
+    known = sorted(MEANS_OVER_EPISODES | _SUMS_OVER_TOKENS | {"bnpo"})
     raise BadRequest(f"no loss {loss_type!r}; there are {', '.join(known)}")

@@ -11,20 +11,26 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
 
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.algorithms import make_algorithm
-from agentgym_train.batch import rollout_output, token_batch
+from agentgym_train.algorithms import Algorithm, make_algorithm
+from agentgym_train.batch import rollout_output
 from agentgym_train.collector import Collector
 from agentgym_train.config import TrainConfig
+from agentgym_train.correction import Correction
+from agentgym_train.credit import Credit
+from agentgym_train.outcomes import trained_outcomes
 from agentgym_train.players import draw_seed
 from agentgym_train.policy import Policy
 from agentgym_train.ranks import gathered
@@ -53,6 +59,7 @@ class AgentTrainer(PackedUpdate):
         self.algorithm = make_algorithm(config.algorithm, config.algorithm_args)
         self.tokens_per_forward = config.tokens_per_forward
         self._whole = WholeModel()
+        self._trained_outcomes = trained_outcomes(config.train_outcomes)
         self._rows: Sequence[dict[str, Any]] = ()
         self._trajectories: list[Trajectory] = []
         tasks = collector.tasks.split(config.split)
@@ -62,21 +69,55 @@ class AgentTrainer(PackedUpdate):
             super().__init__(
                 model=policy.model,
                 processing_class=policy.tokenizer,
-                args=grpo_config(config, self.algorithm.loss_type, store),
+                args=grpo_config(config, self.algorithm, store),
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": list(tasks)}),
                 reward_funcs=[trajectory_reward],
                 rollout_func=self._play,
             )
+        # The weight of the divergence in the loss; the algorithm's own is in its rewards.
+        self.beta = config.kl
+        self.credit = Credit(
+            self,
+            self.algorithm,
+            group_size=config.group_size,
+            trained=self._trained_outcomes,
+            filler_id=self._filler,
+            correction=Correction(config.engine_correction, config.engine_correction_max),
+            engine_is_exact=policy.engine.is_exact,
+        )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # TRL hands its rollout hook the prompts alone; the rows hold the tasks.
         self._rows = inputs
+        # TRL scores the reference where beta says that there is one.
+        self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        width = output["completion_ids"].shape[1]
-        batch = token_batch(self._trajectories, self.config.group_size, width, self._filler)
-        advantages: Tensor = self.algorithm.advantages(batch)  # (B, T)
-        output["advantages"] = advantages.to(output["completion_ids"].device)
+        self.beta = self.config.kl
+        output["advantages"] = self.credit.advantages(output, self._trajectories)  # (B, T)
+        for name, value in self.credit.figures.items():
+            self._metrics["train"][name].append(value)
         return output
+
+    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
+        """TRL's; while the critic warms up the policy has no gradient, and stays as it is."""
+        loss: Tensor = super().training_step(*arguments, **options)
+        warmup = getattr(self.algorithm, "critic_warmup", 0)
+        if self.state.global_step < warmup:
+            # An optimizer passes over what has no gradient: no decay, no momentum.
+            self.model.zero_grad(set_to_none=True)
+        return loss
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # The critic first: a checkpoint counts as whole when TRL's own files are there.
+        if self.credit.critic is not None:
+            folder = Path(self._get_output_dir(trial=trial))
+            self.credit.critic.save(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.credit.critic is not None:
+            self.credit.critic.load(Path(checkpoint))
 
     @property
     def _filler(self) -> int:
@@ -96,7 +137,7 @@ class AgentTrainer(PackedUpdate):
             instruction=self.policy.instruction,
         )
         self._record(self._trajectories, horizon, time.monotonic() - began)
-        output = rollout_output(self._trajectories, self._filler)
+        output = rollout_output(self._trajectories, self._filler, self._trained_outcomes)
         self.score_only(output["env_mask"])
         return output
 
@@ -144,7 +185,7 @@ def trajectory_reward(
     return trajectory_reward
 
 
-def grpo_config(config: TrainConfig, loss_type: str, store: RunStore) -> GRPOConfig:
+def grpo_config(config: TrainConfig, algorithm: Algorithm, store: RunStore) -> GRPOConfig:
     """TRL's own config for a run; `config.trl` has the last word."""
     on_gpu = torch.cuda.is_available()
     processes = PartialState().num_processes
@@ -161,8 +202,9 @@ def grpo_config(config: TrainConfig, loss_type: str, store: RunStore) -> GRPOCon
         "num_generations": config.group_size,
         "max_completion_length": config.max_tokens,
         "temperature": config.temperature,
-        "beta": config.kl,
-        "loss_type": loss_type,
+        # Above 0 keeps a reference, which an algorithm may want for its rewards.
+        "beta": config.kl or getattr(algorithm, "kl", 0.0),
+        **asdict(algorithm.loss),
         "seed": config.seed,
         "use_cpu": not on_gpu,
         "bf16": on_gpu,

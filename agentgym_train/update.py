@@ -7,7 +7,7 @@ gradient are those of the whole step however it was cut, and on however many pro
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,14 @@ class PackedUpdate(GRPOTrainer):
         """Say which of each completion's tokens train: until the loss, only these are scored."""
         rows = [torch.tensor(mask, dtype=torch.bool) for mask in masks]
         self._trained = pad_sequence(rows, batch_first=True)  # (B, T)
+
+    def logprobs(self, output: Mapping[str, Any]) -> Tensor:
+        """(B, T) of the present policy, 0 off the trained tokens, for TRL's batch of episodes."""
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (B, P + T)
+        attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)  # (B, P + T)
+        width = output["completion_ids"].shape[1]
+        found, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, attention, width)
+        return found
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss of all rows. All passes but the last have had their backward pass already."""

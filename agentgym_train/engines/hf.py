@@ -60,6 +60,11 @@ class HFEngine:
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
 
+    @property
+    def is_exact(self) -> bool:
+        """On a CPU, where the trainer computes in the same precision."""
+        return bool(next(self.model.parameters()).device.type == "cpu")
+
     async def generate(
         self,
         prompt_ids: Sequence[int],

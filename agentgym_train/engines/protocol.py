@@ -41,6 +41,11 @@ class Generation:
 class GenerationEngine(Protocol):
     """What a rollout needs from a model."""
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether it computes as the trainer does, so that its log-probabilities are the same."""
+        ...
+
     async def generate(
         self,
         prompt_ids: Sequence[int],

@@ -23,6 +23,9 @@ class ScriptedEngine:
         self.live: set[Hashable] = set()
         """Conversations that were not forgotten yet."""
 
+    is_exact = True
+    """It has no probabilities of its own."""
+
     async def generate(
         self,
         prompt_ids: Sequence[int],
