@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import browsergym.miniwob
 import playwright.sync_api
 from browsergym.core.action.highlevel import HighLevelActionSet
 from browsergym.core.env import BrowserEnv
@@ -14,13 +13,13 @@ from playwright.sync_api import Page
 from agentgym_servers.web.chromium.log_in import log_in
 from agentgym_servers.web.chromium.look import tree_of, when_settled
 from agentgym_servers.web.chromium.messages import Seen, StartMiniWoB, StartSites
+from agentgym_servers.web.chromium.page_tasks import PAGE_TASKS
 
 _ACTION_TIMEOUT_MS: Final = 10_000
 _VIEWPORT: Final = {"width": 1280, "height": 720}
 _SCHEMES: Final = ("http://", "https://", "about:", "chrome-error:")
 _NOT_OPENED: Final = "Error: this address is out of bounds: {}"
 _CRASHED: Final = "Error: the page crashed, and was opened again."
-_MINIWOB: Final = {task.subdomain: task for task in browsergym.miniwob.ALL_MINIWOB_TASKS}
 
 
 def _without_uploads(subsets: list[str]) -> Any:
@@ -78,7 +77,7 @@ class Episode:
             task = {"task_entrypoint": _Sites, "task_kwargs": {"start": start}}
             task["action_mapping"] = _ON_SITES
         else:
-            task = {"task_entrypoint": _MINIWOB[start.task]}
+            task = {"task_entrypoint": PAGE_TASKS[start.task]}
             task |= {"task_kwargs": {"base_url": start.base}, "action_mapping": _ON_MINIWOB}
         self._env = _Unseen(
             **task,
