@@ -25,6 +25,8 @@ from agentgym_servers.web.miniwob.tasks import miniwob_pages, miniwob_tasks
 _HOST: Final = "miniwob.test"
 _BASE: Final = f"http://{_HOST}/miniwob/"
 _MAX_SHOWN: Final = 300
+_TRIES: Final = 4
+"""Of an action by the expert: BrowserGym waits half a second for an element, no longer."""
 
 logger = logging.getLogger(__name__)
 
@@ -96,14 +98,18 @@ class MiniWoB(TextEnv):
 
     def expert(self) -> Iterator[str]:
         """Do the task by a script; tasks without one yield nothing."""
-        script = EXPERTS.get(self._name)
-        if script is None or self._browser is None:
+        browser, script = self._browser, EXPERTS.get(self._name)
+        if browser is None or script is None:
             return
         try:
-            yield from script(self._browser.seen.goal, Sight(self._browser.tree))
+            for action in script(browser.seen.goal, Sight(browser.tree)):
+                for _ in range(_TRIES):
+                    yield action
+                    if not browser.seen.error:
+                        break
         except LookupError as error:
-            # Other actions than its own have led elsewhere: it has no advice any more.
-            logger.debug("the expert of %s is lost: %s", self._name, error)
+            # Other actions than its own have led elsewhere.
+            logger.debug("the expert of %s has no more advice: %s", self._name, error)
 
     def close(self) -> None:
         """End the page."""

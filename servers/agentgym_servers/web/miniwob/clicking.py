@@ -23,10 +23,14 @@ def click(role: str, pattern: str | None = None) -> Callable[[str, Sight], Itera
     return script
 
 
-def click_one_and_two(goal: str, sight: Sight) -> Iterator[str]:
-    """Click two buttons in turn."""
-    yield _click(sight.find("button", "ONE"))
-    yield _click(sight.find("button", "TWO"))
+def press(*names: str) -> Callable[[str, Sight], Iterator[str]]:
+    """A script that presses buttons with the keyboard, which reaches those that others cover."""
+
+    def script(goal: str, sight: Sight) -> Iterator[str]:
+        for name in names:
+            yield f"press({sight.find('button', name)!r}, 'Enter')"
+
+    return script
 
 
 def click_in_dialog(goal: str, sight: Sight) -> Iterator[str]:
