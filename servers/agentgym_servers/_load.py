@@ -89,7 +89,9 @@ def record_plays(env: TextEnv, count: int = _PLAYS) -> list[Play]:
             actions.append(action)
             if env.step(action)[2]:
                 break
-        plays.append(Play(seed, info["task"], tuple(actions)))
+        # An expert may have nothing to say of a task.
+        if actions:
+            plays.append(Play(seed, info["task"], tuple(actions)))
     return plays
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -17,12 +18,17 @@ from agentgym_servers.web.chromium.messages import StartMiniWoB
 from agentgym_servers.web.chromium.workers import MOST_EPISODES
 from agentgym_servers.web.doors import open_static
 from agentgym_servers.web.layouts import View, browsergym_text
-from agentgym_servers.web.miniwob_experts import EXPERTS
-from agentgym_servers.web.miniwob_tasks import miniwob_pages, miniwob_tasks
+from agentgym_servers.web.miniwob.experts import EXPERTS
+from agentgym_servers.web.miniwob.sight import Sight
+from agentgym_servers.web.miniwob.tasks import miniwob_pages, miniwob_tasks
 
 _HOST: Final = "miniwob.test"
 _BASE: Final = f"http://{_HOST}/miniwob/"
 _MAX_SHOWN: Final = 300
+_TRIES: Final = 4
+"""Of an action by the expert: BrowserGym waits half a second for an element, no longer."""
+
+logger = logging.getLogger(__name__)
 
 
 class MiniWoB(TextEnv):
@@ -32,9 +38,12 @@ class MiniWoB(TextEnv):
     seeds 0 to 4, and `train` has 100 others of each task. Categories: the tasks.
     Observation: the page's accessibility tree with an id for each element, the sentence and the
     last action, in BrowserGym's layout. Some tasks are about shapes and places that no tree shows.
-    Actions: one a turn, as BrowserGym's calls, by ids or by coordinates in a window of 332 x 214.
+    Actions: one a turn, as BrowserGym's calls, by ids or by places: pixels of the page from the
+    top left corner of its window of 332 x 214 (BrowserGym's own count pixels of screenshots that
+    are half as large again).
     Reward: 1 when the page says that the task is done right, else 0; it ends the episode, and so
-    does what the page calls wrong.
+    does what the page calls wrong. As with BrowserGym, a page that rewards something half right
+    says right. The tasks' clocks are off; stock-market and terminal alone show a time of their own.
     """
 
     instruction = (
@@ -89,10 +98,18 @@ class MiniWoB(TextEnv):
 
     def expert(self) -> Iterator[str]:
         """Do the task by a script; tasks without one yield nothing."""
-        script = EXPERTS.get(self._name)
-        if script is None or self._browser is None:
+        browser, script = self._browser, EXPERTS.get(self._name)
+        if browser is None or script is None:
             return
-        yield from script(self._browser.seen.goal, self._browser.tree)
+        try:
+            for action in script(browser.seen.goal, Sight(browser.tree)):
+                for _ in range(_TRIES):
+                    yield action
+                    if not browser.seen.error:
+                        break
+        except LookupError as error:
+            # Other actions than its own have led elsewhere.
+            logger.debug("the expert of %s has no more advice: %s", self._name, error)
 
     def close(self) -> None:
         """End the page."""
@@ -102,8 +119,10 @@ class MiniWoB(TextEnv):
     def _close(self) -> None:
         browser, self._browser = self._browser, None
         if browser is not None:
-            browser.close()
-            self._door.close()
+            try:
+                browser.close()
+            finally:
+                self._door.close()
 
     def _told(self, browser: ChromiumBrowser, last: str, error: str) -> str:
         goal = browser.seen.goal

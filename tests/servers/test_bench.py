@@ -73,3 +73,20 @@ def test_the_benchmarks_run(script, words):
         capture_output=True, text=True, check=False, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+class HalfKnown(Guess):
+    """Guess with an expert who knows the even numbers alone, and no list of actions."""
+
+    def available_actions(self):
+        return None
+
+    def expert(self):
+        if self.number % 2 == 0:
+            yield str(self.number)
+
+
+def test_tasks_of_which_the_expert_says_nothing_are_not_played():
+    plays = record_plays(HalfKnown(), 16)
+    assert 0 < len(plays) < 16
+    assert all(len(play.actions) == 1 for play in plays)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-import browsergym.miniwob
 import playwright.sync_api
 from browsergym.core.action.highlevel import HighLevelActionSet
 from browsergym.core.env import BrowserEnv
@@ -15,6 +14,7 @@ from playwright.sync_api import Page
 from agentgym_servers.web.chromium.log_in import log_in
 from agentgym_servers.web.chromium.look import tree_of, when_settled
 from agentgym_servers.web.chromium.messages import Seen, StartMiniWoB, StartSites
+from agentgym_servers.web.chromium.page_tasks import PAGE_TASKS
 
 _ACTION_TIMEOUT_MS: Final = 10_000
 _TAB_TIMEOUT_S: Final = 3.0
@@ -22,7 +22,6 @@ _VIEWPORT: Final = {"width": 1280, "height": 720}
 _SCHEMES: Final = ("http://", "https://", "about:", "chrome-error:")
 _NOT_OPENED: Final = "Error: this address is out of bounds: {}"
 _CRASHED: Final = "Error: the page crashed, and was opened again."
-_MINIWOB: Final = {task.subdomain: task for task in browsergym.miniwob.ALL_MINIWOB_TASKS}
 
 
 def _without_uploads(subsets: list[str]) -> Any:
@@ -80,7 +79,7 @@ class Episode:
             task = {"task_entrypoint": _Sites, "task_kwargs": {"start": start}}
             task["action_mapping"] = _ON_SITES
         else:
-            task = {"task_entrypoint": _MINIWOB[start.task]}
+            task = {"task_entrypoint": PAGE_TASKS[start.task]}
             task |= {"task_kwargs": {"base_url": start.base}, "action_mapping": _ON_MINIWOB}
         self._env = _Unseen(
             **task,
