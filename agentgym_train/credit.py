@@ -122,5 +122,7 @@ class Credit:
 
 
 def _with(batch: TokenBatch, given: Mapping[str, Tensor | None]) -> TokenBatch:
-    on_cpu = {name: value.float().cpu() for name, value in given.items() if value is not None}
+    on_cpu: dict[str, Any] = {
+        name: value.float().cpu() for name, value in given.items() if value is not None
+    }
     return replace(batch, **on_cpu)

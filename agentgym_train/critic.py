@@ -14,7 +14,7 @@ from transformers.trainer_pt_utils import get_parameter_names
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.algorithms.actor_critic import ActorCritic, CriticTargets, value_loss
-from agentgym_train.packing import Layout, lay_out
+from agentgym_train.packing import Passes, lay_out
 from agentgym_train.scoring import backbone_of
 from agentgym_train.update import PackedUpdate, shares_rows_of
 
@@ -74,7 +74,7 @@ class Critic:
         """(B, W) values before each trained token, 0 elsewhere; all inputs are (B, W)."""
         self._model.eval()
         found = torch.zeros(input_ids.shape, device=input_ids.device)  # (B, W)
-        for rows in self._trainer.passes(self._model, attention_mask.sum(1).tolist()):
+        for rows in self._passes(attention_mask):
             found[rows] = self._scored(input_ids[rows], attention_mask[rows], trained[rows])
         return found
 
@@ -94,8 +94,7 @@ class Critic:
         processes = self._trainer.accelerator.num_processes
         # Processes' gradients are averaged, and each of them divides by the count of all.
         count = max(count, 1.0) / processes
-        lengths = attention_mask.sum(1).tolist()
-        passes = self._trainer.passes(self._model, lengths)
+        passes = self._passes(attention_mask)
         lost = torch.zeros((), device=input_ids.device)
         for number, rows in enumerate(passes, 1):
             mask = targets.mask[rows]
@@ -138,9 +137,13 @@ class Critic:
         model.load_state_dict(load_file(folder / _WEIGHTS))
         self._optimizer.load_state_dict(torch.load(folder / _OPTIMIZER, weights_only=True))
 
+    def _passes(self, attention_mask: Tensor) -> Passes:
+        lengths = attention_mask.sum(1).tolist()
+        return self._trainer.passes(lengths, shared_rows=self._shared)
+
     def _scored(self, input_ids: Tensor, attention_mask: Tensor, trained: Tensor) -> Tensor:
         """(R, W) values before each trained token, 0 elsewhere."""
-        layout: Layout = lay_out(input_ids, attention_mask, trained, shared_rows=self._shared)
+        layout = lay_out(input_ids, attention_mask, trained, shared_rows=self._shared)
         with self._trainer.accelerator.autocast():
             values = self._model(layout.input_ids, layout.position_ids, layout.predictors)  # (S,)
         return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)

@@ -65,7 +65,8 @@ class PackedUpdate(GRPOTrainer):
             with self._scoring(mask):
                 return super()._compute_loss(model, inputs)
         lengths = (inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)).tolist()
-        passes = self.passes(model, lengths)
+        shared = shares_rows_of(self.accelerator.unwrap_model(model))
+        passes = self.passes(lengths, shared_rows=shared)
         metrics = self._metrics["train" if self.model.training else "eval"]
         before = {name: len(values) for name, values in metrics.items()}
         computed = torch.zeros((), device=mask.device)
@@ -99,9 +100,10 @@ class PackedUpdate(GRPOTrainer):
             )  # fmt: skip
         trained = _columns(self._trained, attention_mask, logits_to_keep)  # (B, P + T)
         rows = list(range(len(input_ids)))
-        passes = [rows] if self._in_one_pass else self.passes(model, attention_mask.sum(1).tolist())
         core = self.accelerator.unwrap_model(model)
         backbone, shared = backbone_of(core), shares_rows_of(core)
+        lengths = attention_mask.sum(1).tolist()
+        passes = [rows] if self._in_one_pass else self.passes(lengths, shared_rows=shared)
         logprobs: list[Tensor] = []
         entropies: list[Tensor] = []
         for chosen in passes:
@@ -118,12 +120,11 @@ class PackedUpdate(GRPOTrainer):
         entropy = torch.cat(entropies)[order] if compute_entropy else None  # (B, T)
         return torch.cat(logprobs)[order], entropy, None
 
-    def passes(self, model: Any, lengths: list[int]) -> Passes:
-        """This process's passes, in the number of the process that needs most."""
+    def passes(self, lengths: list[int], *, shared_rows: bool) -> Passes:
+        """This process's passes, in the number of the process that needs most. A collective."""
         device = self.accelerator.device
         budget = self.tokens_per_forward or _BUDGET.get(device.type, _BUDGET_ELSEWHERE)
-        shared = shares_rows_of(self.accelerator.unwrap_model(model))
-        passes = plan(lengths, budget, shared_rows=shared)
+        passes = plan(lengths, budget, shared_rows=shared_rows)
         if self.accelerator.num_processes > 1:
             counts = self.accelerator.gather(torch.tensor([len(passes)], device=device))
             passes = split(passes, lengths, int(counts.max()))

@@ -1,0 +1,74 @@
+"""What an engine sampled is weighed by the trainer's probability over the engine's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from agentgym_env.errors import BadRequest
+from agentgym_train.config import config_from
+from agentgym_train.correction import Correction, drift
+from tests.train.test_trainer import first_task, guesses, train_one_step
+
+TRAINER = torch.tensor([[-1.0, -2.0, -9.0], [-0.5, -0.5, -7.0]])
+ENGINE = torch.tensor([[-1.5, -1.0, -1.0], [-0.5, -3.0, -1.0]])
+MASK = torch.tensor([[True, True, False], [True, True, False]])
+
+
+def test_by_token_each_ratio_is_cut_at_the_most():
+    found = Correction("token", 2.0).ratios(TRAINER, ENGINE, MASK)
+    wanted = torch.tensor([[math.exp(0.5), math.exp(-1.0), 1.0], [1.0, 2.0, 1.0]])
+    assert torch.allclose(found, wanted)
+
+
+def test_by_sequence_an_episode_counts_whole_or_not_at_all():
+    found = Correction("sequence", 3.0).ratios(TRAINER, ENGINE, MASK)
+    wanted = torch.tensor([[math.exp(-0.5)] * 2 + [1.0], [0.0, 0.0, 1.0]])
+    assert torch.allclose(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "exact", "needed"),
+    [("auto", True, False), ("auto", False, True), ("off", False, False), ("token", True, True)],
+)
+def test_auto_trusts_an_engine_that_computes_as_the_trainer_does(kind, exact, needed):
+    assert Correction(kind).is_needed(exact) is needed
+
+
+def test_the_drift_is_of_the_sampled_tokens_alone():
+    found = drift(TRAINER, ENGINE, MASK)
+    assert found["engine/logprob_difference_max"] == pytest.approx(2.5)
+    assert found["engine/logprob_difference_mean"] == pytest.approx((0.5 + 1.0 + 0 + 2.5) / 4)
+    assert found["engine/kl"] >= 0
+    assert drift(TRAINER, TRAINER, torch.zeros_like(MASK)) == {}
+
+
+def test_an_engine_with_probabilities_of_its_own_is_weighed_in_a_step(tmp_path):
+    # The scripted engine says -0.5 for every token, which is not what the policy says.
+    task = first_task(tmp_path)
+    wrong = next(n for n in "123456" if n not in (task, "2"))
+    script = [wrong, task, wrong, wrong]
+    plain, before = train_one_step(tmp_path / "plain", guesses(script))
+    weighed, _ = train_one_step(tmp_path / "weighed", guesses(script), engine_correction="token")
+    assert "engine/kl" not in plain.state.log_history[0]
+    assert weighed.state.log_history[0]["engine/logprob_difference_max"] > 0.5
+    moved = [
+        sum(
+            float((w.detach() - before[n]).square().sum())
+            for n, w in trainer.model.named_parameters()
+        )
+        for trainer in (plain, weighed)
+    ]
+    assert 0 < moved[1] < moved[0], "every ratio is below one here"
+
+
+def test_bad_settings_are_told():
+    values = {"model": "m", "env": "e", "output_dir": "o"}
+    with pytest.raises(BadRequest, match="engine_correction_max"):
+        config_from({**values, "engine_correction_max": 0.5})
+    with pytest.raises(BadRequest, match="engine_correction"):
+        config_from({**values, "engine_correction": "sometimes"})
+    with pytest.raises(BadRequest, match="no outcome lunch"):
+        config_from({**values, "train_outcomes": ["lunch"]})
