@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from agentgym_train.algorithms import make_algorithm
 from agentgym_train.batch import rollout_output, token_batch
 from agentgym_train.collector import Collector
 from agentgym_train.config import TrainConfig
+from agentgym_train.overrides import refuse_unknown
 from agentgym_train.players import draw_seed
 from agentgym_train.policy import Policy
 from agentgym_train.ranks import gathered
@@ -156,6 +158,11 @@ def trajectory_reward(
 ) -> list[float | None]:
     """TRL's reward function: what the world paid over the episode; None for a lost one."""
     return trajectory_reward
+
+
+def check_trl(values: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` for a value that TRL's config does not have."""
+    refuse_unknown(" under trl", values, (f.name for f in fields(GRPOConfig)))
 
 
 def grpo_config(config: TrainConfig, loss_type: str, store: RunStore) -> GRPOConfig:

@@ -150,6 +150,7 @@ def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
         (["--env", "agentgym/TextCart-v0"], "agentgym/TextCraft-v0"),
         (["--algorithm", "grop"], "no algorithm 'grop'"),
         (["--split", "validation"], "validation"),
+        (["trl.betta=0.1"], "unknown key betta under trl; did you mean beta?"),
     ):
         status, output = finish(agentgym("train", config, *words))
         assert status == 2 and said in output and "Traceback" not in output, output
