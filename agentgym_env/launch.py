@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -127,9 +128,13 @@ class _SharedServer:
         try:
             line = lines.get(timeout=START_TIMEOUT_S)
         except queue.Empty:
-            line = b""
-        if line:
-            return int(json.loads(line)["port"])
+            pass
+        else:
+            if line:
+                return int(json.loads(line)["port"])
+            # It closed its output, so it is ending and may be about to say why.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_END_TIMEOUT_S)
         self.end()
         self._listener.join(1.0)
         last = "\n".join(self._last_lines) or "(it wrote nothing)"

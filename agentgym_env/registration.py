@@ -80,7 +80,9 @@ def find(env_id: str) -> EnvEntry:
         return _entries[env_id]
     if ":" in env_id:
         _split(env_id)
-        return EnvEntry(env_id, env_id)
+        # A server is told the class alone; what the class needs is known all the same.
+        known = (entry.extra for entry in _entries.values() if entry.entry_point == env_id)
+        return EnvEntry(env_id, env_id, next(known, None))
     near = difflib.get_close_matches(env_id[:100], _entries, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(_entries)}"
     raise UnknownEnvironment(f"no environment {env_id[:100]!r}; {hint}")

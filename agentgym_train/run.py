@@ -25,7 +25,7 @@ from agentgym_train.progress import progress_bar
 from agentgym_train.quiet import quiet_libraries
 from agentgym_train.ranks import gathered, join
 from agentgym_train.report import next_commands, plot, success_table, summary
-from agentgym_train.trainer import AgentTrainer
+from agentgym_train.trainer import AgentTrainer, check_trl
 
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C stopped, by the shell's convention."""
@@ -37,6 +37,7 @@ def start(config: TrainConfig, console: Console, collector: Collector, processes
     quiet_libraries()
     state = join(processes)
     make_algorithm(config.algorithm, config.algorithm_args)
+    check_trl(config.trl)
     path = Path(config.output_dir)
     policy = _policy(config, collector, state.device)
     # What could be refused has been by now; an earlier run is touched only for a real one.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from agentgym_train.config import TrainConfig
 from agentgym_train.correction import Correction
 from agentgym_train.credit import Credit
 from agentgym_train.outcomes import trained_outcomes
+from agentgym_train.overrides import refuse_unknown
 from agentgym_train.players import draw_seed
 from agentgym_train.policy import Policy
 from agentgym_train.ranks import gathered
@@ -183,6 +184,11 @@ def trajectory_reward(
 ) -> list[float | None]:
     """TRL's reward function: what the world paid over the episode; None for a lost one."""
     return trajectory_reward
+
+
+def check_trl(values: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` for a value that TRL's config does not have."""
+    refuse_unknown(" under trl", values, (f.name for f in fields(GRPOConfig)))
 
 
 def grpo_config(config: TrainConfig, algorithm: Algorithm, store: RunStore) -> GRPOConfig:

@@ -1,4 +1,4 @@
-"""The configs of examples/train run as they stand, but for their length."""
+"""The configs of examples/train: what they say, and that small ones run, but for their length."""
 
 import json
 import subprocess
@@ -7,28 +7,96 @@ from pathlib import Path
 
 import pytest
 
+from agentgym_env.registration import find
 from agentgym_env.run_store import RunStore
+from agentgym_train.config import read_config
+from agentgym_train.horizon import Adaptive, Fixed, ScalingInterStepwise
 
 ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "examples" / "train"
+WORLDS = ("textcraft", "babyai", "sciworld", "search", "webarena")
 SHORT = (
     "--steps 2 --horizon [2] --prompts_per_step 2 --group_size 2 --rows_per_forward 2 "
     "--eval_before false --eval_after false --save_every 2"
 )
+# Of the paper's scripts: world, fixed turns, stages and their steps, then of each of the two
+# prompts x episodes, tokens of prompt + response, tokens a turn; last, turns in evaluation.
+PAPER = [
+    ("textcraft", 30, [10, 20, 30], 100, (32, 8, 10752, 512), (32, 8, 10752, 512), 30),
+    ("babyai", 20, [6, 13, 20], 100, (16, 8, 5120, 200), (32, 4, 8704, 512), 20),
+    ("sciworld", 20, [10, 20, 30], 100, (16, 8, 5120, 200), (16, 8, 9216, 200), 30),
+    ("search", 5, [5, 8, 10], 100, (32, 4, 9216, 512), (32, 4, 9216, 512), 30),
+    ("webarena", 15, [8, 12, 15], 80, (32, 4, 14848, 512), (32, 4, 14848, 512), 15),
+]
+
+
+def config_of(world: str, name: str):
+    return read_config(TRAIN / world / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_each_world_has_the_papers_two_runs_and_a_small_one(world):
+    names = {path.stem for path in (TRAIN / world).glob("*.yaml")}
+    assert names - {"quickstart"} == {"agentgym_rl", "scaling_inter", "small"}
+    for name in names:
+        config = config_of(world, name)
+        assert find(config.env).env_id == config.env
+        assert config.env.lower() == f"agentgym/{world}-v0"
+        text = (TRAIN / world / f"{name}.yaml").read_text()
+        assert text.startswith("# "), "it says what it is"
+        small = name in ("small", "quickstart")
+        assert config.model == (
+            "examples/train/textcraft/warm_policy" if small else "Qwen/Qwen2.5-7B-Instruct"
+        )
+
+
+@pytest.mark.parametrize(
+    ("world", "fixed", "stages", "every", "fixed_batch", "staged_batch", "eval_horizon"), PAPER
+)
+def test_the_papers_runs_have_the_papers_numbers(
+    world, fixed, stages, every, fixed_batch, staged_batch, eval_horizon
+):
+    rl, scaling = config_of(world, "agentgym_rl"), config_of(world, "scaling_inter")
+    assert rl.make_horizon() == Fixed(fixed)
+    assert scaling.make_horizon() == ScalingInterStepwise(tuple(stages), every)
+    assert scaling.steps == rl.steps == every * len(stages)
+    for config, expected in ((rl, fixed_batch), (scaling, staged_batch)):
+        batch = (config.prompts_per_step, config.group_size)
+        assert (*batch, config.max_tokens, config.turn_max_tokens) == expected
+        assert (config.learning_rate, config.kl, config.temperature) == (1e-6, 0.001, 1.0)
+        assert (config.algorithm, config.fixed_eval_horizon) == ("grpo", eval_horizon)
+        assert config.eval_temperature == 1.0
+        config.rows_per_pass(processes=8)
+
+
+def test_the_small_run_of_textcraft_has_an_adaptive_horizon():
+    assert isinstance(config_of("textcraft", "small").make_horizon(), Adaptive)
+
+
+def one_run(config: Path, folder: Path, *words: str) -> list[dict[str, float]]:
+    """The metrics of a run that ends well."""
+    command = [
+        sys.executable, "-c", "from agentgym_env.cli import main; main()", "train", str(config),
+        *SHORT.split(), "--output_dir", str(folder / "run"), *words,
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows, broken = RunStore.open(folder / "run").metrics()
+    assert broken == []
+    return rows
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("world", ["babyai", "sciworld"])
 def test_a_world_trains_for_two_steps(world, tmp_path):
-    config = ROOT / "examples" / "train" / world / "quickstart.yaml"
-    command = [
-        sys.executable, "-c", "from agentgym_env.cli import main; main()", "train", str(config),
-        *SHORT.split(), "--output_dir", str(tmp_path / "run"),
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    store = RunStore.open(tmp_path / "run")
-    rows, broken = store.metrics()
-    assert broken == [] and [row["step"] for row in rows] == [1, 2]
+    rows = one_run(TRAIN / world / "small.yaml", tmp_path)
+    assert [row["step"] for row in rows] == [1, 2]
     assert all(row["env_steps"] == 2 * 2 * 2 and row["lost"] == 0 for row in rows), rows
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] == 16
+
+
+@pytest.mark.slow
+def test_the_small_run_of_textcraft_takes_a_step(tmp_path):
+    (row,) = one_run(TRAIN / "textcraft" / "small.yaml", tmp_path, "horizon=[4,6]", "steps=1")
+    assert row["horizon"] == 4 and row["lost"] == 0

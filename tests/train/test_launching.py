@@ -227,3 +227,14 @@ def test_accelerates_own_parser_takes_the_config(name):
         # FSDP1 can not be sampled from; with ram-efficient loading only rank 0 has the weights.
         assert args.fsdp_version == 2
         assert not args.fsdp_cpu_ram_efficient_loading
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_processes_that_share_a_sharded_model_sample_unequally_often_without_waiting():
+    status, output = run(
+        "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, "-m",
+        "tests.train.sharded_ranks",
+    )  # fmt: skip
+    assert status == 0, output
+    assert "rank 0 is done" in output and "rank 1 is done" in output

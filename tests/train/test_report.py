@@ -59,10 +59,9 @@ def test_the_table_of_different_worlds_leaves_gaps_instead_of_failing():
 
 def test_the_summary_adds_up_the_steps(tmp_path):
     found = summary(CONFIG, store_with(tmp_path, 3), report(0.3), report(0.5))
-    expected = {"env_steps": 21, "sampled_tokens": 33, "lost_episodes": 3, "retried_episodes": 6,
-                "steps": 3, "success_before": 0.3, "success_after": 0.5, "train_seconds": 4.5,
-                "seed": 0,
-                "eval_horizon": 8, "episodes": 3 * 64}  # fmt: skip
+    expected = {"env_steps": 21, "sampled_tokens": 33, "lost_episodes": 3, "steps": 3,
+                "retried_episodes": 6, "success_before": 0.3, "success_after": 0.5,
+                "train_seconds": 4.5, "seed": 0, "eval_horizon": 8, "episodes": 3 * 64}  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     assert summary(CONFIG, store_with(tmp_path, 1), None, None)["success_after"] is None
 

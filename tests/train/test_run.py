@@ -129,18 +129,36 @@ def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, t
     assert status == 0 and "is complete" in output
 
 
+SAME = ("reward", "success", "horizon", "turns", "env_steps", "loss", "grad_norm", "critic/loss")
+
+
 @pytest.mark.slow
-def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
-    process = agentgym("train", write_config(tmp_path, eval_before=False, eval_after=False))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, algorithm):
+    changes = {"eval_before": False, "eval_after": False, "algorithm": algorithm, "save_every": 1}
+    status, output = finish(agentgym("train", write_config(tmp_path, **changes)))
+    assert status == 0, output
+    unbroken = tmp_path / "unbroken"
+    (tmp_path / "run").rename(unbroken)
+    process = agentgym("train", write_config(tmp_path, **changes))
     run = tmp_path / "run"
     wait_for(lambda: (run / "checkpoints" / "checkpoint-2" / "horizon.json").exists(), process)
     process.kill()
     process.communicate()
     status, output = finish(agentgym("train", "--resume", run))
     assert status == 0, output
-    assert "checkpoint-2" in output.replace("\n", "")
+    assert "checkpoint-" in output.replace("\n", "")
     rows, broken = RunStore.open(run).metrics()
+    expected, _ = RunStore.open(unbroken).metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and not broken
+    assert ("critic/loss" in rows[0]) == (algorithm == "ppo")
+    for row, other in zip(rows, expected, strict=True):
+        for name in SAME:
+            assert row.get(name) == pytest.approx(other.get(name), rel=1e-4, abs=1e-6), name
+    weights, wanted = (load_file(f / "model" / "model.safetensors") for f in (run, unbroken))
+    for name, weight in weights.items():
+        assert weight.allclose(wanted[name], atol=1e-6), name
 
 
 def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
@@ -150,6 +168,7 @@ def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
         (["--env", "agentgym/TextCart-v0"], "agentgym/TextCraft-v0"),
         (["--algorithm", "grop"], "no algorithm 'grop'"),
         (["--split", "validation"], "validation"),
+        (["trl.betta=0.1"], "unknown key betta under trl; did you mean beta?"),
     ):
         status, output = finish(agentgym("train", config, *words))
         assert status == 2 and said in output and "Traceback" not in output, output

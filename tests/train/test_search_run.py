@@ -17,7 +17,7 @@ MAIN = "from agentgym_env.cli import main; main()"
 
 @pytest.mark.slow
 def test_the_search_quickstart_takes_its_steps(tmp_path):
-    values = yaml.safe_load((ROOT / "examples/train/search/quickstart.yaml").read_text())
+    values = yaml.safe_load((ROOT / "examples/train/search/small.yaml").read_text())
     assert values["horizon"] == [4, 6, 8]
     changes = {
         "model": str(ROOT / values["model"]), "output_dir": str(tmp_path / "run"), "steps": 2,

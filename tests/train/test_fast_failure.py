@@ -1,0 +1,92 @@
+"""A run that can not be is refused in the first second, with what to do and without torch."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from agentgym_env.launch import child_environment
+from tests.train.test_run import write_config
+
+MOST_S = 5.0
+"""A second on an idle machine; tests share theirs."""
+HEAVY = ("torch", "transformers", "trl", "accelerate")
+
+REFUSED = """
+import sys
+{before}
+from agentgym_env.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    loaded = [name for name in {heavy} if sys.modules.get(name)]
+    print("status", end.code, "loaded", loaded)
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return write_config(tmp_path_factory.mktemp("config"))
+
+
+def refusal(*words: object, before: str = "") -> tuple[str, float]:
+    """What a command says that is refused before anything heavy is loaded, and its seconds."""
+    program = REFUSED.format(before=before, heavy=HEAVY)
+    command = [sys.executable, "-c", program, "train", *map(str, words)]
+    began = time.monotonic()
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=child_environment(), timeout=60
+    )
+    seconds = time.monotonic() - began
+    assert done.stdout.strip() == "status 2 loaded []", done.stdout + done.stderr
+    assert "error: " in done.stderr and "Traceback" not in done.stderr
+    return done.stderr.partition("error: ")[2], seconds
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("setps=3", "unknown key setps; did you mean steps?"),
+        ("horizn_every=3", "unknown key horizn_every; did you mean horizon_every?"),
+        ("steps=many", "Expected `int`, got `str`"),
+        ("horizon=[10,10]", "a horizon rises from stage to stage, got [10, 10]"),
+        ("horizon_schedule=adaptive horizon_threshold=0", "above 0 and up to 1, got 0"),
+        ("rows_per_forward=3", "do not divide by rows_per_forward 3"),
+        ("--num-processes 3", "prompts_per_step 2 does not divide among 3 processes"),
+        ("--accelerate none.yaml", "no accelerate config none.yaml; there are some in"),
+        ("model=./nothing", "no model in ./nothing: there is no config.json"),
+        ("env=agentgym/TextCart-v0", "did you mean agentgym/TextCraft-v0 or"),
+        ("split=validation", "validation"),
+        (f"servers=[http://127.0.0.1:{closed_port()}]", "Connect"),
+    ],
+)
+def test_a_config_that_can_not_be_is_refused_at_once(config, word, said):
+    message, seconds = refusal(config, *word.split())
+    assert said in message
+    assert seconds < MOST_S, f"{seconds:.1f} s"
+    assert not (config.parent / "run").exists()
+
+
+def test_a_missing_extra_of_the_trainer_is_named_at_once(config):
+    message, seconds = refusal(config, before="sys.modules['trl'] = sys.modules['torch'] = None")
+    assert "agentgym train needs torch, trl: pip install 'agentgym-sdk[train]'" in message
+    assert seconds < MOST_S
+
+
+def test_a_missing_extra_of_the_world_is_named(config, tmp_path):
+    # A package of that name that can not be imported stands before the real one on the path.
+    (tmp_path / "minigrid.py").write_text("raise ModuleNotFoundError(name='minigrid')\n")
+    before = f"sys.path.insert(0, {str(tmp_path)!r})"
+    message, seconds = refusal(config, "env=agentgym/BabyAI-v0", before=before)
+    assert "pip install 'agentgym-sdk[babyai]'" in message
+    assert seconds < 2 * MOST_S, "a server was started and ended"

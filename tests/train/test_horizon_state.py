@@ -1,0 +1,78 @@
+"""The horizon over a run's life: read at an episode's start, kept, and resumed right."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from agentgym_env.run_store import RunStore
+from agentgym_train.callbacks import HorizonState, last_checkpoint
+from agentgym_train.horizon import Adaptive
+from tests.train.test_run import agentgym, finish, wait_for, write_config
+
+# Nothing is ever solved at these horizons, so success never rises: after the first step of a
+# stage the horizon grows at every second one.
+ADAPTIVE = {
+    "horizon": [1, 2, 3],
+    "horizon_schedule": "adaptive",
+    "horizon_every": 1,
+    "horizon_patience": 1,
+    "horizon_window": 1,
+    "steps": 12,
+    "save_every": 1,
+    "eval_before": False,
+    "eval_after": False,
+}
+GROWN = [1, 1, 2, 2] + [3] * 8
+
+
+def saved(folder, step, horizon):
+    (folder / f"checkpoint-{step}").mkdir()
+    args, state = SimpleNamespace(output_dir=folder), SimpleNamespace(global_step=step)
+    state.is_world_process_zero = True
+    HorizonState(horizon, None, print).on_save(args, state, None)
+
+
+def test_a_checkpoint_keeps_the_horizon_and_gives_it_back(tmp_path):
+    horizon = Adaptive((4, 8, 12), threshold=0.5, window=1)
+    horizon.observe(0, 0.9)
+    saved(tmp_path, 1, horizon)
+    kept = json.loads((tmp_path / "checkpoint-1" / "horizon.json").read_text())
+    assert (kept["step"], kept["turns"]) == (1, 8)
+    assert kept["state"]["growths"][0]["reason"] == "success 0.90 over 1 steps reached 0.5"
+    resumed, told = Adaptive((4, 8, 12), threshold=0.5, window=1), []
+    state = HorizonState(resumed, str(tmp_path / "checkpoint-1"), told.append)
+    state.on_step_end(None, None, None)
+    assert resumed(1) == 8 and told == [], "what was told before is not told again"
+    resumed.observe(1, 0.7)
+    state.on_step_end(None, None, None)
+    assert told == ["horizon 12 from step 2: success 0.70 over 1 steps reached 0.5"]
+
+
+def test_a_half_written_checkpoint_is_passed_over(tmp_path):
+    assert last_checkpoint(tmp_path / "none") is None
+    for step in (9, 10):
+        saved(tmp_path, step, Adaptive((4, 8)))
+    (tmp_path / "checkpoint-11").mkdir()
+    (tmp_path / "checkpoint-11" / "model.safetensors").touch()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_killed_run_goes_on_with_the_horizon_it_had(step, tmp_path):
+    process = agentgym("train", write_config(tmp_path, **ADAPTIVE))
+    run = tmp_path / "run"
+    wait_for(lambda: (run / "checkpoints" / f"checkpoint-{step}" / HorizonState.FILE).exists(),
+             process)  # fmt: skip
+    process.kill()
+    process.communicate()
+    status, output = finish(agentgym("train", "--resume", run))
+    assert status == 0, output
+    rows, _ = RunStore.open(run).metrics()
+    assert [row["horizon"] for row in rows] == GROWN
+    episodes, _ = RunStore.open(run).trajectories("train")
+    assert {(e.step, e.horizon) for e in episodes} == set(enumerate(GROWN))
+    assert all(len(e.turns) <= e.horizon for e in episodes)
