@@ -211,6 +211,7 @@ def test_an_engine_with_other_logprobs_fails_at_the_worst_token_with_both_number
     assert failed(subject) == {"log-probs"}
     found = findings(subject, "log-probs")["log-probs"]
     assert found.figures["max"] == pytest.approx(0.01, abs=1e-4)
+    assert "the engine is off" in found.remedy
     assert "engine -" in found.place.expected and "trainer -" in found.place.found
     lenient = subject_with(
         engine=lambda sound: Wrapped(sound, answer=biased), settings=replace(QUICK, tolerance=0.02)
@@ -228,8 +229,9 @@ def test_an_engine_that_tokenises_its_prompt_again_gives_other_logprobs():
     assert failed(subject) == {"log-probs"}
 
 
-def test_dropout_in_training_mode_is_drift():
-    assert "log-probs" in failed(subject_with(LLAMA3, engine=_with_dropout), "log-probs")
+def test_dropout_in_training_mode_is_the_trainers_fault():
+    found = findings(subject_with(LLAMA3, engine=_with_dropout), "log-probs")["log-probs"]
+    assert found.status == "FAIL" and "the trainer is off. Turn off dropout" in found.remedy
 
 
 def _with_dropout(engine):
