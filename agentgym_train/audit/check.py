@@ -16,7 +16,8 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.audit import number_rules, stored_rules, template_rules, token_rules
 from agentgym_train.audit.findings import Finding, Rule, apply
-from agentgym_train.audit.subject import Settings, Stored, Subject
+from agentgym_train.audit.settings import Settings
+from agentgym_train.audit.subject import Stored, Subject
 from agentgym_train.config import TrainConfig, config_from
 from agentgym_train.models import load_policy
 

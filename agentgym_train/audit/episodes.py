@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,18 +24,16 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_env.transports import AsyncInProcessTransport
 from agentgym_train.audit.findings import Drift
 from agentgym_train.audit.recorder import EPISODE, Exchange, Recorder
+from agentgym_train.audit.settings import Settings
 from agentgym_train.audit.world import ENV_ID, AuditHost, observations
 from agentgym_train.chat import Chat
+from agentgym_train.collector import Collector
 from agentgym_train.config import TrainConfig
 from agentgym_train.engines.scripted import ScriptedEngine
 from agentgym_train.players import PlayerFactory
 from agentgym_train.policy import Policy
 from agentgym_train.rollout import EpisodeStart, Rollouts
 from agentgym_train.trainer import AgentTrainer
-
-if TYPE_CHECKING:
-    from agentgym_train.audit.subject import Settings
-    from agentgym_train.collector import Collector
 
 _T = TypeVar("_T")
 
@@ -86,7 +84,6 @@ class AuditCollector:
     """Stands where the trainer has its `Collector`: plays in this process, without a server."""
 
     def __init__(self, policy: Policy, settings: Settings, control: Mapping[int, str]) -> None:
-        # A model of another machine cannot name every token it has; a few stand for all.
         self._host = AuditHost(observations(list(control.values())))
         self._count = settings.episodes + settings.episodes % 2
         names = [str(i) for i in range(self._count + WRITTEN)]
@@ -172,7 +169,7 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
     with tempfile.TemporaryDirectory(prefix="agentgym-audit-") as folder:
         config = _config(settings, policy.name, folder, len(collector.tasks.ids))
         store = RunStore.create(Path(folder) / "run", {})
-        trainer = AgentTrainer(policy, config, cast("Collector", collector), store)
+        trainer = AgentTrainer(policy, config, cast(Collector, collector), store)
         # In training a model is in training mode, where dropout is on.
         trainer.model.train()
         output = trainer._generate_and_score_completions(

@@ -63,7 +63,7 @@ def engine_and_trainer_agree(subject: Subject) -> Passed:
             _logprob_place(subject, worst[0], worst[1]),
             **figures,
         )
-    return Passed(f"{text}; largest at {_where(worst[0], worst[1])}", figures=figures)
+    return Passed(f"{text}; largest at {_where(*worst[:2])}, token {worst[1]}", figures=figures)
 
 
 def padding_changes_nothing(subject: Subject) -> Passed:
@@ -180,7 +180,7 @@ def _size(gap: float) -> float:
 def _where(row: Row, at: int) -> str:
     ends = row.trajectory.tokens.turn_ends if row.trajectory.tokens else []
     turn = sum(end <= at for end in ends) + 1
-    return f"{row.name}, turn {turn}, token {at}"
+    return f"{row.name}, turn {turn}"
 
 
 def _logprob_place(subject: Subject, row: Row, at: int) -> Place:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,33 +12,13 @@ from agentgym_env.errors import AgentGymError
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.audit.episodes import Episodes, play
 from agentgym_train.audit.findings import NotApplicable, Place
+from agentgym_train.audit.settings import Settings
 from agentgym_train.audit.template import Template
 from agentgym_train.chat import Chat, TemplateRewritesHistory
 from agentgym_train.config import TrainConfig
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.engines.protocol import GenerationEngine
 from agentgym_train.policy import Policy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How the audit's episodes are played; a run's own values where there is a run."""
-
-    turns: int = 3
-    """Turns of every episode."""
-    episodes: int = 4
-    """Episodes sampled from the model; the written ones come on top."""
-    seed: int = 0
-    temperature: float = 1.0
-    instruction: str = "You are in a world of text. Answer with one action."
-    action_format: str = "plain"
-    keep_reasoning: bool = False
-    turn_max_tokens: int = 64
-    max_tokens: int = 4096
-    tolerance: float | None = None
-    """Of one log-probability; None takes what suits the arithmetic."""
-    trl: dict[str, Any] = field(default_factory=dict)
-    """What the run tells TRL of precision and masks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,10 @@ _KEEP = "use an append-only template, or keep_reasoning: true to keep every samp
 def chat_is_made(subject: Subject) -> Passed:
     """`chat.py` takes the template as it is."""
     if subject.chat_error is not None:
-        raise Drift(subject.chat_error, "use another chat template, or the model's own")
+        remedy = "use another chat template"
+        if subject.kept_reasoning:
+            remedy = "see append-only; --keep-reasoning audits it with every sampled token in place"
+        raise Drift(subject.chat_error, remedy)
     notes = []
     if subject.template.instruction and not subject.template.has_system:
         notes.append("there is no system role: the instruction opens the first user message")
