@@ -31,6 +31,7 @@ _SUMMARIES: Final = {
     "serve-retriever": "Serve an index over HTTP, on Search-R1's route.",
     "train": "Train a policy.",
     "eval": "Evaluate a policy.",
+    "audit": "Prove that what a chat model samples is what it is trained on.",
 }
 """Of other rooms' commands, so that listing them imports none of them."""
 _EXTRAS = {
@@ -40,6 +41,7 @@ _EXTRAS = {
     "serve-retriever": "serve",
     "train": "train",
     "eval": "train",
+    "audit": "train",
 }
 
 

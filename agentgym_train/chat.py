@@ -65,7 +65,7 @@ class Chat:
         self._trims = f" {_FIRST}" not in self._render([_user(f" {_FIRST} ")])
         self._first = self._first_frame()
         self._next = self._next_frame()
-        self._specials = [str(token) for token in tokenizer.all_special_tokens if str(token)]
+        self._control = _control_tokens(tokenizer)
         self.end_id = self._end_of_turn()
         stops = {self.end_id, tokenizer.eos_token_id} - {None}
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
@@ -73,7 +73,11 @@ class Chat:
 
     def start(self, observation: str) -> list[int]:
         """The ids of the first prompt, up to where the policy's first turn begins."""
-        return self._encode(self._first, observation)
+        if self._names_control(observation):
+            return self._encode(self._first, observation)
+        # Instruction and observation may share a message, whose outer spaces alone are trimmed.
+        text = self._render(self._opening(observation))
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def delta(self, response_ids: Sequence[int], observation: str) -> list[int]:
         """The ids between a sampled turn and the next: its end if it was cut, the observation."""
@@ -126,7 +130,7 @@ class Chat:
 
     def _end_of_turn(self) -> int:
         ids = self._tokenizer.encode(self._next.before, add_special_tokens=False)
-        if not ids or ids[0] not in self._tokenizer.all_special_ids:
+        if not ids or ids[0] not in self._control:
             raise BadRequest(
                 f"the chat template ends a turn with {self._next.before[:40]!r}, which is no "
                 "special token: a policy could not end its turn. Use a template with an "
@@ -157,7 +161,7 @@ class Chat:
 
     def _encode(self, frame: _Frame, observation: str) -> list[int]:
         text = observation.strip() if self._trims else observation
-        if not any(token in text for token in self._specials):
+        if not self._names_control(text):
             return list(self._tokenizer.encode(frame.fill(text), add_special_tokens=False))
         # A world's text must not be able to end a turn or open another: its markers stay text.
         outer = [
@@ -166,12 +170,23 @@ class Chat:
         ]
         return [*outer[0], *self._plain_ids(text), *outer[1]]
 
+    def _names_control(self, text: str) -> bool:
+        return any(token in text for token in self._control.values())
+
     def _plain_ids(self, text: str) -> list[int]:
         """The ids of text in which the names of special tokens are only letters."""
         parts = [text]
-        for token in self._specials:
+        for token in self._control.values():
             parts = [piece for part in parts for piece in _break_up(part, token)]
         return [i for part in parts for i in self._tokenizer.encode(part, add_special_tokens=False)]
+
+
+def _control_tokens(tokenizer: Any) -> dict[int, str]:
+    """Ids and names of all special tokens: models have more than their tokenizer gives a role."""
+    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+    added = tokenizer.added_tokens_decoder.items()
+    found = [*named, *((number, token) for number, token in added if token.special)]
+    return {int(number): str(token) for number, token in found if str(token)}
 
 
 def _user(content: str) -> dict[str, str]:

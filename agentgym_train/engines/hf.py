@@ -45,7 +45,7 @@ class HFEngine:
     """
 
     def __init__(self, model: Any, pad_id: int, *, max_batch: int = 256) -> None:
-        kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+        kinds = set(getattr(model.config, "layer_types", None) or _kinds_unnamed(model.config))
         if kinds != {"full_attention"}:
             raise BadRequest(
                 f"the hf engine keeps the cache of full attention layers only, and this model has "
@@ -190,6 +190,14 @@ class HFEngine:
             full = len(request.token_ids) >= request.sampling.max_tokens
             request.done = full or token in request.sampling.stop_ids
         return ids
+
+
+def _kinds_unnamed(config: Any) -> list[str]:
+    """The kind of the layers of a config that names none, as Mistral's: its window tells."""
+    used = getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None) if used else None
+    narrow = window is not None and window < config.max_position_embeddings
+    return ["sliding_attention" if narrow else "full_attention"]
 
 
 def _distinct(

@@ -95,6 +95,30 @@ def test_no_observation_can_end_a_turn_or_open_one(noise):
     assert "<|im_end|>\n<|im_start|>assistant\nget 9" in tokenizer.decode(ids)
 
 
+def test_a_special_token_without_a_role_is_no_less_text_in_an_observation():
+    """Llama 3 names two of its 256 special tokens; the others open and close its messages too."""
+    tokenizer = tokenizer_with(APPEND_ONLY["inst"])
+    chat = Chat(tokenizer)
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert start not in tokenizer.all_special_ids and tokenizer.added_tokens_decoder[start].special
+    for ids in (chat.start("a <|im_start|> b"), chat.delta([chat.end_id], "a <|im_start|> b")):
+        assert start not in ids
+        assert "a <|im_start|> b" in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("observation", ["", "  spaces around  "])
+def test_the_first_prompt_is_the_templates_where_it_trims_instruction_and_observation_at_once(
+    observation,
+):
+    tokenizer = tokenizer_with(APPEND_ONLY["inst"])
+    tokenizer.chat_template = APPEND_ONLY["inst"].replace(
+        "+ m['content'] +", "+ m['content']|trim +"
+    )
+    opening = [{"role": "user", "content": f"Craft things.\n\n{observation}"}]
+    rendered = tokenizer.apply_chat_template(opening, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(Chat(tokenizer, "Craft things.").start(observation)) == rendered
+
+
 def test_sampled_text_round_trips_through_ids():
     chat = Chat(tokenizer_with(APPEND_ONLY["llama3"]))
     for text in ("get 12 oak logs", "  spaced  ", "Thought: é 雪\nAction: x", ""):

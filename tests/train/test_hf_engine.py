@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.engines.hf import HFEngine
@@ -173,6 +173,21 @@ def test_an_empty_prompt_and_a_model_with_windows_are_refused():
     )  # fmt: skip
     with pytest.raises(BadRequest, match="full attention layers only"):
         HFEngine(Qwen2ForCausalLM(config), 0)
+
+
+@pytest.mark.parametrize(("window", "refused"), [(4, True), (4096, False), (None, False)])
+def test_a_window_that_is_told_without_layer_types_is_refused_where_it_can_matter(window, refused):
+    config = MistralConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=1, num_key_value_heads=1, sliding_window=window,
+        max_position_embeddings=4096,
+    )  # fmt: skip
+    model = MistralForCausalLM(config)
+    if refused:
+        with pytest.raises(BadRequest, match="full attention layers only"):
+            HFEngine(model, 0)
+    else:
+        assert HFEngine(model, 0).model is model
 
 
 def _explode(*_):

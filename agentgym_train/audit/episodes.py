@@ -1,0 +1,249 @@
+"""The audit's episodes: through the real rollout, engine, batch and trainer, in a world of its own.
+
+Half of the sampled ones have turns cut short. Others are written beforehand: they hold what a
+model seldom says, such as turns without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from agentgym_env.async_client import AsyncEnvClient
+from agentgym_env.failures import teaches
+from agentgym_env.run_store import RunStore
+from agentgym_env.task_set import TaskSet
+from agentgym_env.trajectory import Trajectory
+from agentgym_env.transports import AsyncInProcessTransport
+from agentgym_train.audit.findings import Drift
+from agentgym_train.audit.recorder import EPISODE, Exchange, Recorder
+from agentgym_train.audit.settings import Settings
+from agentgym_train.audit.world import ENV_ID, AuditHost, observations
+from agentgym_train.chat import Chat
+from agentgym_train.collector import Collector
+from agentgym_train.config import TrainConfig
+from agentgym_train.engines.scripted import ScriptedEngine
+from agentgym_train.players import PlayerFactory
+from agentgym_train.policy import Policy
+from agentgym_train.rollout import EpisodeStart, Rollouts
+from agentgym_train.trainer import AgentTrainer
+
+_T = TypeVar("_T")
+
+WRITTEN = 8
+"""Episodes whose turns are written beforehand."""
+_CUT = 4
+"""Most tokens of a turn in the episodes that are cut short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One episode as the trainer has it, without padding, beside what the engine saw and said."""
+
+    name: str
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    loss_mask: list[int]
+    engine_logprobs: list[float]
+    """(T,) as the trainer was given them."""
+    trainer_logprobs: list[float]
+    """(T,) the trainer's own; 0.0 where it does not score."""
+    trajectory: Trajectory
+    exchanges: Sequence[Exchange]
+    sampled: bool
+    """By the model; else written beforehand."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and completion."""
+        return self.prompt_ids + self.completion_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """All episodes, and the trainer they were played for."""
+
+    rows: list[Row]
+    trainer: AgentTrainer
+    group_size: int
+
+    @property
+    def sampled(self) -> list[Row]:
+        """Those that the model sampled."""
+        return [row for row in self.rows if row.sampled]
+
+
+class AuditCollector:
+    """Stands where the trainer has its `Collector`: plays in this process, without a server."""
+
+    def __init__(self, policy: Policy, settings: Settings, control: Mapping[int, str]) -> None:
+        self._host = AuditHost(observations(list(control.values())))
+        self._count = settings.episodes + settings.episodes % 2
+        names = [str(i) for i in range(self._count + WRITTEN)]
+        self.tasks = TaskSet({"train": names})
+        self._policy = policy
+        self._settings = settings
+        self.engine = Recorder(policy.engine)
+        turns = written_turns(policy.chat, policy.tokenizer, policy.action_format.render)
+        self.writer = Recorder(ScriptedEngine(_script(turns)))
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine to its end."""
+        return asyncio.run(work)
+
+    def is_sampled(self, number: int) -> bool:
+        """Whether the model plays this episode."""
+        return number < self._count
+
+    def exchanges(self, number: int) -> Sequence[Exchange]:
+        """What was asked of the episode's engine, and answered."""
+        engine = self.engine if self.is_sampled(number) else self.writer
+        return engine.records[number].exchanges if number in engine.records else ()
+
+    def collect(
+        self,
+        new_player: PlayerFactory,
+        starts: Sequence[EpisodeStart],
+        horizon: int,
+        *,
+        step: int = -1,
+        instruction: str = "",
+    ) -> list[Trajectory]:
+        """Play every start; the trajectories come in its order."""
+
+        async def one(start: EpisodeStart) -> Trajectory:
+            EPISODE.set(int(start.task))
+            client = AsyncEnvClient(AsyncInProcessTransport(self._host))
+            rollouts = Rollouts(
+                client, self._players(int(start.task)), env_id=ENV_ID, instruction=instruction
+            )
+            (trajectory,) = await rollouts.collect([start], horizon, step=step)
+            return trajectory
+
+        async def everyone() -> list[Trajectory]:
+            return await asyncio.gather(*map(one, starts))
+
+        return self.run(everyone())
+
+    def _players(self, number: int) -> PlayerFactory:
+        """An episode's own player: sampled or written, whole or cut short."""
+        sampled = self.is_sampled(number)
+        policy = replace(self._policy, engine=self.engine if sampled else self.writer)
+        if number % 2 == 1:
+            policy = replace(policy, turn_max_tokens=min(_CUT, policy.turn_max_tokens))
+        if number == self._count:
+            room = len(policy.chat.start(self._host.text(str(number), 0))) + 3 * _CUT
+            policy = replace(policy, max_tokens=min(room, policy.max_tokens))
+        return policy.players(self._settings.temperature)
+
+
+def written_turns(chat: Chat, tokenizer: Any, render: Any) -> list[list[int]]:
+    """Ids of turns that break chat code, each a whole turn."""
+    plain = chat.response_ids(render("look around"))
+    odd = chat.response_ids(render("craft é 雪 🙂🏽 مرحبا \u200d"))
+    letters = [i for c in render("look") for i in tokenizer.encode(c, add_special_tokens=False)]
+    other = [i for i in chat.stop_ids if i != chat.end_id]
+    within = [i for i in tokenizer.all_special_ids if i not in chat.stop_ids][:2]
+    return [
+        [chat.end_id],
+        odd,
+        plain[:-1],
+        [*letters, chat.end_id],
+        [*plain[:2], *within, *plain[2:]],
+        [*plain[:-1], *(other or [chat.end_id])[:1]],
+        chat.response_ids(render("  spaced \n")),
+        plain,
+    ]
+
+
+def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Episodes:
+    """Play the episodes inside a trainer and read back the rows it made of them."""
+    collector = AuditCollector(policy, settings, control)
+    with tempfile.TemporaryDirectory(prefix="agentgym-audit-") as folder:
+        config = _config(settings, policy.name, folder, len(collector.tasks.ids))
+        store = RunStore.create(Path(folder) / "run", {})
+        trainer = AgentTrainer(policy, config, cast(Collector, collector), store)
+        # In training a model is in training mode, where dropout is on.
+        trainer.model.train()
+        output = trainer._generate_and_score_completions(
+            [{"prompt": "", "task": task} for task in collector.tasks.ids]
+        )
+    trajectories = trainer._trajectories
+    lost = [t for t in trajectories if not teaches(t.outcome)]
+    if lost:
+        raise Drift(
+            f"{len(lost)} of {len(trajectories)} episodes were lost; the first to: {lost[0].error}",
+            "the model cannot be sampled from; try it with transformers alone",
+        )
+    return Episodes(_rows(collector, trainer, output), trainer, config.group_size)
+
+
+def _rows(collector: AuditCollector, trainer: AgentTrainer, output: dict[str, Any]) -> list[Row]:
+    prompts, completions = output["prompt_mask"].bool(), output["completion_mask"].bool()  # (B, ·)
+    loss_mask = output["completion_mask"] * output["tool_mask"]  # (B, T)
+    scores = _trainer_scores(trainer, output)
+    rows = []
+    for number, trajectory in enumerate(trainer._trajectories):
+        real = completions[number]  # (T,)
+        sampled = collector.is_sampled(number)
+        rows.append(
+            Row(
+                name=f"{'sampled' if sampled else 'written'} episode {number}",
+                prompt_ids=output["prompt_ids"][number][prompts[number]].tolist(),
+                completion_ids=output["completion_ids"][number][real].tolist(),
+                loss_mask=loss_mask[number][real].tolist(),
+                engine_logprobs=output["sampling_per_token_logps"][number][real].tolist(),
+                trainer_logprobs=scores[number][real].tolist(),
+                trajectory=trajectory,
+                exchanges=collector.exchanges(number),
+                sampled=sampled,
+            )
+        )
+    return rows
+
+
+def _trainer_scores(trainer: AgentTrainer, output: dict[str, Any]) -> Tensor:
+    """(B, T) log-probabilities by the trainer's own function, as its loss computes them."""
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (B, P + T)
+    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)  # (B, P + T)
+    with torch.no_grad():
+        scores, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, output["completion_ids"].shape[1]
+        )
+    return scores.float()
+
+
+def _config(settings: Settings, name: str, folder: str, episodes: int) -> TrainConfig:
+    return TrainConfig(
+        model=name,
+        env=ENV_ID,
+        output_dir=folder,
+        seed=settings.seed,
+        instruction=settings.instruction,
+        action_format=settings.action_format,
+        horizon=[settings.turns],
+        turn_max_tokens=settings.turn_max_tokens,
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        prompts_per_step=episodes // 2,
+        group_size=2,
+        steps=1,
+        max_lost_rate=1.0,
+        trl={**settings.trl, "save_strategy": "no"},
+    )
+
+
+def _script(turns: Sequence[Sequence[int]]) -> Any:
+    """Each written episode begins at another turn."""
+
+    def script(prompt_ids: Sequence[int], turn: int) -> Sequence[int]:
+        return turns[(EPISODE.get() + turn) % len(turns)]
+
+    return script

@@ -1,0 +1,137 @@
+"""What a rule says: pass, FAIL with the first place, or skipped. Knows nothing about models."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+S = TypeVar("S")
+
+_AROUND = 24
+"""Characters shown before and after the first difference of two texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where two accounts of the same conversation part, and what each says there."""
+
+    where: str
+    """Such as "episode 3, turn 2"."""
+    token: int | None = None
+    """Index into the ids that are compared; None where texts are."""
+    expected_ids: Sequence[int] = ()
+    found_ids: Sequence[int] = ()
+    expected: str = ""
+    """Decoded, from just before the difference on."""
+    found: str = ""
+
+
+class Drift(Exception):
+    """A rule does not hold."""
+
+    def __init__(self, fact: str, remedy: str, place: Place | None = None, **figures: Any) -> None:
+        super().__init__(fact)
+        self.fact = fact
+        self.remedy = remedy
+        self.place = place
+        self.figures = figures
+
+
+class NotApplicable(Exception):
+    """A rule cannot be applied; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A rule holds."""
+
+    detail: str
+    notes: Sequence[str] = ()
+    """What is no drift and still worth knowing."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[S]):
+    """One promise, what its keeping proves, and the function that looks."""
+
+    name: str
+    proves: str
+    check: Callable[[S], Passed]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one rule."""
+
+    rule: str
+    proves: str
+    status: Literal["pass", "FAIL", "skipped"]
+    detail: str
+    remedy: str = ""
+    notes: Sequence[str] = ()
+    place: Place | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def apply(rule: Rule[S], subject: S) -> Finding:
+    """Look whether the rule holds; never raises."""
+    try:
+        passed = rule.check(subject)
+    except NotApplicable as reason:
+        return Finding(rule.name, rule.proves, "skipped", str(reason))
+    except Drift as drift:
+        return Finding(
+            rule.name, rule.proves, "FAIL", drift.fact, drift.remedy, (), drift.place, drift.figures
+        )
+    except Exception as error:
+        # The process boundary of somebody's model, tokenizer and template.
+        text = str(error).strip() or "no message"
+        fact = f"{type(error).__name__}: {text.splitlines()[0][:300]}"
+        remedy = (
+            "code of the model, tokenizer or template failed here; try it with transformers alone"
+        )
+        return Finding(rule.name, rule.proves, "FAIL", fact, remedy)
+    return Finding(
+        rule.name, rule.proves, "pass", passed.detail, "", passed.notes, None, passed.figures
+    )
+
+
+def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> int | None:
+    """The first index at which they differ; None where they are equal."""
+    for i, (a, b) in enumerate(zip(expected, found, strict=False)):
+        if a != b:
+            return i
+    return None if len(expected) == len(found) else min(len(expected), len(found))
+
+
+def text_place(where: str, expected: str, found: str) -> Place:
+    """The place at which two different texts part."""
+    at = first_difference(expected, found) or 0
+    start = max(0, at - _AROUND)
+    end = at + _AROUND
+    return Place(where, None, (), (), expected[start:end], found[start:end])
+
+
+def shown(text: str) -> str:
+    """Text with what a terminal would obey, hide or reorder written out as escapes."""
+    return "".join(map(_shown_character, text))
+
+
+def _shown_character(character: str) -> str:
+    if character == "\\" or character.isprintable():
+        return character
+    if character in "\n\r\t":
+        return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}[character]
+    code = ord(character)
+    if unicodedata.category(character) == "Zs":
+        return character if character == " " else f"\\u{code:04x}"
+    return (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    )

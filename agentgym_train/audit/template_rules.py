@@ -1,0 +1,252 @@
+"""Rules about the chat template and what `chat.py` makes of it; no model is run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+from agentgym_train.audit.findings import (
+    Drift,
+    NotApplicable,
+    Passed,
+    Place,
+    Rule,
+    first_difference,
+    text_place,
+)
+from agentgym_train.audit.subject import Subject
+from agentgym_train.audit.template import message
+from agentgym_train.audit.world import CLEAN, PLAIN
+
+_PLAIN_TURNS = [("look around", CLEAN[1]), ("get 2 oak logs", CLEAN[0])]
+_THOUGHT = "<think>\nI need wood first.\n</think>\n\nlook around"
+_TURNS = {
+    "plain": _PLAIN_TURNS,
+    "an empty observation": [("look around", ""), *_PLAIN_TURNS],
+    "an empty reply": [("", CLEAN[1]), *_PLAIN_TURNS],
+    "replies of many lines": [("Thought: é 雪\n\nAction: look", "No."), *_PLAIN_TURNS],
+    "reasoning": [(_THOUGHT, CLEAN[1]), *_PLAIN_TURNS],
+}
+"""(reply, observation) turns by what is special about them; replies have no space around them."""
+_KEEP = "use an append-only template, or keep_reasoning: true to keep every sampled token in place"
+
+
+def chat_is_made(subject: Subject) -> Passed:
+    """`chat.py` takes the template as it is."""
+    if subject.chat_error is not None:
+        remedy = "use another chat template"
+        if subject.kept_reasoning:
+            remedy = "see append-only; --keep-reasoning audits it with every sampled token in place"
+        raise Drift(subject.chat_error, remedy)
+    notes = []
+    if subject.template.instruction and not subject.template.has_system:
+        notes.append("there is no system role: the instruction opens the first user message")
+    if subject.kept_reasoning:
+        notes.append("earlier reasoning is kept in place, which the template alone would not do")
+    opening = subject.template.render(subject.template.opening("XFIRSTX"))
+    for part in (subject.template.instruction.strip(), "XFIRSTX"):
+        if part and opening.count(part) != 1:
+            raise Drift(
+                f"the template writes {part[:40]!r} {opening.count(part)} times, not once",
+                "use a template that renders each message once",
+            )
+    return Passed("instruction, observations and replies are written once each", notes)
+
+
+def history_only_grows(subject: Subject) -> Passed:
+    """Each rendering begins with the one before it and the reply to it."""
+    template, rewritten, notes = subject.template, [], []
+    for name, turns in _TURNS.items():
+        before = template.render(template.opening(PLAIN))
+        for number, (reply, _) in enumerate(turns, 1):
+            now = template.render(template.conversation(PLAIN, turns[:number]))
+            expected = before + reply
+            if now.startswith(expected):
+                before = now
+                continue
+            place = text_place(f"with {name}, after turn {number}", expected, now)
+            if subject.settings.keep_reasoning and "<think>" in expected:
+                rewritten.append(name)
+                break
+            raise Drift(
+                f"the template rewrites what came before turn {number + 1} ({name})", _KEEP, place
+            )
+    if rewritten:
+        text = "the template alone rewrites earlier turns"
+        notes.append(f"{text} ({', '.join(rewritten)}); agentgym keeps them as sampled")
+    spaced = template.render(template.conversation(PLAIN, [("  look  ", "No.")]))
+    if "  look  " not in spaced:
+        notes.append("it trims replies; sampled spaces stay as they were sampled")
+    grown = len(_TURNS) - len(rewritten)
+    return Passed(f"{grown} of {len(_TURNS)} conversations grow by appending alone", notes)
+
+
+def rendering_does_not_depend_on_the_clock(subject: Subject) -> Passed:
+    """The same conversation renders alike at another time."""
+    template = subject.template
+    times = [datetime(2031, 1, 2, 3, 4, 5), datetime(2031, 1, 2, 23, 14, 25), datetime(2032, 2, 3)]
+    messages = template.conversation(PLAIN, _PLAIN_TURNS)
+    texts = [template.render(messages, strftime_now=moment.strftime) for moment in times]
+    if texts[0] != texts[1]:
+        raise Drift(
+            "the template writes the time of day into the conversation",
+            "replace strftime_now(...) in the template by a fixed text",
+            text_place("rendered twice on a day", texts[0], texts[1]),
+        )
+    if texts[0] != texts[2]:
+        text = "it writes today's date: a run resumed on another day is prompted otherwise"
+        return Passed("alike all day long", [text])
+    return Passed("alike at any time")
+
+
+def sampling_begins_where_the_template_ends(subject: Subject) -> Passed:
+    """The first prompt is the template's own, and a reply follows it directly."""
+    chat, template = subject.require_chat(), subject.template
+    prompt = template.render(template.opening(PLAIN))
+    found, expected = chat.start(PLAIN), template.ids(prompt)
+    at = first_difference(expected, found)
+    if at is not None:
+        raise Drift(
+            "the first prompt is not the template's own rendering",
+            "report it with the tokenizer's name: chat.py builds this prompt",
+            subject.place("first prompt", at, expected, found),
+        )
+    bos = subject.tokenizer.bos_token_id
+    if bos is not None and found.count(bos) > 1 and bos not in chat.stop_ids:
+        raise Drift(
+            f"the first prompt holds the begin token {found.count(bos)} times",
+            "take the begin token out of the template, or out of the instruction",
+        )
+    closed = template.render([*template.opening(PLAIN), message("assistant", "look")], False)
+    if not closed.startswith(prompt + "look") and not subject.kept_reasoning:
+        raise Drift(
+            "a reply does not follow the generation prompt directly",
+            _KEEP,
+            text_place("first reply", prompt + "look", closed),
+        )
+    return Passed(f"{len(found)} ids, ending in {subject.decode(found[-3:])!r}")
+
+
+def deltas_are_the_templates(subject: Subject) -> Passed:
+    """A conversation grown turn by turn has the ids of the whole, tokenised at once."""
+    chat, template = subject.require_chat(), subject.template
+    compared = 0
+    for observation in CLEAN:
+        turns = [("look around", observation), ("get 2 oak logs", observation), ("inventory", "")]
+        found = chat.start(observation)
+        for reply, answer in turns:
+            ids = chat.response_ids(reply)
+            found += ids + chat.delta(ids, answer)
+        if subject.kept_reasoning:
+            expected = _piece_by_piece(subject, observation, turns)
+        else:
+            expected = template.ids(template.render(template.conversation(observation, turns)))
+        at = first_difference(expected, found)
+        if at is not None:
+            same = subject.decode(expected) == subject.decode(found)
+            raise Drift(
+                f"with the observation {observation[:30]!r} the conversation has other ids than "
+                f"the template's rendering{', of the same text' if same else ''}",
+                "use a template that leaves observations as they are, or trims them on both sides",
+                subject.place("conversation", at, expected, found),
+            )
+        compared += len(found)
+    return Passed(f"{compared} ids are equal, over {len(CLEAN)} kinds of observations")
+
+
+def _piece_by_piece(subject: Subject, observation: str, turns: list[tuple[str, str]]) -> list[int]:
+    """The conversation of a template that rewrites history, as if it did not."""
+    template, chat = subject.template, subject.require_chat()
+    ids = template.ids(template.render(template.opening(observation)))
+    for reply, answer in turns:
+        between = template.after_reply(answer)
+        ids += chat.response_ids(reply)[:-1] + template.ids(between)
+    return ids
+
+
+def a_turn_has_an_end(subject: Subject) -> Passed:
+    """There is an end-of-turn token, the chat's delta and a demonstration hold it once."""
+    chat = subject.require_chat()
+    control = subject.template.control_tokens()
+    if chat.end_id not in control:
+        raise Drift(
+            f"the end of a turn, id {chat.end_id}, is no special token",
+            "mark it special in the tokenizer, or use a template with an end-of-turn token",
+        )
+    cut, ended = chat.delta([], "No."), chat.delta([chat.end_id], "No.")
+    if cut != [chat.end_id, *ended] or chat.response_ids("look").count(chat.end_id) != 1:
+        raise Drift(
+            "a turn that was cut off and one that ended are not followed by the same ids",
+            "report it with the tokenizer's name: chat.py writes the end of a turn",
+            subject.place("after a reply", 0, [chat.end_id, *ended], cut),
+        )
+    notes = []
+    config = getattr(subject.model, "generation_config", None)
+    known = getattr(config, "eos_token_id", None)
+    known = known if isinstance(known, list) else [known]
+    if config is not None and chat.end_id not in known:
+        end = control[chat.end_id]
+        notes.append(f"the model's generation_config does not stop at {end}; our engines do")
+    names = ", ".join(f"{control.get(i, '?')} ({i})" for i in chat.stop_ids)
+    return Passed(f"a turn ends with {control[chat.end_id]}; sampling stops at {names}", notes)
+
+
+def observations_hold_no_control_tokens(subject: Subject) -> Passed:
+    """Text of a world that names a control token stays text."""
+    chat, control = subject.require_chat(), subject.template.control_tokens()
+    added = {token: int(i) for token, i in subject.tokenizer.get_added_vocab().items() if token}
+    if not added:
+        raise NotApplicable("the tokenizer has no added tokens")
+    baseline = Counter(chat.start("a  b") + chat.delta([], "a  b"))
+    obeyed: list[str] = []
+    single: list[str] = []
+    for token, number in sorted(added.items(), key=lambda item: item[1]):
+        ids = chat.start(f"a {token} b") + chat.delta([], f"a {token} b")
+        if Counter(ids)[number] > baseline[number]:
+            (obeyed if number in control else single).append(token)
+    if obeyed:
+        number = added[obeyed[0]]
+        ids = chat.delta([chat.end_id], f"a {obeyed[0]} b")
+        raise Drift(
+            f"{len(obeyed)} control tokens in an observation become control tokens: "
+            f"{', '.join(obeyed[:6])}. A world's text could end a turn or forge one",
+            "name them in the tokenizer's additional_special_tokens, which chat.py breaks up",
+            Place("an observation", ids.index(number), (), [number], "letters", obeyed[0]),
+            obeyed=len(obeyed),
+        )
+    notes = []
+    if single:
+        text = ", ".join(single[:6])
+        notes.append(f"{len(single)} added tokens that are not special stay one token: {text}")
+    return Passed(f"{len(added) - len(single)} control tokens are written as letters", notes)
+
+
+RULES: list[Rule[Subject]] = [
+    Rule("chat", "The template writes every message once, and agentgym can use it.", chat_is_made),
+    Rule(
+        "append-only",
+        "What was sampled stays as it was: later turns never rewrite earlier ones.",
+        history_only_grows,
+    ),
+    Rule(
+        "clock", "A prompt does not change with the time.", rendering_does_not_depend_on_the_clock
+    ),
+    Rule(
+        "first prompt",
+        "The prompt ends exactly where the template expects the policy to speak.",
+        sampling_begins_where_the_template_ends,
+    ),
+    Rule(
+        "turn deltas",
+        "Appending turn by turn loses no separator: the ids are those of the whole conversation.",
+        deltas_are_the_templates,
+    ),
+    Rule(
+        "end of turn", "The policy can end its turn, and generation stops there.", a_turn_has_an_end
+    ),
+    Rule(
+        "observation text",
+        "A world's text cannot end a turn or speak for the policy.",
+        observations_hold_no_control_tokens,
+    ),
+]

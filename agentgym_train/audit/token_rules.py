@@ -1,0 +1,218 @@
+"""Rules about ids and masks: what the engine sampled, and the rows the trainer learns from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from agentgym_train.audit.findings import Drift, NotApplicable, Passed, Place, Rule
+from agentgym_train.audit.findings import first_difference as difference
+from agentgym_train.audit.rows import check_mask, check_separators
+from agentgym_train.audit.subject import Subject
+from agentgym_train.batch import token_batch
+from agentgym_train.engines.protocol import Generation, Sampling
+
+_OURS = "report it with the model's name: this is agentgym's own bookkeeping"
+_ENGINE = "use another engine for this model, or report it with the model's name"
+_PROBE_TOKENS = 8
+
+
+def episodes_are_played(subject: Subject) -> Passed:
+    """Every episode comes back from the trainer, with at least one turn."""
+    subject.require_chat()
+    rows = subject.played.rows
+    silent = [row.name for row in rows if not row.trajectory.turns]
+    if len(silent) == len(rows):
+        raise Drift(
+            "no episode had a turn: the first prompt leaves no room",
+            f"raise max_tokens above {max(len(row.prompt_ids) for row in rows)}",
+        )
+    turns = [row.trajectory.turns for row in rows]
+    outcomes = Counter(row.trajectory.outcome for row in rows)
+    ends = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    cut = sum(e.finish_reason == "length" for row in rows for e in row.exchanges)
+    empty = sum(turn.response == "" for played in turns for turn in played)
+    sampled = sum(sum(row.loss_mask) for row in rows)
+    notes = [f"{len(silent)} episodes had no room for a turn"] if silent else []
+    figures = {"episodes": len(rows), "turns": sum(map(len, turns)), "trained_tokens": sampled}
+    return Passed(
+        f"{len(rows)} episodes ({ends}), {figures['turns']} turns, {cut} of them cut short, "
+        f"{empty} empty, {sampled} trained tokens",
+        notes,
+        figures,
+    )
+
+
+def generation_stops(subject: Subject) -> Passed:
+    """Asked to stop at an id, the engine stops there, keeps it and says so."""
+    episodes = subject.episodes
+    for row in episodes.sampled:
+        for turn, exchange in enumerate(row.exchanges, 1):
+            ids, stops = exchange.token_ids, set(exchange.stop_ids)
+            early = next((i for i, number in enumerate(ids[:-1]) if number in stops), None)
+            ended = bool(ids) and ids[-1] in stops
+            reason = "stop" if ended else "length"
+            if early is not None:
+                place = subject.place(f"{row.name}, turn {turn}", early, ids[: early + 1], ids)
+                raise Drift("the engine went on after a stop token", _ENGINE, place)
+            if reason != exchange.finish_reason or len(ids) > exchange.max_tokens:
+                raise Drift(
+                    f"a turn of {len(ids)} tokens (most: {exchange.max_tokens}) that "
+                    f"{'ends' if ended else 'does not end'} with a stop token came back as "
+                    f"{exchange.finish_reason!r}",
+                    _ENGINE,
+                    Place(f"{row.name}, turn {turn}", None, (), ids[-6:]),
+                )
+    prompt = episodes.rows[0].prompt_ids
+    free = _sample(subject, prompt, ()).token_ids
+    if not free:
+        raise Drift("the engine gives no token where none stops it", _ENGINE)
+    stop = free[len(free) // 2]
+    expected = free[: free.index(stop) + 1]
+    found = _sample(subject, prompt, (stop,))
+    at = difference(expected, found.token_ids)
+    if at is not None or found.finish_reason != "stop":
+        place = subject.place("a greedy turn", at or 0, expected, found.token_ids)
+        raise Drift(f"the engine does not stop at id {stop} when asked to", _ENGINE, place)
+    ends = sum(e.finish_reason == "stop" for row in episodes.sampled for e in row.exchanges)
+    return Passed(f"it stops where it is asked to; {ends} sampled turns ended themselves")
+
+
+def _sample(subject: Subject, prompt: list[int], stops: tuple[int, ...]) -> Generation:
+    sampling = Sampling(_PROBE_TOKENS, temperature=0.0, stop_ids=stops)
+    return asyncio.run(subject.engine.generate(prompt, sampling))
+
+
+def sampled_ids_are_trained(subject: Subject) -> Passed:
+    """The rows hold the engine's ids at the turns' places, with its log-probabilities."""
+    count = 0
+    for row in subject.episodes.rows:
+        base = len(row.exchanges[0].prompt_ids) if row.exchanges else 0
+        for turn, exchange in enumerate(row.exchanges, 1):
+            start = len(exchange.prompt_ids) - base
+            end = start + len(exchange.token_ids)
+            where = f"{row.name}, turn {turn}"
+            found = row.completion_ids[start:end]
+            at = difference(exchange.token_ids, found)
+            if at is not None:
+                place = subject.place(where, at, exchange.token_ids, found)
+                raise Drift("the trained ids are not the sampled ones", _OURS, place)
+            trained = row.loss_mask[start:end]
+            if 0 in trained:
+                place = subject.place(where, trained.index(0), exchange.token_ids, ())
+                raise Drift("a sampled token is not trained on", _OURS, place)
+            given = zip(exchange.logprobs, row.engine_logprobs[start:end], strict=False)
+            worst = max((abs(a - b) for a, b in given), default=0.0)
+            if len(exchange.logprobs) != len(exchange.token_ids) or worst > 1e-6:
+                raise Drift(
+                    f"the engine's log-probabilities do not reach the trainer ({worst:.2g} off)",
+                    _OURS,
+                    Place(where),
+                )
+            count += len(exchange.token_ids)
+        if sum(row.loss_mask) != sum(len(e.token_ids) for e in row.exchanges):
+            raise Drift(
+                f"{sum(row.loss_mask)} tokens are trained on, "
+                f"{sum(len(e.token_ids) for e in row.exchanges)} were sampled",
+                _OURS,
+                Place(row.name),
+            )
+    return Passed(f"{count} ids, each where it was sampled, with its log-probability")
+
+
+def context_is_the_same(subject: Subject) -> Passed:
+    """What the trainer reads before a turn is what the engine sampled it after."""
+    turns = 0
+    for row in subject.episodes.rows:
+        for turn, exchange in enumerate(row.exchanges, 1):
+            found = row.ids[: len(exchange.prompt_ids)]
+            at = difference(exchange.prompt_ids, found)
+            if at is not None:
+                place = subject.place(f"{row.name}, turn {turn}", at, exchange.prompt_ids, found)
+                raise Drift("the trainer reads another context than the engine did", _OURS, place)
+            turns += 1
+    return Passed(f"{turns} turns were sampled after exactly what the trainer reads")
+
+
+def mask_is_the_policys_text(subject: Subject) -> Passed:
+    """The trained spans decode to the policy's texts, with the end token where one was sampled."""
+    chat, spans, ends = subject.require_chat(), 0, 0
+    for row in subject.episodes.rows:
+        found = check_mask(row, row.trajectory, chat, subject.decode)
+        spans += len(found)
+        ends += sum(row.completion_ids[end - 1] in chat.stop_ids for _, end in found)
+    return Passed(f"{spans} trained spans read as their turns; {ends} end tokens are trained on")
+
+
+def separators_stand_once(subject: Subject) -> Passed:
+    """Between two turns stands what the template writes there, once."""
+    chat = subject.require_chat()
+    between = sum(
+        check_separators(row, row.trajectory, chat, subject.template, subject.decode)
+        for row in subject.episodes.rows
+    )
+    if not between:
+        raise NotApplicable("no episode had two turns; raise --turns")
+    return Passed(f"{between} places between turns read as the template writes them")
+
+
+def batch_has_the_same_rows(subject: Subject) -> Passed:
+    """The tensors of the algorithms agree with TRL's, row by row."""
+    episodes = subject.episodes
+    rows = episodes.rows
+    width = max(len(row.completion_ids) for row in rows)
+    filler = int(subject.tokenizer.pad_token_id)
+    trajectories = [row.trajectory for row in rows]
+    batch = token_batch(trajectories, episodes.group_size, width, filler)
+    for number, row in enumerate(rows):
+        end = len(row.completion_ids)
+        mask = [int(x) for x in batch.loss_mask[number].tolist()]
+        at = difference(row.loss_mask + [0] * (width - end), mask)
+        if at is not None:
+            place = subject.place(row.name, at, row.completion_ids, row.completion_ids)
+            raise Drift("the advantages' mask is not the loss's", _OURS, place)
+        base = len(row.exchanges[0].prompt_ids) if row.exchanges else 0
+        ends = [len(e.prompt_ids) - base + len(e.token_ids) for e in row.exchanges]
+        found = batch.turn_ends[number, : len(ends)].tolist()
+        if ends != found:
+            raise Drift(
+                "a turn's reward would be put to another turn's token",
+                _OURS,
+                Place(row.name, None, ends, found),
+            )
+    return Passed(f"{len(rows)} rows of at most {width} tokens, each turn with its own reward")
+
+
+RULES: list[Rule[Subject]] = [
+    Rule(
+        "episodes",
+        "The model plays through agentgym's rollout, engine and trainer.",
+        episodes_are_played,
+    ),
+    Rule("stopping", "Generation ends at the end of a turn, not behind it.", generation_stops),
+    Rule(
+        "sampled ids",
+        "The trained ids are the sampled ids: nothing is tokenised a second time.",
+        sampled_ids_are_trained,
+    ),
+    Rule(
+        "same context",
+        "Each turn is trained after exactly the ids it was sampled after.",
+        context_is_the_same,
+    ),
+    Rule(
+        "loss mask",
+        "The policy's own words are trained on, its end tokens too, and nothing else.",
+        mask_is_the_policys_text,
+    ),
+    Rule(
+        "separators",
+        "No end of turn or line break between turns is lost or doubled.",
+        separators_stand_once,
+    ),
+    Rule(
+        "batch",
+        "Rewards and advantages reach the tokens of their own turn.",
+        batch_has_the_same_rows,
+    ),
+]

@@ -1,0 +1,45 @@
+"""Subjects of audits, sound and faulty, for the tests of `agentgym audit`."""
+
+from __future__ import annotations
+
+from agentgym_train.audit import check
+from agentgym_train.audit.findings import apply
+from agentgym_train.audit.settings import Settings
+from agentgym_train.audit.subject import Subject
+from agentgym_train.engines.hf import HFEngine
+from agentgym_train.models import CHATML, small_policy
+from tests.train.templates import tokenizer_with
+
+QUICK = Settings(turns=2, episodes=2, turn_max_tokens=8, instruction="Craft.")
+RULES = {rule.name: rule for rule in check.RULES}
+
+
+def subject_with(template=CHATML, settings=QUICK, engine=None, **model):
+    """(subject of a tiny model under `template`); `engine` makes a faulty one of a sound one."""
+    tokenizer = template if not isinstance(template, str) else tokenizer_with(template)
+    policy = small_policy(tokenizer, layers=2, hidden=32, heads=1).eval()
+    for name, value in model.items():
+        setattr(policy.config, name, value)
+    sound = HFEngine(policy, tokenizer.pad_token_id)
+    return Subject("tiny", policy, tokenizer, settings, engine=engine(sound) if engine else sound)
+
+
+def findings(subject, *names):
+    return {name: apply(RULES[name], subject) for name in names or RULES}
+
+
+def failed(subject, *names):
+    found = findings(subject, *names)
+    return {name for name, finding in found.items() if finding.status == "FAIL"}
+
+
+class Wrapped:
+    """An engine that changes what goes into another, or what comes out."""
+
+    def __init__(self, engine, ask=lambda *asked: asked, answer=lambda generation: generation):
+        self._engine, self._ask, self._answer = engine, ask, answer
+        self.forget, self.update_weights = engine.forget, engine.update_weights
+
+    async def generate(self, prompt_ids, sampling, conversation=None):
+        asked = self._ask(prompt_ids, sampling)
+        return self._answer(await self._engine.generate(*asked, conversation))

@@ -1,0 +1,258 @@
+"""Each rule of `agentgym audit` fails on a real fault of its own kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agentgym_train import batch
+from agentgym_train.chat import Chat
+from agentgym_train.engines.protocol import EngineLost
+from agentgym_train.episode import EpisodeTokens
+from agentgym_train.models import CHATML
+from tests.train.auditing import QUICK, Wrapped, failed, findings, subject_with
+from tests.train.templates import DROPS_REASONING, LLAMA3, tokenizer_with
+
+
+def test_a_template_that_drops_earlier_reasoning_fails_and_names_the_turn():
+    found = findings(subject_with(DROPS_REASONING), "chat", "append-only", "loss mask")
+    assert found["chat"].status == found["append-only"].status == "FAIL"
+    assert "drops the reasoning of earlier turns" in found["chat"].detail
+    place = found["append-only"].place
+    assert place.where == "with reasoning, after turn 1"
+    assert "<think>" in place.expected and "<think>" not in place.found
+    assert "keep_reasoning" in found["append-only"].remedy
+    assert found["loss mask"].status == "pass"
+
+
+def test_a_template_that_moves_the_instruction_to_the_last_message_fails():
+    """As Mistral's does, which merges the system message into the newest user message."""
+    moves = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}[INST] "
+        "{% if loop.last and messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}\n\n"
+        "{% endif %}{{ m['content'] }} [/INST]{% elif m['role'] == 'assistant' %}"
+        "{{ m['content'] + eos_token }}{% endif %}{% endfor %}"
+    )
+    found = findings(subject_with(moves), "chat", "append-only")
+    assert {f.status for f in found.values()} == {"FAIL"}
+    assert "Craft." in found["append-only"].place.expected
+    assert "Craft." not in found["append-only"].place.found
+
+
+def test_kept_reasoning_passes_and_is_told():
+    subject = subject_with(DROPS_REASONING, replace(QUICK, keep_reasoning=True))
+    assert not failed(subject)
+    (note,) = findings(subject, "append-only")["append-only"].notes
+    assert "rewrites earlier turns (reasoning)" in note
+
+
+def test_kept_reasoning_excuses_no_other_rewriting():
+    forgets = CHATML.replace("{{ m['content'] }}", "{{ m['content'] if loop.index0 > 1 else '' }}")
+    settings = replace(QUICK, keep_reasoning=True)
+    assert "append-only" in failed(subject_with(forgets, settings), "append-only")
+
+
+def test_a_template_that_strips_on_one_side_fails_where_the_ids_part():
+    strips = CHATML.replace("{{ m['content'] }}", "{{ m['content'].rstrip() }}")
+    found = findings(subject_with(strips, replace(QUICK, turns=6)), "turn deltas", "separators")
+    assert [f.status for f in found.values()] == ["FAIL", "FAIL"]
+    assert "'  spaces around  '" in found["turn deltas"].detail
+    assert found["turn deltas"].place.token > 0
+    assert found["separators"].place.where == "sampled episode 0, after turn 4"
+
+
+def test_a_template_with_the_time_of_day_fails_and_one_with_the_date_is_told():
+    at = "<|im_start|>assistant\n"
+    clock = CHATML.replace(at, "<|im_start|>assistant {{ strftime_now('%H:%M:%S') }}\n")
+    day = CHATML.replace(at, "<|im_start|>assistant {{ strftime_now('%d %b %Y') }}\n")
+    assert failed(subject_with(clock), "clock") == {"clock"}
+    found = findings(subject_with(day), "clock")["clock"]
+    assert found.status == "pass" and "today's date" in found.notes[0]
+
+
+def test_a_prompt_that_is_not_the_templates_fails(monkeypatch):
+    monkeypatch.setattr(Chat, "start", lambda self, text: self._encode(self._next, text))
+    assert failed(subject_with(), "first prompt") == {"first prompt"}
+
+
+def test_without_an_end_of_turn_there_is_no_chat_and_the_rest_is_skipped_not_passed():
+    plain = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    found = findings(subject_with(plain))
+    assert "could not end its turn" in found["chat"].detail
+    passed = {name for name, f in found.items() if f.status == "pass"}
+    assert passed == {"append-only", "clock", "pad token", "vocabulary"}
+
+
+def test_an_end_token_that_is_doubled_after_a_turn_fails(monkeypatch):
+    sound = Chat.delta
+    monkeypatch.setattr(Chat, "delta", lambda self, _, text: sound(self, [], text))
+    assert failed(subject_with(), "end of turn", "turn deltas", "separators") == {
+        "end of turn", "turn deltas", "separators"
+    }  # fmt: skip
+
+
+def test_a_separator_that_is_lost_fails_with_both_texts(monkeypatch):
+    sound = Chat.delta
+
+    def lossy(self, ids, text):
+        found = sound(self, ids, text)
+        newline = self._tokenizer.encode("\n", add_special_tokens=False)[0]
+        found.remove(newline)
+        return found
+
+    monkeypatch.setattr(Chat, "delta", lossy)
+    found = findings(subject_with(), "turn deltas", "separators")
+    assert [f.status for f in found.values()] == ["FAIL", "FAIL"]
+    assert found["separators"].place.expected.startswith("\n<|im_start|>user") or found[
+        "separators"
+    ].place.expected.startswith("<|im_end|>\n<|im_start|>")
+
+
+def test_control_tokens_that_a_world_can_write_fail(monkeypatch):
+    monkeypatch.setattr(Chat, "_names_control", lambda self, text: False)
+    found = findings(subject_with(), "observation text")["observation text"]
+    assert found.status == "FAIL"
+    assert "<|im_end|>" in found.detail and "could end a turn" in found.detail
+
+
+def test_an_added_token_that_is_not_special_is_told():
+    tokenizer = tokenizer_with(CHATML)
+    tokenizer.add_tokens(["<tool_call>"])
+    found = findings(subject_with(tokenizer), "observation text")["observation text"]
+    assert found.status == "pass" and "<tool_call>" in found.notes[0]
+
+
+def test_an_engine_that_is_lost_fails_once_and_skips_what_needs_it():
+    def unplugged(*asked):
+        raise EngineLost("unplugged")
+
+    found = findings(subject_with(engine=lambda sound: Wrapped(sound, ask=unplugged)))
+    assert {n for n, f in found.items() if f.status == "FAIL"} == {"episodes"}
+    assert "unplugged" in found["episodes"].detail
+    assert found["log-probs"].status == "skipped"
+
+
+def test_an_engine_that_does_not_stop_fails():
+    def deaf(engine):
+        return Wrapped(engine, ask=lambda ids, how: (ids, replace(how, stop_ids=())))
+
+    assert failed(subject_with(engine=deaf)) == {"stopping"}
+
+
+def test_an_engine_with_other_logprobs_fails_at_the_worst_token_with_both_numbers():
+    def biased(generation):
+        logprobs = [p - 0.01 * (i == 3) for i, p in enumerate(generation.logprobs)]
+        return replace(generation, logprobs=logprobs)
+
+    subject = subject_with(engine=lambda sound: Wrapped(sound, answer=biased))
+    assert failed(subject) == {"log-probs"}
+    found = findings(subject, "log-probs")["log-probs"]
+    assert found.figures["max"] == pytest.approx(0.01, abs=1e-4)
+    assert "the engine is off" in found.remedy
+    assert "engine -" in found.place.expected and "trainer -" in found.place.found
+    lenient = subject_with(
+        engine=lambda sound: Wrapped(sound, answer=biased), settings=replace(QUICK, tolerance=0.02)
+    )
+    assert not failed(lenient, "log-probs")
+
+
+def test_an_engine_that_tokenises_its_prompt_again_gives_other_logprobs():
+    tokenizer = tokenizer_with(CHATML)
+
+    def again(ids, how):
+        return tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False), how
+
+    subject = subject_with(tokenizer, engine=lambda sound: Wrapped(sound, ask=again))
+    assert failed(subject) == {"log-probs"}
+
+
+def test_dropout_in_training_mode_is_the_trainers_fault():
+    found = findings(subject_with(LLAMA3, engine=_with_dropout), "log-probs")["log-probs"]
+    assert found.status == "FAIL" and "the trainer is off. Turn off dropout" in found.remedy
+
+
+def _with_dropout(engine):
+    for module in engine.model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+    return engine
+
+
+def test_a_reply_that_is_tokenised_again_fails_at_its_first_other_id(monkeypatch):
+    tokenizer = tokenizer_with(CHATML)
+    sound = EpisodeTokens.add_response
+
+    def again(self, generation):
+        ids = tokenizer.encode(tokenizer.decode(generation.token_ids), add_special_tokens=False)
+        size = len(generation.token_ids)
+        ids = (ids + generation.token_ids)[:size]
+        sound(self, replace(generation, token_ids=ids))
+
+    monkeypatch.setattr(EpisodeTokens, "add_response", again)
+    found = findings(subject_with(tokenizer), "sampled ids")["sampled ids"]
+    assert found.status == "FAIL" and "not the sampled ones" in found.detail
+    assert found.place.expected_ids[0] != found.place.found_ids[0]
+
+
+def test_a_mask_that_is_shifted_by_one_fails(monkeypatch):
+    sound = EpisodeTokens.freeze
+
+    def shifted(self):
+        self.loss_mask = [0, *self.loss_mask[:-1]]
+        return sound(self)
+
+    monkeypatch.setattr(EpisodeTokens, "freeze", shifted)
+    assert failed(subject_with(), "sampled ids", "loss mask", "same context") == {
+        "sampled ids", "loss mask"
+    }  # fmt: skip
+
+
+def test_a_context_that_was_cut_before_sampling_fails(monkeypatch):
+    monkeypatch.setattr(
+        EpisodeTokens, "ids", property(lambda self: (self.prompt_ids + self.completion_ids)[1:])
+    )
+    assert "same context" in failed(subject_with(), "same context")
+
+
+def test_rewards_at_another_turns_tokens_fail(monkeypatch):
+    sound = batch._ends
+    monkeypatch.setattr(batch, "_ends", lambda row, turns: [e + 1 for e in sound(row, turns)])
+    assert failed(subject_with(), "batch", "loss mask") == {"batch"}
+
+
+def test_a_model_that_looks_at_padding_fails():
+    subject = subject_with()
+
+    def look_at_padding(module, arguments, values):
+        return arguments, {**values, "attention_mask": torch.ones_like(values["input_ids"])}
+
+    subject.model.register_forward_pre_hook(look_at_padding, with_kwargs=True)
+    found = findings(subject, "padding")["padding"]
+    assert found.status == "FAIL" and "columns of padding" in found.detail
+
+
+def test_a_pad_token_that_is_a_word_fails():
+    tokenizer = tokenizer_with(CHATML)
+    tokenizer.pad_token = "craft"
+    found = findings(subject_with(tokenizer), "pad token")["pad token"]
+    assert found.status == "FAIL" and "ordinary token" in found.detail
+
+
+def test_a_pad_token_that_ends_a_turn_passes_with_a_note():
+    tokenizer = tokenizer_with(CHATML)
+    tokenizer.pad_token = tokenizer.eos_token
+    subject = subject_with(tokenizer)
+    assert not failed(subject)
+    assert "ends a turn" in findings(subject, "pad token")["pad token"].notes[0]
+
+
+def test_a_token_without_an_embedding_fails():
+    subject = subject_with()
+    subject.tokenizer.add_tokens(["<new>"])
+    found = findings(subject, "vocabulary")["vocabulary"]
+    assert found.status == "FAIL" and "resize_token_embeddings" in found.remedy
