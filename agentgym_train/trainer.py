@@ -215,6 +215,8 @@ def grpo_config(config: TrainConfig, algorithm: Algorithm, store: RunStore) -> G
         "use_cpu": not on_gpu,
         "bf16": on_gpu,
         "gradient_checkpointing": on_gpu,
+        # An engine samples without it: with it the trainer would score another policy.
+        "disable_dropout": True,
         "logging_steps": 1,
         "save_steps": config.save_every,
         "save_total_limit": 2,

@@ -40,6 +40,11 @@ class Recorder:
         self._engine = engine
         self.records: dict[int, Record] = {}
 
+    @property
+    def is_exact(self) -> bool:
+        """What the engine says of itself."""
+        return self._engine.is_exact
+
     async def generate(
         self,
         prompt_ids: Sequence[int],
