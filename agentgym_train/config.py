@@ -14,6 +14,7 @@ from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
 from agentgym_env.failures import TEACHES
 from agentgym_train.horizon import Horizon, ScheduleName, make_horizon
+from agentgym_train.model_folders import check_folder
 from agentgym_train.outcomes import trained_outcomes
 from agentgym_train.overrides import lay_over, parse_overrides, read_yaml, refuse_unknown
 
@@ -93,6 +94,9 @@ class TrainConfig:
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     """Optimizer steps over which the learning rate rises."""
+    lora: dict[str, Any] | None = None
+    """Train adapters instead of the weights: fields of PEFT's LoraConfig, such as `{r: 16}`. The
+    model that is kept is the adapters; null trains all weights."""
     kl: float = 0.0
     """Weight of the KL divergence from the starting policy; above 0 keeps a second model."""
     trl: dict[str, Any] = field(default_factory=dict)
@@ -189,16 +193,7 @@ class TrainConfig:
 
     def check_model(self) -> None:
         """Fail before anything heavy is loaded when a local model is not there."""
-        path = Path(self.model).expanduser()
-        in_a_folder_here = "/" in self.model and path.parent.is_dir()
-        # A model id of the hub has one slash at most.
-        is_a_path = self.model.startswith((".", "/", "~")) or self.model.count("/") > 1
-        looks_local = is_a_path or in_a_folder_here
-        if looks_local and not (path / "config.json").is_file():
-            raise BadRequest(
-                f"no model in {self.model}: there is no config.json. Name a folder with a model, "
-                "or a model id of the hub"
-            )
+        check_folder(self.model)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""

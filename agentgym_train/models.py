@@ -16,8 +16,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_train.induction_init import induction_init
+from agentgym_train.model_folders import check_folder, has_adapters
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -29,14 +30,15 @@ _SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 def load_policy(path_or_id: str, dtype: str = "float32") -> tuple[Any, Any]:
     """(model, tokenizer) of a folder or a hub id; raises `BadRequest` with what to do."""
-    looks_local = path_or_id.startswith((".", "/", "~"))
+    check_folder(path_or_id)
     path = Path(path_or_id).expanduser()
-    if looks_local and not (path / "config.json").is_file():
-        raise BadRequest(f"no model in {path_or_id}: there is no config.json in that folder")
     source = str(path) if path.is_dir() else path_or_id
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+        if has_adapters(path):
+            model = _with_adapters(path, dtype)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
     except OSError as error:
         raise BadRequest(
             f"cannot load {path_or_id!r}: it is neither a folder here nor a model the hub gave "
@@ -45,6 +47,19 @@ def load_policy(path_or_id: str, dtype: str = "float32") -> tuple[Any, Any]:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def _with_adapters(folder: Path, dtype: str) -> Any:
+    """The model that adapters were trained on, with them in its weights."""
+    try:
+        from peft import AutoPeftModelForCausalLM
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"{folder} holds adapters, which need peft: pip install 'agentgym-sdk[train]'"
+        ) from error
+    return AutoPeftModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype)
+    ).merge_and_unload()
 
 
 def small_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:

@@ -30,6 +30,7 @@ from agentgym_train.collector import Collector
 from agentgym_train.config import TrainConfig
 from agentgym_train.correction import Correction
 from agentgym_train.credit import Credit
+from agentgym_train.lora import lora_config
 from agentgym_train.outcomes import trained_outcomes
 from agentgym_train.overrides import refuse_unknown
 from agentgym_train.players import draw_seed
@@ -74,6 +75,7 @@ class AgentTrainer(PackedUpdate):
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": list(tasks)}),
                 reward_funcs=[trajectory_reward],
                 rollout_func=self._play,
+                peft_config=lora_config(config.lora),
             )
         # The weight of the divergence in the loss; the algorithm's own is in its rewards.
         self.beta = config.kl

@@ -19,6 +19,7 @@ from agentgym_train.audit.findings import Finding, Rule, apply
 from agentgym_train.audit.settings import Settings
 from agentgym_train.audit.subject import Stored, Subject
 from agentgym_train.config import TrainConfig, config_from
+from agentgym_train.model_folders import is_model
 from agentgym_train.models import load_policy
 
 RULES: Final[Sequence[Rule[Subject]]] = [
@@ -48,7 +49,7 @@ def subject_of(run_or_model: str, dtype: str, changes: dict[str, Any]) -> Subjec
     path = Path(run_or_model).expanduser()
     if (path / "run.json").is_file():
         return _subject_of_run(path, dtype, changes)
-    if path.is_dir() and not (path / "config.json").is_file():
+    if path.is_dir() and not is_model(path):
         raise BadRequest(f"{run_or_model} holds neither a run (run.json) nor a model (config.json)")
     model, tokenizer = load_policy(run_or_model, dtype)
     return Subject(run_or_model, model, tokenizer, replace(Settings(), **changes))
@@ -86,7 +87,7 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any]) -> Subject:
 def _weights(store: RunStore, config: TrainConfig) -> tuple[str, int | None]:
     """(where the run's newest weights are, their version)."""
     final = store.path / "model"
-    if (final / "config.json").is_file():
+    if is_model(final):
         return str(final), config.steps
     last = get_last_checkpoint(str(store.checkpoints)) if store.checkpoints.is_dir() else None
     if last is not None:

@@ -129,6 +129,37 @@ def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, t
     assert status == 0 and "is complete" in output
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kl": 0.1},
+        {"algorithm": "reinforce_pp", "algorithm_args": {"kl": 0.1}},
+        {"lora": {"r": 4}},
+        {"lora": {"r": 4}, "kl": 0.1, "algorithm": "ppo"},
+    ],
+    ids=["kl", "kl in rewards", "lora", "lora, kl and a critic"],
+)
+def test_a_run_with_a_reference_or_adapters_learns_keeps_and_evaluates_its_model(tmp_path, changes):
+    config = write_config(tmp_path, steps=2, learning_rate=0.02, eval_before=False, **changes)
+    status, output = finish(agentgym("train", config))
+    assert status == 0, output
+    run = tmp_path / "run"
+    rows, _ = RunStore.open(run).metrics()
+    assert len(rows) == 2 and all(abs(row["loss"]) < 1e6 for row in rows)
+    assert ("kl" in rows[0]) == ("kl" in changes)
+    adapted = (run / "model" / "adapter_model.safetensors").is_file()
+    assert adapted == ("lora" in changes)
+    assert (run / "eval_after.json").is_file()
+    status, output = finish(
+        agentgym(
+            "eval", "--env", "textcraft", "--policy", run / "model", "--horizon", 1,
+            "--per-category", 1,
+        )
+    )  # fmt: skip
+    assert status == 0, output
+
+
 SAME = ("reward", "success", "horizon", "turns", "env_steps", "loss", "grad_norm", "critic/loss")
 
 

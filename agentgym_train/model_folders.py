@@ -1,0 +1,32 @@
+"""Which folders hold a model: whole, or as adapters of another. Knows no model library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from agentgym_env.errors import BadRequest
+
+WHOLE: Final = "config.json"
+ADAPTERS: Final = "adapter_config.json"
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model, or adapters."""
+    return (folder / WHOLE).is_file() or has_adapters(folder)
+
+
+def has_adapters(folder: Path) -> bool:
+    """Whether a folder holds adapters and not a whole model."""
+    return (folder / ADAPTERS).is_file() and not (folder / WHOLE).is_file()
+
+
+def check_folder(path_or_id: str) -> None:
+    """Raise `BadRequest` where a path is meant and no model is there; a hub's id is let be."""
+    path = Path(path_or_id).expanduser()
+    in_a_folder_here = "/" in path_or_id and path.parent.is_dir()
+    if (path_or_id.startswith((".", "/", "~")) or in_a_folder_here) and not is_model(path):
+        raise BadRequest(
+            f"no model in {path_or_id}: there is no {WHOLE} and no {ADAPTERS}. Name a folder with "
+            "a model, or a model id of the hub"
+        )
