@@ -47,5 +47,10 @@ def test_two_processes_with_unequal_episodes_take_the_step_of_one(tmp_path):
                 continue  # TRL's bonus is a mean over each process; here it only has to finish
             for name, weight in reference.items():
                 assert torch.allclose(found["weights"][name], weight, atol=2e-5), (loss, name)
+    critic = one["critic", 10_000]["weights"]
+    assert critic["head.weight"].abs().max() > 1e-3
+    for found in (one["critic", 60], two["critic", 10_000], two["critic", 60]):
+        for name, weight in critic.items():
+            assert torch.allclose(found["weights"][name], weight, rtol=1e-4, atol=1e-6), name
     assert one["dapo", 10_000]["passes"] == [1]
     assert two["dapo", 60]["passes"] == [4, 4]

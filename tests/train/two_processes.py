@@ -14,8 +14,11 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
+from agentgym_train.algorithms.actor_critic import CriticTargets
+from agentgym_train.algorithms.ppo import PPO
+from agentgym_train.critic import Critic
 from agentgym_train.update import PackedUpdate
-from tests.train.ragged_rows import episodes, llama, make_trainer
+from tests.train.ragged_rows import episodes, llama, make_trainer, padded
 
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "entropy bonus")
 
@@ -49,10 +52,29 @@ def step(loss: str, processes: int, budget: int) -> tuple[dict[str, Any], int]:
     trainer.tokens_per_forward = budget
     made: list[int] = []
     passes = trainer.passes
-    trainer.passes = lambda *given: made.append(len(found := passes(*given))) or found
+    trainer.passes = lambda *given, **how: made.append(len(f := passes(*given, **how))) or f
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: weight.detach() for name, weight in model.named_parameters()}, made[-1]
+
+
+def critic_step(processes: int, rank: int, budget: int) -> dict[str, Any]:
+    """The critic's weights after a step of plain gradient descent on this process's rows."""
+    trainer = make_trainer(PackedUpdate, tempfile.mkdtemp(), llama())
+    trainer.tokens_per_forward = budget
+    critic = Critic(trainer, trainer.model, PPO(value_clip=1e9))
+    critic._optimizer = torch.optim.SGD(critic._model.parameters(), lr=0.05)
+    rows = padded(episodes(8, seed=5, most_turns=9))
+    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)
+    attention = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
+    mask = torch.cat([torch.zeros_like(rows["prompt_mask"]), rows["tool_mask"]], 1).bool()
+    mine = slice(rank * 8 // processes, (rank + 1) * 8 // processes)
+    targets = CriticTargets((ids % 3 * mask).float()[mine], mask[mine])
+    for _ in range(2):  # the first step moves the head alone, which starts at 0
+        old = critic.values(ids[mine], attention[mine], mask[mine])
+        critic.learn(ids[mine], attention[mine], old, targets, float(mask.sum()))
+    model = trainer.accelerator.unwrap_model(critic._model)
+    return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
 def main(out: str) -> None:
@@ -63,6 +85,9 @@ def main(out: str) -> None:
         for budget in (10_000, 60):
             weights, passes = step(loss, processes, budget)
             results[loss, budget] = {"weights": weights, "passes": gather_object([passes])}
+    rank = PartialState().process_index
+    for budget in (10_000, 60):
+        results["critic", budget] = {"weights": critic_step(processes, rank, budget)}
     if PartialState().is_main_process:
         torch.save(results, out)
 
