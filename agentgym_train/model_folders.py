@@ -24,8 +24,10 @@ def has_adapters(folder: Path) -> bool:
 def check_folder(path_or_id: str) -> None:
     """Raise `BadRequest` where a path is meant and no model is there; a hub's id is let be."""
     path = Path(path_or_id).expanduser()
+    # A model id of the hub has one slash at most.
+    is_a_path = path_or_id.startswith((".", "/", "~")) or path_or_id.count("/") > 1
     in_a_folder_here = "/" in path_or_id and path.parent.is_dir()
-    if (path_or_id.startswith((".", "/", "~")) or in_a_folder_here) and not is_model(path):
+    if (is_a_path or in_a_folder_here) and not is_model(path):
         raise BadRequest(
             f"no model in {path_or_id}: there is no {WHOLE} and no {ADAPTERS}. Name a folder with "
             "a model, or a model id of the hub"

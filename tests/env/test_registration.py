@@ -43,7 +43,7 @@ def test_an_id_gives_its_class():
 def test_an_unknown_id_names_the_nearest():
     with pytest.raises(UnknownEnvironment, match="did you mean agentgym/TextCraft-v0"):
         env_class("agentgym/Textcraft-v0")
-    known = "there are agentgym/BabyAI-v0, agentgym/SciWorld-v0"
+    known = "there are agentgym/BabyAI-v0, agentgym/MiniWoB-v0, agentgym/SciWorld-v0"
     with pytest.raises(UnknownEnvironment, match=known):
         find("chess")
 
@@ -53,7 +53,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it():
     with pytest.raises(MissingExtra, match=r"pip install 'agentgym-sdk\[web\]'"):
         env_class("tests/Absent-v0")
     with pytest.raises(UnknownEnvironment, match="cannot be imported"):
-        env_class("no_such_module:World")
+        env_class("no_other_module:World")
     with pytest.raises(UnknownEnvironment, match="is no TextEnv"):
         env_class("json:dumps")
 

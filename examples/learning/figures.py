@@ -1,0 +1,198 @@
+"""What a comparison shows: means over seeds, their errors, a table, Markdown, JSON and a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.table import Table
+
+HOW = (
+    "The difference is taken seed by seed, each run against the control of its seed. Its standard "
+    "error is the larger of two: the standard deviation of the seeds' differences over the root of "
+    "their number, and what the number of evaluation episodes alone would give."
+)
+SMOOTHED_OVER = 5
+"""Steps of the plot's moving average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One arm over its seeds."""
+
+    arm: str
+    success: list[float]
+    """Final success of each seed."""
+    mean: float
+    error: float
+    """Standard error of the mean over seeds."""
+    difference: float
+    """Mean over seeds of success minus the control's."""
+    difference_error: float
+    errors_above: float
+    """The difference in its standard errors; 0 for the control."""
+    episodes: int
+    lost: int
+    steps: float
+    env_steps: float
+    """Of one run, the mean over seeds."""
+    minutes: float
+    """Of training, all seeds together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The arms of a comparison, the control first."""
+
+    rows: list[Row]
+    results: Mapping[str, Sequence[dict[str, Any]]]
+    """Arm -> what each seed's run has kept."""
+    horizon: int
+    """Of all evaluations."""
+
+    @classmethod
+    def of(cls, kept: Sequence[dict[str, Any]], control: str) -> Comparison:
+        """The comparison of kept results."""
+        results: dict[str, list[dict[str, Any]]] = {}
+        for result in kept:
+            results.setdefault(result["arm"], []).append(result)
+        rows = [row_of(name, results[name], results[control]) for name in results]
+        return cls(rows, results, kept[0]["evaluation"]["horizon"])
+
+    def table(self) -> Table:
+        """For the screen."""
+        table = Table(title=f"Final success at horizon {self.horizon}, held-out tasks")
+        names, lines = self._cells()
+        for number, name in enumerate(names):
+            table.add_column(name, justify="right" if number else "left")
+        for line in lines:
+            table.add_row(*line)
+        return table
+
+    def write(self, out: Path, command: str, *, curves: bool) -> list[Path]:
+        """Markdown, JSON and plot; where they are.
+
+        The plot is of rewards over the steps if `curves`, which means something where all arms
+        have one horizon, and else of the seeds' final success.
+        """
+        names, lines = self._cells()
+        head = ["|".join(["", *names, ""]), "|".join(["", "---", *["---:"] * (len(names) - 1), ""])]
+        text = "\n".join([*head, *("|".join(["", *line, ""]) for line in lines)])
+        markdown, figures, picture = (out / f"results.{kind}" for kind in ("md", "json", "png"))
+        markdown.write_text(f"{text}\n\n{HOW}\n\n```\n{command}\n```\n", encoding="utf-8")
+        values = {"command": command, "how": HOW, "rows": [asdict(row) for row in self.rows]}
+        figures.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        self._plot(picture, curves)
+        return [markdown, figures, picture]
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        names = ["", "seeds", "success", "above the control", "in errors"]
+        names += ["steps", "env steps", "minutes"]
+        lines = []
+        for row in self.rows:
+            is_control = row is self.rows[0]
+            above = f"{row.difference:+.3f} ± {row.difference_error:.3f}"
+            lines.append(
+                [
+                    f"{row.arm} (lr 0)" if is_control else row.arm,
+                    " ".join(f"{value:.3f}" for value in row.success),
+                    f"{row.mean:.3f} ± {row.error:.3f}",
+                    "" if is_control else above,
+                    "" if is_control else f"{row.errors_above:.1f}",
+                    f"{row.steps:.0f}",
+                    f"{row.env_steps:,.0f}",
+                    f"{row.minutes:.1f}",
+                ]
+            )
+        return names, lines
+
+    def _plot(self, path: Path, curves: bool) -> None:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as plt
+
+        figure, axis = plt.subplots(figsize=(8, 4.6), layout="constrained")
+        (self._curves if curves else self._final)(axis)
+        axis.set_ylim(-0.02, 1.02)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25)
+        seeds = len(self.rows[0].success)
+        axis.set_title(f"{seeds} seeds, {self._title(curves)}", loc="left")
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+
+    def _title(self, curves: bool) -> str:
+        if curves:
+            return f"mean over {SMOOTHED_OVER} steps, horizon {self.horizon} throughout"
+        return f"held-out tasks, horizon {self.horizon} for all"
+
+    def _curves(self, axis: Any) -> None:
+        """Reward over the steps: each seed's faint, the mean strong, the control's level."""
+        for number, row in enumerate(self.rows):
+            runs = [result["rewards"] for result in self.results[row.arm]]
+            if not number:
+                level = fmean(reward for rewards in runs for reward in rewards)
+                axis.axhline(level, color="#30343f", linestyle="--", label=f"{row.arm} (lr 0)")
+                continue
+            color = f"C{number - 1}"
+            for rewards in runs:
+                axis.plot(range(1, len(rewards) + 1), smooth(rewards), color, alpha=0.2, lw=1)
+            means = [fmean(at) for at in zip(*runs, strict=True)]
+            axis.plot(range(1, len(means) + 1), smooth(means), color, lw=2, label=row.arm)
+        axis.set_xlabel("optimizer step")
+        axis.set_ylabel("reward of the step's episodes")
+        axis.legend(loc="lower right", frameon=False, ncols=2)
+
+    def _final(self, axis: Any) -> None:
+        """Each seed's final success, and the mean with its standard error."""
+        for place, row in enumerate(self.rows):
+            axis.plot([place] * len(row.success), row.success, "o", color="C0", alpha=0.4)
+            axis.errorbar(place + 0.12, row.mean, row.error, fmt="s", color="#30343f", capsize=4)
+        axis.set_xticks(range(len(self.rows)), [row.arm for row in self.rows])
+        axis.set_ylabel("final success")
+
+
+def row_of(name: str, runs: list[dict[str, Any]], controls: list[dict[str, Any]]) -> Row:
+    """The figures of one arm."""
+    success = [run["success"] for run in runs]
+    differences = [run["success"] - c["success"] for run, c in zip(runs, controls, strict=True)]
+    by_episodes = sqrt(episode_variance(runs) + episode_variance(controls))
+    error = max(standard_error(differences), by_episodes)
+    difference = fmean(differences)
+    above = 0.0 if runs is controls else difference / error if error else inf
+    return Row(
+        arm=name,
+        success=success,
+        mean=fmean(success),
+        error=standard_error(success),
+        difference=difference,
+        difference_error=error,
+        errors_above=above,
+        episodes=sum(run["episodes"] for run in runs),
+        lost=sum(run["lost"] for run in runs),
+        steps=fmean(run["steps"] for run in runs),
+        env_steps=fmean(run["env_steps"] for run in runs),
+        minutes=sum(run["train_seconds"] for run in runs) / 60,
+    )
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean; 0 for a single value, which has none."""
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def episode_variance(runs: Sequence[dict[str, Any]]) -> float:
+    """Of the success over all seeds' episodes, were they independent draws."""
+    share = fmean(run["success"] for run in runs)
+    return share * (1 - share) / sum(run["episodes"] for run in runs)
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """The moving average over the last steps."""
+    return [fmean(values[max(0, end - SMOOTHED_OVER) : end]) for end in range(1, len(values) + 1)]

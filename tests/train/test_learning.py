@@ -1,0 +1,119 @@
+"""The learning comparison of examples/learning: its world, its figures, and one step of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+from agentgym_env.checks import check_environment
+from examples.learning.courier import Courier
+
+FOLDER = Path(__file__).parents[2] / "examples" / "learning"
+
+
+def kept(arm: str, success: list[float]) -> list[dict]:
+    """Results as runs keep them, of 100 evaluation episodes each."""
+    return [
+        {
+            "arm": arm, "success": value, "episodes": 100, "lost": 0, "steps": 2, "env_steps": 50,
+            "train_seconds": 30, "rewards": [0.1, value], "evaluation": {"horizon": 12},
+        }
+        for value in success
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def figures():
+    spec = importlib.util.spec_from_file_location("figures", FOLDER / "figures.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["figures"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_the_world_keeps_every_promise():
+    found = list(check_environment("examples.learning.courier:Courier", sessions=16))
+    assert not [finding for finding in found if not (finding.passed and finding.applied)]
+
+
+def test_the_expert_solves_every_task_in_as_many_turns_as_the_way_is_long():
+    env = Courier()
+    for task in env.tasks.ids:
+        env.reset(seed=0, options={"task": task})
+        start, parcel, goal = map(int, task.split("-"))
+        rewards, ended = [], False
+        while not ended:
+            _, reward, ended, _, info = env.step(env.expert_action())
+            rewards.append(reward)
+        assert info["success"] and sum(rewards) == 1
+        assert len(rewards) == abs(start - parcel) + 1 + abs(parcel - goal) + 1
+
+
+def test_a_parcel_that_is_only_taken_is_no_success():
+    env = Courier()
+    env.reset(seed=0, options={"task": "0-1-3"})
+    env.step("right")
+    observation, reward, ended, _, info = env.step("take")
+    assert (observation, reward, ended) == ("parcel held, goal right 2", 0.25, False)
+    assert not info["success"]
+    assert env.step("take")[1] == 0, "the parcel is paid for once"
+
+
+def test_the_difference_is_over_the_larger_of_its_two_errors(figures):
+    control, spread, alike = [0.2, 0.3, 0.4], [0.5, 0.6, 1.0], [0.5, 0.6, 0.7]
+    results = [*kept("control", control), *kept("a", spread), *kept("b", alike)]
+    _, a, b = figures.Comparison.of(results, "control").rows
+    assert a.difference == pytest.approx(0.4)  # 0.3, 0.3, 0.6
+    assert a.difference_error == pytest.approx(sqrt(0.03) / sqrt(3))
+    assert a.errors_above == pytest.approx(4)
+    # The seeds agree to the last digit: what 300 episodes against 300 can tell is left.
+    assert b.difference_error == pytest.approx(sqrt((0.6 * 0.4 + 0.3 * 0.7) / 300))
+
+
+def test_the_comparison_is_written_as_markdown_json_and_a_plot(figures, tmp_path):
+    results = [*kept("control", [0.4, 0.5]), *kept("grpo", [0.8, 0.9])]
+    comparison = figures.Comparison.of(results, "control")
+    for curves in (True, False):
+        markdown, values, picture = comparison.write(tmp_path, "the command", curves=curves)
+        lines = markdown.read_text().splitlines()
+        assert lines[2] == "|control (lr 0)|0.400 0.500|0.450 ± 0.050|||2|50|1.0|"
+        assert lines[3].startswith("|grpo|0.800 0.900|0.850 ± 0.050|+0.400 ± 0.043|9.2|")
+        assert json.loads(values.read_text())["command"] == "the command"
+        assert picture.stat().st_size > 5000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("words", "arms"),
+    [
+        (["--algorithms", "grpo", "steps=1"], ["control", "grpo"]),
+        (
+            ["--schedule", "--env-steps", "20", "--horizons", "2,3", "--every", "1"],
+            ["control", "fixed 2", "fixed 3", "ScalingInter 2-3"],
+        ),
+    ],
+)
+def test_a_comparison_runs_once_and_shows_what_is_done_the_second_time(words, arms, tmp_path):
+    command = [
+        sys.executable, str(FOLDER / "compare.py"), *words, "--seeds", "1", "--out", str(tmp_path),
+        "prompts_per_step=1", "group_size=2", "horizon=[3]", "eval_horizon=3", "eval_samples=1",
+    ]  # fmt: skip
+    shown = []
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=140)
+        assert done.returncode == 0, done.stdout + done.stderr
+        shown.append(done.stdout)
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["arm"] for row in rows] == arms
+    assert all(row["episodes"] == 26 and row["lost"] == 0 for row in rows)
+    if "--schedule" in words:
+        assert all(20 <= row["env_steps"] < 20 + 2 * 3 for row in rows), rows
+    assert "seed 1: success" in shown[0] and "seed 1: success" not in shown[1]
