@@ -13,7 +13,7 @@ from agentgym_env.launch import child_environment
 from tests.train.test_run import write_config
 
 MOST_S = 4.0
-"""Of a processor; about one and a half on an idle machine. Tests share theirs, so no clock tells."""
+"""Of a processor, of which it takes about one and a half. Tests share it, so no clock can tell."""
 HEAVY = ("torch", "transformers", "trl", "accelerate")
 
 REFUSED = """
