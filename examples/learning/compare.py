@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
     add("--config", type=Path, default=HERE / "courier.yaml")
     add("--model", default=str(HERE / "warm_policy"), help="the policy all runs start from")
     add("overrides", nargs="*", metavar="key=value", help="values laid over the config")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 def base_config(args: argparse.Namespace) -> TrainConfig:
