@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 
 from agentgym_train.losses import weight_of_part
 from agentgym_train.packing import Passes, lay_out, plan, shares_rows, split
+from agentgym_train.ragged_gather import ragged_gather
 from agentgym_train.scoring import backbone_of, score
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,11 @@ class PackedUpdate(GRPOTrainer):
         for number, rows in enumerate(passes, 1):
             part = _rows_of(inputs, rows)
             is_last = number == len(passes)
-            with self._scoring(mask[rows], in_one_pass=True), self.synced(model, is_last):
+            with (
+                self._scoring(mask[rows], in_one_pass=True),
+                self.synced(model, is_last),
+                ragged_gather(self.accelerator),
+            ):
                 loss = super()._compute_loss(model, part) * self._weight(part, inputs, mask[rows])
                 if not is_last and torch.is_grad_enabled():
                     self._backward(loss)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.train.ragged_rows import llama
-from tests.train.two_processes import LOSSES
+from tests.train.two_processes import BUDGETS, LOSSES
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 ROOT = SCRIPT.parents[2]
@@ -42,9 +42,10 @@ def test_two_processes_with_unequal_episodes_take_the_step_of_one(tmp_path):
     for loss in LOSSES:
         reference = one[loss, 10_000]["weights"]
         assert not torch.allclose(reference["lm_head.weight"], start["lm_head.weight"], atol=1e-3)
-        for found in (one[loss, 60], two[loss, 10_000], two[loss, 60]):
-            if loss == "entropy bonus" and found is not one[loss, 60]:
-                continue  # TRL's bonus is a mean over each process; here it only has to finish
+        cases = [one[loss, budget] for budget in BUDGETS]
+        if loss != "entropy bonus":  # a mean over each process in TRL; here it only has to finish
+            cases += [two[loss, budget] for budget in BUDGETS]
+        for found in cases:
             for name, weight in reference.items():
                 assert torch.allclose(found["weights"][name], weight, atol=2e-5), (loss, name)
     critic = one["critic", 10_000]["weights"]
@@ -52,5 +53,8 @@ def test_two_processes_with_unequal_episodes_take_the_step_of_one(tmp_path):
     for found in (one["critic", 60], two["critic", 10_000], two["critic", 60]):
         for name, weight in critic.items():
             assert torch.allclose(found["weights"][name], weight, rtol=1e-4, atol=1e-6), name
-    assert one["dapo", 10_000]["passes"] == [1]
-    assert two["dapo", 60]["passes"] == [4, 4]
+    assert one["dapo", 10_000]["rows"] == [[8]]
+    assert two["dapo", 60]["rows"] == [[1] * 4] * 2
+    # Passes of unequally many rows meet in TRL's gathers.
+    first, second = two["dapo", 110]["rows"]
+    assert len(first) == len(second) and first != second

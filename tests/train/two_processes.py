@@ -42,17 +42,26 @@ def play(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
     }
 
 
-def step(loss: str, processes: int, budget: int) -> tuple[dict[str, Any], int]:
-    """(the weights after the step, passes of this process)."""
+BUDGETS = (10_000, 110, 60)
+
+
+def step(loss: str, processes: int, budget: int) -> tuple[dict[str, Any], list[int]]:
+    """(the weights after the step, rows of each pass of this process)."""
     settings = {"entropy_coef": 0.01} if loss == "entropy bonus" else {"loss_type": loss}
     trainer = make_trainer(
         PackedUpdate, tempfile.mkdtemp(), llama(), rollout_func=play,
         per_device_train_batch_size=8 // processes, **settings,
     )  # fmt: skip
     trainer.tokens_per_forward = budget
-    made: list[int] = []
+    made: list[list[int]] = []
     passes = trainer.passes
-    trainer.passes = lambda *given, **how: made.append(len(f := passes(*given, **how))) or f
+
+    def recorded(*given: Any, **options: Any) -> Any:
+        found = passes(*given, **options)
+        made.append([len(rows) for rows in found])
+        return found
+
+    trainer.passes = recorded
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: weight.detach() for name, weight in model.named_parameters()}, made[-1]
@@ -82,9 +91,9 @@ def main(out: str) -> None:
     processes = PartialState(cpu=True).num_processes
     results = {}
     for loss in LOSSES:
-        for budget in (10_000, 60):
-            weights, passes = step(loss, processes, budget)
-            results[loss, budget] = {"weights": weights, "passes": gather_object([passes])}
+        for budget in BUDGETS:
+            weights, rows = step(loss, processes, budget)
+            results[loss, budget] = {"weights": weights, "rows": gather_object([rows])}
     rank = PartialState().process_index
     for budget in (10_000, 60):
         results["critic", budget] = {"weights": critic_step(processes, rank, budget)}
