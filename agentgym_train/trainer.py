@@ -38,6 +38,7 @@ from agentgym_train.policy import Policy
 from agentgym_train.ranks import gathered
 from agentgym_train.rollout import EpisodeStart
 from agentgym_train.step_figures import check_lost, sampled_tokens, step_figures, without_tokens
+from agentgym_train.task_order import tasks_of_step
 from agentgym_train.update import PackedUpdate
 from agentgym_train.whole_model import WholeModel
 
@@ -90,7 +91,7 @@ class AgentTrainer(PackedUpdate):
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        # TRL hands its rollout hook the prompts alone; the rows hold the tasks.
+        # TRL's rows are only counted: which tasks they stand for is a function of the step.
         self._rows = inputs
         # TRL scores the reference where beta says that there is one.
         self.beta = self.args.beta
@@ -149,17 +150,25 @@ class AgentTrainer(PackedUpdate):
         return self._whole.of(self.accelerator.unwrap_model(self.model))
 
     def _starts(self, step: int) -> list[EpisodeStart]:
-        first = self.accelerator.process_index * len(self._rows)
+        """The starts of this process's rows: whole groups."""
+        size, rank = self.config.group_size, self.accelerator.process_index
+        tasks = tasks_of_step(
+            self.collector.tasks.split(self.config.split),
+            self.config.seed,
+            step // self.num_iterations,
+            self.config.prompts_per_step,
+        )
+        first = rank * len(self._rows)
         return [
             EpisodeStart(
-                task=row["task"],
-                seed=draw_seed("train", self.config.seed, step, row["task"]),
+                task=tasks[number // size],
+                seed=draw_seed("train", self.config.seed, step, tasks[number // size]),
                 sample=number,
-                group=number // self.config.group_size,
+                group=number // size,
                 split=self.config.split,
-                category=self.collector.tasks.category(row["task"]),
+                category=self.collector.tasks.category(tasks[number // size]),
             )
-            for number, row in enumerate(self._rows, first)
+            for number in range(first, first + len(self._rows))
         ]
 
     def _record(self, trajectories: list[Trajectory], horizon: int, seconds: float) -> None:
