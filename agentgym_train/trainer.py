@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ class AgentTrainer(PackedUpdate):
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
         self._rows: Sequence[dict[str, Any]] = ()
         self._trajectories: list[Trajectory] = []
+        self.tasks_of_rows: Callable[[int], list[str]] = self._drawn
+        """The tasks of a step's rows on this process, a group's one after the other."""
         tasks = collector.tasks.split(config.split)
         with warnings.catch_warnings():
             # TRL calls its rollout hook experimental; the pinned range of versions answers that.
@@ -151,6 +153,20 @@ class AgentTrainer(PackedUpdate):
 
     def _starts(self, step: int) -> list[EpisodeStart]:
         """The starts of this process's rows: whole groups."""
+        first = self.accelerator.process_index * len(self._rows)
+        return [
+            EpisodeStart(
+                task=task,
+                seed=draw_seed("train", self.config.seed, step, task),
+                sample=number,
+                group=number // self.config.group_size,
+                split=self.config.split,
+                category=self.collector.tasks.category(task),
+            )
+            for number, task in enumerate(self.tasks_of_rows(step), first)
+        ]
+
+    def _drawn(self, step: int) -> list[str]:
         size, rank = self.config.group_size, self.accelerator.process_index
         tasks = tasks_of_step(
             self.collector.tasks.split(self.config.split),
@@ -159,17 +175,7 @@ class AgentTrainer(PackedUpdate):
             self.config.prompts_per_step,
         )
         first = rank * len(self._rows)
-        return [
-            EpisodeStart(
-                task=tasks[number // size],
-                seed=draw_seed("train", self.config.seed, step, tasks[number // size]),
-                sample=number,
-                group=number // size,
-                split=self.config.split,
-                category=self.collector.tasks.category(tasks[number // size]),
-            )
-            for number in range(first, first + len(self._rows))
-        ]
+        return [tasks[number // size] for number in range(first, first + len(self._rows))]
 
     def _record(self, trajectories: list[Trajectory], horizon: int, seconds: float) -> None:
         """Keep the step's episodes and figures; stop the run when too many were lost.
