@@ -17,6 +17,7 @@ from agentgym_train.horizon import Horizon, ScheduleName, make_horizon
 from agentgym_train.model_folders import check_folder
 from agentgym_train.outcomes import trained_outcomes
 from agentgym_train.overrides import lay_over, parse_overrides, read_yaml, refuse_unknown
+from agentgym_train.traffic import RolloutLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,25 @@ class TrainConfig:
     """Of sampling, in training."""
     concurrency: int = 256
     """Most episodes under way at once, over all processes."""
+    engine_concurrency: int = 0
+    """Most turns that one process has generated at once; 0 leaves it to the engine, which batches
+    what is waiting. Below `concurrency` it bounds the memory of the engine's caches."""
+    env_concurrency: int = 0
+    """Most calls to environments that one process makes at once; 0 sets no limit."""
+    episode_timeout_s: float = 0.0
+    """Longest an episode may take, its retries included; 0 sets no limit. One that waited most for
+    the policy ends as policy_timeout and teaches; else it is lost, and does not."""
+    retries: int = 2
+    """Further attempts at an episode whose world or engine was lost."""
+    oversample: float = 0.0
+    """Play this share more groups than a step needs, and use the first to be complete. Which those
+    are depends on the clock, so a run is not repeatable. See `stragglers`."""
+    stragglers: Literal["drop", "carry"] = "drop"
+    """What becomes of the groups that `oversample` leaves over: `drop` them, which biases training
+    towards short episodes, or let them rest during the update and `carry` them into the next step.
+    """
+    max_staleness: int = 4
+    """A carried group whose first token is more updates old is dropped and counted."""
 
     algorithm: str = "grpo"
     """Name of the advantage estimator, or `package.module:Class`."""
@@ -150,8 +170,38 @@ class TrainConfig:
                 f"tokens_per_forward is a number of tokens, or 0 for what suits the device, got "
                 f"{self.tokens_per_forward}"
             )
+        self._check_rollouts()
         if not 0 <= self.max_lost_rate <= 1:
             raise BadRequest(f"max_lost_rate is a share from 0 to 1, got {self.max_lost_rate}")
+
+    def _check_rollouts(self) -> None:
+        least = {
+            "engine_concurrency": self.engine_concurrency,
+            "env_concurrency": self.env_concurrency,
+            "episode_timeout_s": self.episode_timeout_s,
+            "retries": self.retries,
+            "oversample": self.oversample,
+        }
+        for name, value in least.items():
+            if value < 0:
+                raise BadRequest(f"{name} is at least 0, got {value}")
+        if self.max_staleness < 1:
+            raise BadRequest(f"max_staleness is at least 1 update, got {self.max_staleness}")
+
+    @property
+    def rollout_limits(self) -> RolloutLimits:
+        """What the episodes of one process may use."""
+        return RolloutLimits(
+            engine_concurrency=self.engine_concurrency,
+            env_concurrency=self.env_concurrency,
+            episode_timeout_s=self.episode_timeout_s,
+            retries=self.retries,
+        )
+
+    @property
+    def samples_stale(self) -> bool:
+        """Whether a step may train on what older weights sampled."""
+        return bool(self.oversample) and self.stragglers == "carry"
 
     @property
     def episodes_per_step(self) -> int:

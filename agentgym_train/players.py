@@ -10,6 +10,8 @@ from typing import Protocol
 
 from agentgym_env.actions import ActionError, ActionFormat
 from agentgym_env.async_client import AsyncSession
+from agentgym_env.errors import BadRequest
+from agentgym_env.failures import Outcome
 from agentgym_env.trajectory import Tokens
 from agentgym_train.chat import Chat
 from agentgym_train.engines.protocol import GenerationEngine, Sampling
@@ -22,8 +24,13 @@ class Move:
 
     response: str
     """Its text as sampled."""
-    action: str | ActionError
-    """What is sent to the world, or why the text holds no action."""
+    action: str | ActionError | None
+    """What is sent to the world, or why the text holds no action; None for a turn without an
+    environment step, such as a plan."""
+    answer: str = ""
+    """What the agent itself answers to a turn without an environment step."""
+    tokens: int = 0
+    """How many tokens were sampled."""
 
 
 class Player(Protocol):
@@ -43,15 +50,23 @@ class Player(Protocol):
         """Take in the world's answer to the last move."""
         ...
 
-    async def end(self) -> Tokens | None:
-        """The episode is over: release what is held, and give its tokens if there are any."""
+    async def lesson(self, outcome: Outcome) -> str | None:
+        """What the player takes from this trial into another; None if there is to be no other."""
+        return None
+
+    async def begin_again(self, observation: str) -> None:
+        """Take in the first observation of another trial."""
+        raise BadRequest(f"the player {self.name} plays an episode once")
+
+    async def end(self) -> list[Tokens]:
+        """The episode is over: release what is held, and give its rows of tokens."""
         ...
 
 
 PlayerFactory = Callable[[], Player]
 
 
-class ModelPlayer:
+class ModelPlayer(Player):
     """A model: observations become ids by a `Chat`, turns are sampled by an engine."""
 
     def __init__(
@@ -94,7 +109,7 @@ class ModelPlayer:
         generation = await self._engine.generate(ids, sampling, self._conversation)
         self._tokens.add_response(generation)
         text = self._chat.text_of(generation.token_ids)
-        return Move(text, self._format.parse(text))
+        return Move(text, self._format.parse(text), tokens=len(generation.token_ids))
 
     async def observe(self, observation: str) -> None:
         """Append the observation's delta."""
@@ -102,13 +117,13 @@ class ModelPlayer:
         last = self._tokens.completion_ids[start : self._tokens.turn_ends[-1]]
         self._tokens.add_observation(self._chat.delta(last, observation))
 
-    async def end(self) -> Tokens:
+    async def end(self) -> list[Tokens]:
         """Let the engine drop the conversation's cache."""
         await self._engine.forget(self._conversation)
-        return self._tokens.freeze()
+        return [self._tokens.freeze()]
 
 
-class ExpertPlayer:
+class ExpertPlayer(Player):
     """The world's own oracle."""
 
     name = "expert"
@@ -128,12 +143,12 @@ class ExpertPlayer:
     async def observe(self, observation: str) -> None:
         """The oracle reads the world itself."""
 
-    async def end(self) -> None:
+    async def end(self) -> list[Tokens]:
         """There are no tokens."""
-        return
+        return []
 
 
-class RandomPlayer:
+class RandomPlayer(Player):
     """One of the available actions at random; where the world lists none, a random short text."""
 
     name = "random"
@@ -159,9 +174,9 @@ class RandomPlayer:
     async def observe(self, observation: str) -> None:
         """Chance learns nothing."""
 
-    async def end(self) -> None:
+    async def end(self) -> list[Tokens]:
         """There are no tokens."""
-        return
+        return []
 
 
 def model_player(

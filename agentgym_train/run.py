@@ -25,6 +25,7 @@ from agentgym_train.progress import progress_bar
 from agentgym_train.quiet import quiet_libraries
 from agentgym_train.ranks import gathered, join
 from agentgym_train.report import next_commands, plot, success_table, summary
+from agentgym_train.rollout_bar import RolloutBar
 from agentgym_train.trainer import AgentTrainer, check_trl
 
 INTERRUPTED = 130
@@ -123,6 +124,7 @@ def _train(
     with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
         if trainer.is_world_process_zero():
             trainer.add_callback(Metrics(store, progress))
+            trainer.episodes.bar = RolloutBar(progress, trainer.collector.traffic)
         trainer.add_callback(stop)
         trainer.add_callback(HorizonState(trainer.horizon, checkpoint, progress.console.print))
         trainer.train(resume_from_checkpoint=checkpoint)

@@ -33,11 +33,10 @@ from agentgym_train.credit import Credit
 from agentgym_train.lora import lora_config
 from agentgym_train.outcomes import trained_outcomes
 from agentgym_train.overrides import refuse_unknown
-from agentgym_train.players import draw_seed
 from agentgym_train.policy import Policy
 from agentgym_train.ranks import gathered
-from agentgym_train.rollout import EpisodeStart
-from agentgym_train.step_figures import check_lost, sampled_tokens, step_figures, without_tokens
+from agentgym_train.step_episodes import StepEpisodes
+from agentgym_train.step_figures import StepTokens, check_lost, step_figures, without_tokens
 from agentgym_train.update import PackedUpdate
 from agentgym_train.whole_model import WholeModel
 
@@ -61,6 +60,13 @@ class AgentTrainer(PackedUpdate):
         self.algorithm = make_algorithm(config.algorithm, config.algorithm_args)
         self.tokens_per_forward = config.tokens_per_forward
         self._whole = WholeModel()
+        self.episodes = StepEpisodes(
+            config,
+            collector,
+            lambda: policy.players(config.temperature),
+            instruction=policy.instruction,
+            rank=PartialState().process_index,
+        )
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
         self._rows: Sequence[dict[str, Any]] = ()
         self._trajectories: list[Trajectory] = []
@@ -86,7 +92,7 @@ class AgentTrainer(PackedUpdate):
             trained=self._trained_outcomes,
             filler_id=self._filler,
             correction=Correction(config.engine_correction, config.engine_correction_max),
-            engine_is_exact=policy.engine.is_exact,
+            engine_is_exact=policy.engine.is_exact and not config.samples_stale,
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -132,13 +138,8 @@ class AgentTrainer(PackedUpdate):
         began = time.monotonic()
         self.collector.run(self.policy.engine.update_weights(self.whole_model(), step))
         horizon = self.horizon(step)
-        self._trajectories = self.collector.collect(
-            self.policy.players(self.config.temperature),
-            self._starts(step),
-            horizon,
-            step=step,
-            instruction=self.policy.instruction,
-        )
+        tasks = [row["task"] for row in self._rows]
+        self._trajectories = self.episodes.play(tasks, step, horizon, version=step)
         self._record(self._trajectories, horizon, time.monotonic() - began)
         output = rollout_output(self._trajectories, self._filler, self._trained_outcomes)
         self.score_only(output["env_mask"])
@@ -148,33 +149,19 @@ class AgentTrainer(PackedUpdate):
         """The model as one process may call it alone. A collective."""
         return self._whole.of(self.accelerator.unwrap_model(self.model))
 
-    def _starts(self, step: int) -> list[EpisodeStart]:
-        first = self.accelerator.process_index * len(self._rows)
-        return [
-            EpisodeStart(
-                task=row["task"],
-                seed=draw_seed("train", self.config.seed, step, row["task"]),
-                sample=number,
-                group=number // self.config.group_size,
-                split=self.config.split,
-                category=self.collector.tasks.category(row["task"]),
-            )
-            for number, row in enumerate(self._rows, first)
-        ]
-
     def _record(self, trajectories: list[Trajectory], horizon: int, seconds: float) -> None:
         """Keep the step's episodes and figures; stop the run when too many were lost.
 
         The figures are of all processes' episodes, so that all of them decide alike.
         """
         light = [without_tokens(t) for t in trajectories]
-        shares = gathered((light, sampled_tokens(trajectories), seconds))
-        everyone = [t for share, _, _ in shares for t in share]
-        tokens, slowest = sum(share[1] for share in shares), max(share[2] for share in shares)
-        figures = step_figures(everyone, horizon, tokens, slowest)
+        step = self.state.global_step
+        own = StepTokens.of(trajectories, step, self.episodes.dropped, seconds)
+        shares = gathered((light, own))
+        everyone = [t for share, _ in shares for t in share]
+        figures = step_figures(everyone, horizon, StepTokens.of_all([s for _, s in shares]))
         for name, value in figures.items():
             self._metrics["train"][name].append(value)
-        step = self.state.global_step
         if self.accelerator.is_main_process:
             self.store.append_trajectories("train", everyone)
         check_lost(everyone, step, self.config.max_lost_rate)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -115,6 +115,7 @@ class AuditCollector:
         *,
         step: int = -1,
         instruction: str = "",
+        on_episode: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Play every start; the trajectories come in its order."""
 
@@ -124,7 +125,9 @@ class AuditCollector:
             rollouts = Rollouts(
                 client, self._players(int(start.task)), env_id=ENV_ID, instruction=instruction
             )
-            (trajectory,) = await rollouts.collect([start], horizon, step=step)
+            (trajectory,) = await rollouts.collect(
+                [start], horizon, step=step, on_episode=on_episode
+            )
             return trajectory
 
         async def everyone() -> list[Trajectory]:

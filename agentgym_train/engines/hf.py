@@ -157,7 +157,8 @@ class HFEngine:
     def _store(self, kv: KVBatch, rows: list[_Request]) -> None:
         """Keep the caches of the rows that are done."""
         for row, request in enumerate(rows):
-            if request.done and request.conversation is not None:
+            # Nobody comes back for the cache of a request that was given up.
+            if request.done and request.conversation is not None and not request.reply.done():
                 # The last sampled token was never run through the model, so it is not cached.
                 cached = (request.ids + request.token_ids)[:-1]
                 self._caches[request.conversation] = (cached, kv.row(row, len(cached)))
