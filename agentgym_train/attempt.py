@@ -102,14 +102,15 @@ class Attempt:
         outcome = await self._take_turns(session)
         while True:
             async with self._traffic.policy.call(self._clock):
-                lesson = await self._player.lesson(outcome)
+                last = self._turns[-1].observation if self._turns else first
+                lesson = await self._player.lesson(outcome, last)
             if lesson is None:
                 return outcome
             # What counts is how the last trial ends: to fail first must not pay.
             self._turns = [_unpaid(turn) for turn in self._turns]
             again = await self._reset(session)
             self._turns.append(Turn(lesson, "", again))
-            await self._player.begin_again(again)
+            await self._player.begin_again(lesson, again)
             outcome = await self._take_turns(session)
 
     async def _reset(self, session: AsyncSession) -> str:

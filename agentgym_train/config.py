@@ -10,9 +10,9 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
 from agentgym_env.failures import TEACHES
+from agentgym_train.agents import agent_factory, format_of
 from agentgym_train.horizon import Horizon, ScheduleName, make_horizon
 from agentgym_train.model_folders import check_folder
 from agentgym_train.outcomes import trained_outcomes
@@ -41,7 +41,12 @@ class TrainConfig:
     instruction: str | None = None
     """What the policy is told; null takes the environment's own text, "" tells nothing."""
     action_format: str = "plain"
-    """How the policy writes an action: plain or react."""
+    """How the policy writes an action: plain, react or act."""
+    agent: str = "plain"
+    """How the conversation is built: `plain`; `react` or `act_only`, which are plain with that
+    `action_format`; `plan_then_act`; `reflect` (after a failure a lesson and the episode once
+    more); `window:K` (at most K exchanges in the context) or `summary:K` (the policy sums up each K
+    of them); or `package.module:Class`. `max_tokens` bounds each context."""
     keep_reasoning: bool = False
     """Use a chat template append-only although it would drop the reasoning of earlier turns."""
 
@@ -146,7 +151,7 @@ class TrainConfig:
             raise BadRequest(
                 f"engine_correction_max is at least 1, got {self.engine_correction_max}"
             )
-        action_format(self.action_format)
+        agent_factory(self.agent, format_of(self.agent, self.action_format))
         positive = {
             "turn_max_tokens": self.turn_max_tokens,
             "max_tokens": self.max_tokens,

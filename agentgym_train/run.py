@@ -85,6 +85,7 @@ def _policy(config: TrainConfig, collector: Collector, device: Any) -> Policy:
         turn_max_tokens=config.turn_max_tokens,
         max_tokens=config.max_tokens,
         keep_reasoning=config.keep_reasoning,
+        agent=config.agent,
     )
     policy.model.to(device)
     return policy
