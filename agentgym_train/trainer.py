@@ -1,16 +1,16 @@
 """AgentTrainer: TRL's GRPOTrainer whose completions are whole episodes of an environment.
 
-Two of TRL's seams are used: `rollout_func`, which plays the episodes, and
-`_generate_and_score_completions`, whose advantages are replaced by ours of shape (B, T).
-Losses, optimizer, distribution, logging and checkpoints are TRL's, untouched; how a step's
-episodes are computed is `update`'s.
+Two of TRL's seams are used: `_generate_and_score_completions`, before which the episodes are
+played and whose advantages are replaced by ours of shape (R, T) for R rows of tokens, and
+`rollout_func`, which hands the episodes over. Losses, optimizer, distribution, logging and
+checkpoints are TRL's, untouched; how a step's episodes are computed is `update`'s.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from agentgym_train.outcomes import trained_outcomes
 from agentgym_train.overrides import refuse_unknown
 from agentgym_train.policy import Policy
 from agentgym_train.ranks import gathered
+from agentgym_train.rows import Rows
 from agentgym_train.step_episodes import StepEpisodes
 from agentgym_train.step_figures import StepTokens, check_lost, step_figures, without_tokens
 from agentgym_train.update import PackedUpdate
@@ -68,7 +69,7 @@ class AgentTrainer(PackedUpdate):
             rank=PartialState().process_index,
         )
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
-        self._rows: Sequence[dict[str, Any]] = ()
+        self._rows = Rows([], [], [], 0)
         self._trajectories: list[Trajectory] = []
         tasks = collector.tasks.split(config.split)
         with warnings.catch_warnings():
@@ -80,7 +81,7 @@ class AgentTrainer(PackedUpdate):
                 args=grpo_config(config, self.algorithm, store),
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": list(tasks)}),
                 reward_funcs=[trajectory_reward],
-                rollout_func=self._play,
+                rollout_func=self._hand_over,
                 peft_config=lora_config(config.lora),
             )
         # The weight of the divergence in the loss; the algorithm's own is in its rewards.
@@ -96,13 +97,17 @@ class AgentTrainer(PackedUpdate):
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        # TRL hands its rollout hook the prompts alone; the rows hold the tasks.
-        self._rows = inputs
+        # TRL hands its rollout hook the prompts alone; the inputs hold the tasks.
+        self._play([row["task"] for row in inputs])
+        # A prompt a row: an episode whose context was cut has several.
+        inputs = [inputs[i % len(inputs)] for i in range(len(self._rows.tokens))]
         # TRL scores the reference where beta says that there is one.
         self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self.beta = self.config.kl
-        output["advantages"] = self.credit.advantages(output, self._trajectories)  # (B, T)
+        output["advantages"] = self.credit.advantages(  # (R, T)
+            output, self._trajectories, self._rows
+        )
         for name, value in self.credit.figures.items():
             self._metrics["train"][name].append(value)
         return output
@@ -132,16 +137,22 @@ class AgentTrainer(PackedUpdate):
     def _filler(self) -> int:
         return int(self.policy.tokenizer.pad_token_id)
 
-    def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """TRL's rollout hook: one episode a row."""
+    def _play(self, tasks: list[str]) -> None:
+        """Play the step's episodes, one for each of `tasks`, and lay out their rows."""
         step = self.state.global_step
         began = time.monotonic()
         self.collector.run(self.policy.engine.update_weights(self.whole_model(), step))
         horizon = self.horizon(step)
-        tasks = [row["task"] for row in self._rows]
         self._trajectories = self.episodes.play(tasks, step, horizon, version=step)
-        self._record(self._trajectories, horizon, time.monotonic() - began)
-        output = rollout_output(self._trajectories, self._filler, self._trained_outcomes)
+        rows = Rows.of(self._trajectories, self._filler, self._trained_outcomes)
+        most = self._record(self._trajectories, horizon, time.monotonic() - began, rows)
+        self._rows = rows if most == rows.episodes else rows.filled(most, self._filler)
+
+    def _hand_over(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
+        """TRL's rollout hook: what was played."""
+        output = rollout_output(
+            self._trajectories, self._filler, self._trained_outcomes, self._rows
+        )
         self.score_only(output["env_mask"])
         return output
 
@@ -149,23 +160,27 @@ class AgentTrainer(PackedUpdate):
         """The model as one process may call it alone. A collective."""
         return self._whole.of(self.accelerator.unwrap_model(self.model))
 
-    def _record(self, trajectories: list[Trajectory], horizon: int, seconds: float) -> None:
+    def _record(
+        self, trajectories: list[Trajectory], horizon: int, seconds: float, rows: Rows
+    ) -> int:
         """Keep the step's episodes and figures; stop the run when too many were lost.
 
-        The figures are of all processes' episodes, so that all of them decide alike.
+        The figures are of all processes' episodes, so that all of them decide alike. Gives the most
+        rows that a process has, which all of them need.
         """
         light = [without_tokens(t) for t in trajectories]
         step = self.state.global_step
         own = StepTokens.of(trajectories, step, self.episodes.dropped, seconds)
-        shares = gathered((light, own))
-        everyone = [t for share, _ in shares for t in share]
-        figures = step_figures(everyone, horizon, StepTokens.of_all([s for _, s in shares]))
+        shares = gathered((light, own, len(rows.tokens)))
+        everyone = [t for share, _, _ in shares for t in share]
+        figures = step_figures(everyone, horizon, StepTokens.of_all([s for _, s, _ in shares]))
         for name, value in figures.items():
             self._metrics["train"][name].append(value)
         if self.accelerator.is_main_process:
             self.store.append_trajectories("train", everyone)
         check_lost(everyone, step, self.config.max_lost_rate)
         self.horizon.observe(step, figures["success"])
+        return max(count for _, _, count in shares)
 
 
 def trajectory_reward(
