@@ -34,6 +34,7 @@ from agentgym_train.lora import lora_config
 from agentgym_train.outcomes import trained_outcomes
 from agentgym_train.overrides import refuse_unknown
 from agentgym_train.policy import Policy
+from agentgym_train.ragged_gather import ragged_gather
 from agentgym_train.ranks import gathered
 from agentgym_train.rows import Rows
 from agentgym_train.step_episodes import StepEpisodes
@@ -100,7 +101,7 @@ class AgentTrainer(PackedUpdate):
         # TRL hands its rollout hook the prompts alone; the inputs hold the tasks.
         self._play([row["task"] for row in inputs])
         # A prompt a row: an episode whose context was cut has several.
-        inputs = [inputs[i % len(inputs)] for i in range(len(self._rows.tokens))]
+        inputs = [dict(inputs[i % len(inputs)]) for i in range(len(self._rows.tokens))]
         # TRL scores the reference where beta says that there is one.
         self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -111,6 +112,11 @@ class AgentTrainer(PackedUpdate):
         for name, value in self.credit.figures.items():
             self._metrics["train"][name].append(value)
         return output
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        # Passes, and so their rows, differ from process to process.
+        with ragged_gather(self.accelerator):
+            return super()._compute_loss(model, inputs)
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """TRL's; while the critic warms up the policy has no gradient, and stays as it is."""
