@@ -47,6 +47,7 @@ class Collector(AbstractContextManager["Collector"]):
         """`processes` share `servers` and `concurrency`; a local server is each one's own."""
         self.traffic = Traffic(limits)
         self._pool: GroupPool | None = None
+        self._running: asyncio.Task[Any] | None = None
         if servers and env_kwargs:
             raise BadRequest(
                 "env_kwargs are for a local server; give them to `agentgym serve --env-kwargs`"
@@ -70,8 +71,22 @@ class Collector(AbstractContextManager["Collector"]):
         self._concurrency = max(1, min(concurrency // processes, sessions))
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine to its end on the collector's loop."""
-        return self._runner.run(work)
+        """Run a coroutine to its end on the collector's loop, from one thread at a time."""
+
+        async def tracked() -> _T:
+            self._running = asyncio.current_task()
+            try:
+                return await work
+            finally:
+                self._running = None
+
+        return self._runner.run(tracked())
+
+    def stop(self) -> None:
+        """Cancel what another thread runs, if it runs anything."""
+        running = self._running
+        if running is not None:
+            running.get_loop().call_soon_threadsafe(running.cancel)
 
     def collect(
         self,

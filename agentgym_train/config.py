@@ -70,6 +70,10 @@ class TrainConfig:
     """Most tokens of a whole episode, prompt and observations included."""
     temperature: float = 1.0
     """Of sampling, in training."""
+    steps_ahead: int = 0
+    """1 plays the next step's episodes while this one trains: they are one update old, which
+    `engine_correction` weighs, and `staleness` shows. The engine then has a copy of the weights.
+    0 plays and trains in turns."""
     concurrency: int = 256
     """Most episodes under way at once, over all processes."""
     engine_concurrency: int = 0
@@ -190,8 +194,13 @@ class TrainConfig:
         for name, value in least.items():
             if value < 0:
                 raise BadRequest(f"{name} is at least 0, got {value}")
-        if self.max_staleness < 1:
-            raise BadRequest(f"max_staleness is at least 1 update, got {self.max_staleness}")
+        if self.steps_ahead not in (0, 1):
+            raise BadRequest(f"steps_ahead is 0 or 1, got {self.steps_ahead}")
+        if self.max_staleness < 1 + self.steps_ahead:
+            raise BadRequest(
+                f"max_staleness is at least {1 + self.steps_ahead} updates, got "
+                f"{self.max_staleness}: no carried group could be younger"
+            )
 
     @property
     def rollout_limits(self) -> RolloutLimits:
@@ -206,7 +215,7 @@ class TrainConfig:
     @property
     def samples_stale(self) -> bool:
         """Whether a step may train on what older weights sampled."""
-        return bool(self.oversample) and self.stragglers == "carry"
+        return self.steps_ahead > 0 or (self.oversample > 0 and self.stragglers == "carry")
 
     @property
     def episodes_per_step(self) -> int:

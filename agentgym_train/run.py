@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ def _run(
     try:
         before = _evaluated(config, store, console, collector, policy, policy.model)
         trainer = AgentTrainer(policy, config, collector, store)
-        _train(trainer, store, console, checkpoint)
+        with closing(trainer):
+            _train(trainer, store, console, checkpoint)
         trainer.save_model(str(store.path / "model"))
         after = _evaluated(
             config, store, console, collector, policy, trainer.whole_model(), after=True

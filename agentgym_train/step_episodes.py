@@ -26,12 +26,16 @@ class StepEpisodes:
         *,
         instruction: str,
         rank: int,
+        processes: int,
     ) -> None:
         self._config = config
         self._collector = collector
         self._new_players = new_players
         self._instruction = instruction
         self._rank = rank
+        self._processes = processes
+        self.tasks: Callable[[int], list[str]] = self._shuffled
+        """The tasks of a step's episodes on this process, a group's one after the other."""
         self._pool: GroupPool | None = None
         if config.oversample:
             self._pool = GroupPool(
@@ -47,9 +51,9 @@ class StepEpisodes:
         """Episodes of the last step that were begun and dropped as stragglers."""
         return self._pool.dropped if self._pool is not None else 0
 
-    def play(self, tasks: Sequence[str], step: int, horizon: int, version: int) -> list[Trajectory]:
-        """Episodes of this process, group after group; `tasks` names one for each."""
-        starts = self.starts(tasks, step)
+    def play(self, step: int, horizon: int, version: int) -> list[Trajectory]:
+        """Episodes of this process, group after group, by weights of that version."""
+        starts = self.starts(self.tasks(step), step)
         if self.bar is not None:
             self.bar.begin(len(starts))
         try:
@@ -89,6 +93,19 @@ class StepEpisodes:
         """The starts of the step's own groups."""
         first = self._rank * len(tasks)
         return [self._start(task, step, number) for number, task in enumerate(tasks, first)]
+
+    def _shuffled(self, step: int) -> list[str]:
+        """All tasks in a new order in each epoch; a function of seed and step, for resumption."""
+        tasks = sorted(self._collector.tasks.split(self._config.split))
+        wanted, size = self._config.prompts_per_step, self._config.group_size
+        chosen: list[str] = []
+        for position in range(step * wanted, (step + 1) * wanted):
+            epoch, place = divmod(position, len(tasks))
+            order = random.Random(draw_seed("order", self._config.seed, epoch))
+            chosen.append(order.sample(tasks, len(tasks))[place])
+        local = wanted // self._processes
+        own = chosen[self._rank * local : (self._rank + 1) * local]
+        return [task for task in own for _ in range(size)]
 
     def _further_groups(self, own: int, step: int) -> list[list[EpisodeStart]]:
         """Groups beyond those that are needed, of tasks drawn at random."""

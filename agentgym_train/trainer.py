@@ -24,12 +24,14 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.ahead import Ahead
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.batch import rollout_output
 from agentgym_train.collector import Collector
 from agentgym_train.config import TrainConfig
 from agentgym_train.correction import Correction
 from agentgym_train.credit import Credit
+from agentgym_train.engines.hf import HFEngine
 from agentgym_train.lora import lora_config
 from agentgym_train.outcomes import trained_outcomes
 from agentgym_train.overrides import refuse_unknown
@@ -68,6 +70,7 @@ class AgentTrainer(PackedUpdate):
             lambda: policy.players(config.temperature),
             instruction=policy.instruction,
             rank=PartialState().process_index,
+            processes=PartialState().num_processes,
         )
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
         self._rows = Rows([], [], [], 0)
@@ -85,6 +88,9 @@ class AgentTrainer(PackedUpdate):
                 rollout_func=self._hand_over,
                 peft_config=lora_config(config.lora),
             )
+        self.ahead = Ahead()
+        if config.steps_ahead and isinstance(policy.engine, HFEngine):
+            policy.engine.keep_own_weights()
         # The weight of the divergence in the loss; the algorithm's own is in its rewards.
         self.beta = config.kl
         self.credit = Credit(
@@ -98,9 +104,9 @@ class AgentTrainer(PackedUpdate):
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        # TRL hands its rollout hook the prompts alone; the inputs hold the tasks.
-        self._play([row["task"] for row in inputs])
-        # A prompt a row: an episode whose context was cut has several.
+        # TRL's sampler draws other tasks after a resumption, so its rows are only counted: a prompt
+        # a row of tokens, of which an episode whose context was cut has several.
+        self._play()
         inputs = [dict(inputs[i % len(inputs)]) for i in range(len(self._rows.tokens))]
         # TRL scores the reference where beta says that there is one.
         self.beta = self.args.beta
@@ -128,31 +134,48 @@ class AgentTrainer(PackedUpdate):
         return loss
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # The critic first: a checkpoint counts as whole when TRL's own files are there.
+        # Ours first: a checkpoint counts as whole when TRL's own files are there.
+        folder = Path(self._get_output_dir(trial=trial))
+        folder = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.credit.critic is not None:
-            folder = Path(self._get_output_dir(trial=trial))
-            self.credit.critic.save(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            self.credit.critic.save(folder)
+        if self.config.steps_ahead:
+            self.ahead.save(folder, self.accelerator.process_index)
+            gathered(None)
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self.credit.critic is not None:
             self.credit.critic.load(Path(checkpoint))
+        if checkpoint is not None and self.config.steps_ahead:
+            self.ahead.load(Path(checkpoint), self.accelerator.process_index)
+
+    def close(self) -> None:
+        """Give up the episodes that are played ahead, if training ended before it was through."""
+        self.ahead.close(self.collector.stop)
 
     @property
     def _filler(self) -> int:
         return int(self.policy.tokenizer.pad_token_id)
 
-    def _play(self, tasks: list[str]) -> None:
-        """Play the step's episodes, one for each of `tasks`, and lay out their rows."""
+    def _play(self) -> None:
+        """Have the step's episodes played, and lay out their rows."""
         step = self.state.global_step
         began = time.monotonic()
+        played = self.ahead.take(step)
         self.collector.run(self.policy.engine.update_weights(self.whole_model(), step))
         horizon = self.horizon(step)
-        self._trajectories = self.episodes.play(tasks, step, horizon, version=step)
-        rows = Rows.of(self._trajectories, self._filler, self._trained_outcomes)
-        most = self._record(self._trajectories, horizon, time.monotonic() - began, rows)
+        if played is None:
+            played = self.episodes.play(step, horizon, version=step)
+        self._trajectories = played
+        rows = Rows.of(played, self._filler, self._trained_outcomes)
+        most = self._record(played, horizon, time.monotonic() - began, rows)
         self._rows = rows if most == rows.episodes else rows.filled(most, self._filler)
+        if self.config.steps_ahead and step + 1 < self.args.max_steps:
+            # From here to the next step nothing else may use the collector or the engine.
+            further = self.horizon(step + 1)
+            self.ahead.begin(step + 1, lambda: self.episodes.play(step + 1, further, version=step))
 
     def _hand_over(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """TRL's rollout hook: what was played."""

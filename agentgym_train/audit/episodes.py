@@ -173,6 +173,7 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
         config = _config(settings, policy.name, folder, len(collector.tasks.ids))
         store = RunStore.create(Path(folder) / "run", {})
         trainer = AgentTrainer(policy, config, cast(Collector, collector), store)
+        trainer.episodes.tasks = lambda step: list(collector.tasks.ids)
         # In training a model is in training mode, where dropout is on.
         trainer.model.train()
         output = trainer._generate_and_score_completions(

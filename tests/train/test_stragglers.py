@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from agentgym_env.task_set import TaskSet
+from agentgym_train.config import config_from
 from agentgym_train.rollout import EpisodeStart
+from agentgym_train.step_episodes import StepEpisodes
 from agentgym_train.stragglers import GroupPool
 from tests.train.inprocess import Waiting, rollouts
 
@@ -100,3 +104,23 @@ async def test_what_breaks_is_raised_and_leaves_nothing_behind(make_host):
         await pool.collect(slow.rollouts, groups("2", "3"), 9, wanted=1, step=0, version=0)
     assert raised.group_contains(ZeroDivisionError)
     assert len(slow.host.table) == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_tasks_of_a_step_are_those_of_one_process_and_all_come_once_an_epoch(processes):
+    needed = {"model": "hub/id", "env": "textcraft", "output_dir": "x"}
+    config = config_from({**needed, "prompts_per_step": 4, "group_size": 2})
+    collector = SimpleNamespace(tasks=TaskSet({"train": list("123456")}), traffic=None)
+
+    def tasks(step, rank, count):
+        episodes = StepEpisodes(
+            config, collector, lambda: None, instruction="", rank=rank, processes=count
+        )
+        return episodes.tasks(step)
+
+    for step in (2, 0, 1):  # in any order, as a resumed run asks for them
+        spread = [task for rank in range(processes) for task in tasks(step, rank, processes)]
+        assert spread == tasks(step, 0, 1) and spread[::2] == spread[1::2]
+    epochs = [task for step in range(3) for task in tasks(step, 0, 1)[::2]]
+    assert sorted(epochs[:6]) == sorted(epochs[6:]) == list("123456")
+    assert epochs[:6] != epochs[6:]
