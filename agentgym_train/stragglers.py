@@ -67,6 +67,7 @@ class GroupPool:
         self._traffic.flow()
         try:
             complete = await self._first(wanted)
+            played = [trajectory for group in complete for trajectory in group.task.result()]
         except BaseException:
             await self.close()
             raise
@@ -74,7 +75,7 @@ class GroupPool:
             await self._traffic.rest()
         else:
             await self._drop(self._under_way)
-        return [trajectory for group in complete for trajectory in group.task.result()]
+        return played
 
     async def close(self) -> None:
         """Give up what is under way."""
