@@ -84,6 +84,7 @@ def _policy(config: TrainConfig, collector: Collector, device: Any) -> Policy:
         turn_max_tokens=config.turn_max_tokens,
         max_tokens=config.max_tokens,
         keep_reasoning=config.keep_reasoning,
+        engine=config.engine_settings(),
     )
     policy.model.to(device)
     return policy
@@ -110,6 +111,8 @@ def _run(
             f"Stopped. To go on: [bold]agentgym train --resume {store.path}[/]", soft_wrap=True
         )
         return INTERRUPTED
+    finally:
+        collector.run(policy.engine.close())
     if trainer.is_world_process_zero():
         _close(config, store, console, before, after)
     return 0
@@ -163,6 +166,7 @@ def _evaluated(
         processes=state.num_processes,
         gathered=gathered,
     )
+    collector.run(policy.engine.sleep())
     if state.is_main_process:
         store.append_trajectories(name, trajectories)
         store.write_json(f"{name}.json", report.as_dict())

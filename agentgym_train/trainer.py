@@ -139,6 +139,7 @@ class AgentTrainer(PackedUpdate):
             step=step,
             instruction=self.policy.instruction,
         )
+        self.collector.run(self.policy.engine.sleep())
         self._record(self._trajectories, horizon, time.monotonic() - began)
         output = rollout_output(self._trajectories, self._filler, self._trained_outcomes)
         self.score_only(output["env_mask"])

@@ -1,4 +1,4 @@
-"""What each engine can be told (`engine_args` of a run's config), with defaults that suit the device."""
+"""What each engine can be told (`engine_args` of a run), with defaults that suit the device."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ColocateSettings(VLLMSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(VLLMSettings):
-    """vLLM behind HTTP. The fields of `VLLMSettings` are for a server that the run itself starts."""
+    """vLLM behind HTTP. The other fields are for a server that the run starts itself."""
 
     servers: list[str] = field(default_factory=list)
     """Addresses of running servers; none starts one on this machine."""
@@ -75,7 +75,7 @@ class ServerSettings(VLLMSettings):
     nccl_address: str = "127.0.0.1"
     """With `nccl`: this machine's address, as the servers see it."""
     nccl_port: int = 51216
-    """With `nccl`: a free port of this machine."""
+    """With `nccl`: the first of some free ports of this machine, one a server."""
 
 
 EngineSettings = HFSettings | ColocateSettings | ServerSettings
@@ -87,7 +87,7 @@ _SETTINGS: dict[str, type[EngineSettings]] = {
 
 
 def engine_settings(engine: EngineName, values: Mapping[str, Any]) -> EngineSettings:
-    """The settings of one engine from plain values; raises `BadRequest` for one it does not have."""
+    """The settings of one engine from plain values; raises `BadRequest` for an unknown one."""
     kind = _SETTINGS[engine]
     refuse_unknown(f" under engine_args of {engine}", values, (f.name for f in fields(kind)))
     try:
@@ -96,8 +96,8 @@ def engine_settings(engine: EngineName, values: Mapping[str, Any]) -> EngineSett
         raise BadRequest(f"engine_args of {engine} do not fit: {error}") from error
     if isinstance(settings, ColocateSettings) and settings.tensor_parallel_size != 1:
         raise BadRequest(
-            f"tensor_parallel_size of vllm_colocate is 1, got {settings.tensor_parallel_size}: each "
-            "process samples its own episodes at its own pace, which ranks of one model can not; "
-            "use engine: vllm_server for a model that one GPU does not hold"
+            f"tensor_parallel_size of vllm_colocate is 1, got {settings.tensor_parallel_size}: "
+            "each process samples its own episodes at its own pace, and ranks of one model can "
+            "not; use engine: vllm_server for a model that one GPU does not hold"
         )
     return settings

@@ -17,7 +17,7 @@ _CPU_BLOCK = 32
 
 
 def engine_values(settings: VLLMSettings, max_len: int, memory_share: float) -> dict[str, Any]:
-    """vLLM's own arguments for what the settings say, on this machine's kind of device.
+    """The arguments of vLLM's own for what the settings say, on this machine's kind of device.
 
     `memory_share` of a GPU is used where the settings do not say.
     """

@@ -73,7 +73,7 @@ class VLLMColocateEngine:
             raise
 
     async def forget(self, conversation: Hashable) -> None:
-        """vLLM's prefix cache lets go of what nobody asks for."""
+        """The prefix cache itself lets go of what nobody asks for."""
 
     async def update_weights(self, model: Any, version: int) -> None:
         """Load `model`'s weights when the turns under way are done; kept caches are dropped."""
@@ -137,6 +137,9 @@ class VLLMColocateEngine:
         try:
             self._inner, self._sleeps = inner_engine(model, settings, self._length)
             self._inner.collective_rpc("take_weights", args=(checkpoint_weights(model),))
+        except ValueError as error:
+            made.set_exception(BadRequest(f"vLLM can not serve this model so: {error}"))
+            return
         except BaseException as error:
             made.set_exception(error)
             return

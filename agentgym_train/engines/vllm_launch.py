@@ -171,7 +171,7 @@ class _SharedVLLM:
 
 
 def command_line(values: dict[str, Any]) -> list[str]:
-    """vLLM's command line for these values and for what the engine needs of every server."""
+    """The command line of vLLM for these values and for what the engine needs of every server."""
     needed = {
         "worker_extension_cls": READER,
         "logprobs_mode": "processed_logprobs",

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from agentgym_env.errors import BadRequest
+from agentgym_train.engines import vllm_worker  # noqa: F401  (before vLLM loads a model)
 from agentgym_train.engines.protocol import Sampling
 from agentgym_train.engines.settings import ColocateSettings
 from agentgym_train.engines.vllm_arguments import READER, engine_values, save_architecture
-from agentgym_train.engines import vllm_worker  # noqa: F401  (before vLLM loads a model)
 
 # isort: split
 from vllm import SamplingParams
@@ -52,7 +52,7 @@ def inner_engine(model: Any, settings: ColocateSettings, max_len: int) -> tuple[
 
 
 def sampling_params(sampling: Sampling, prompt_tokens: int, max_len: int) -> SamplingParams:
-    """vLLM's parameters for a turn; raises `BadRequest` when the conversation has no room for it."""
+    """How vLLM samples a turn; raises `BadRequest` when the conversation has no room for it."""
     room = max_len - prompt_tokens
     if room < 1:
         raise BadRequest(
@@ -74,7 +74,7 @@ def sampling_params(sampling: Sampling, prompt_tokens: int, max_len: int) -> Sam
 
 @contextmanager
 def _in_this_process() -> Iterator[None]:
-    """vLLM as a library: no process of its own, and the trainer's threads left as they were."""
+    """Use vLLM as a library: no process of its own, and the trainer's threads left as they were."""
     wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     before = {name: os.environ.get(name) for name in wanted}
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()

@@ -21,8 +21,8 @@ try:
     from vllm.platforms import current_platform
 except ModuleNotFoundError as error:
     raise MissingExtra(
-        "this engine needs vLLM: pip install 'agentgym-sdk[vllm]' on a machine with GPUs; for a CPU "
-        "see docs/engines.md"
+        "this engine needs vLLM: pip install 'agentgym-sdk[vllm]' on a machine with GPUs; for a "
+        "CPU see docs/engines.md"
     ) from error
 
 
