@@ -1,0 +1,292 @@
+"""Real vLLM: in the trainer's process and behind HTTP, with weights that change."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import psutil
+import pytest
+import torch
+import yaml
+
+from agentgym_env.errors import BadRequest, ServerStartFailed
+from agentgym_env.run_store import RunStore
+from agentgym_train.engines.protocol import Sampling
+from agentgym_train.models import load_policy
+from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
+from tests.train.vllm_engines import (
+    Stage,
+    changed,
+    hf_engine,
+    ids,
+    logprob_errors,
+    turns,
+    untied_model,
+    worst_logprob,
+)
+
+if find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed here; `make setup-vllm`", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("default"),  # vLLM's own are many
+]
+
+TINY_PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13, 14, 15], [20], [9, 10, 11, 12]]
+QUESTIONS = [
+    "What is the capital of France?",
+    "Count from one to ten.",
+    "Name three colours of the rainbow.",
+]
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    from tests.train.smollm2 import smollm2
+
+    model, tokenizer = smollm2()
+    asked = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False
+        )
+        for q in QUESTIONS
+    ]
+    return model, tokenizer, asked
+
+
+@pytest.fixture(scope="module")
+def stage(smollm):
+    made = Stage()
+    made.start_servers({"smollm": (smollm[0], 1), "untied": (untied_model(), 2)})
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def untied_server(stage):
+    engine = stage.server("untied")
+    return engine
+
+
+def assert_all_follow(stage, engines, model, prompts):
+    """Every engine gives the greedy text of the model that it was given last."""
+    before = None
+    for version, current in enumerate([model, changed(model)]):
+        texts = []
+        for engine in engines:
+            stage.run(engine.update_weights(current, version))
+            generations = stage.run(turns(engine, prompts))
+            assert {g.version for g in generations} == {version}
+            assert worst_logprob(current, prompts, generations) < 1e-4
+            texts.append(ids(generations))
+        assert texts[0] == texts[1] == texts[2]
+        assert all(new != old for new, old in zip(texts[0], before or [None] * 9, strict=False))
+        before = texts[0]
+
+
+def test_a_real_model_with_tied_weights_answers_alike_from_every_engine(stage, smollm):
+    model, tokenizer, asked = smollm
+    assert model.config.tie_word_embeddings
+    engines = [hf_engine(model), stage.colocate(model), stage.server("smollm")]
+    assert "Paris" in tokenizer.decode(stage.run(turns(engines[1], asked))[0].token_ids)
+    assert_all_follow(stage, engines, model, asked)
+
+
+def test_untied_weights_arrive_in_every_engine(stage, untied_server):
+    model = untied_model()
+    assert not model.config.tie_word_embeddings
+    engines = [hf_engine(model), stage.colocate(model), untied_server]
+    assert_all_follow(stage, engines, model, TINY_PROMPTS)
+
+
+def test_in_bf16_logprobs_are_as_near_as_bf16_allows(stage, smollm):
+    tiny = tiny_model()
+    generations = stage.run(turns(stage.colocate(tiny, dtype="bfloat16"), TINY_PROMPTS, 1.0))
+    assert worst_logprob(tiny, TINY_PROMPTS, generations) < 2e-2
+    # A real model's logits are rounded to eighths: its own forward pass in bf16 is as far off.
+    model, _, asked = smollm
+    engine = stage.colocate(model, dtype="bfloat16")
+    generations = stage.run(turns(engine, asked, max_tokens=32))
+    engines_own = logprob_errors(model, asked, generations).abs().mean()
+    in_bf16 = copy.deepcopy(model).bfloat16()
+    rounding = logprob_errors(model, asked, generations, by=in_bf16).abs().mean()
+    assert engines_own < 1.5 * rounding < 0.06
+
+
+@pytest.mark.parametrize("kind", ["colocate", "server"])
+def test_a_turn_is_sampled_from_its_seed_and_ends_as_it_was_told(stage, untied_server, kind):
+    model = untied_model()
+    engine = untied_server if kind == "server" else stage.colocate(model)
+    stage.run(engine.update_weights(model, 1))
+    first = stage.run(turns(engine, TINY_PROMPTS, 0.7))
+    assert worst_logprob(model, TINY_PROMPTS, first, 0.7) < 1e-4
+    alone = stage.run(engine.generate(TINY_PROMPTS[2], Sampling(16, 0.7, seed=2)))
+    assert alone.token_ids == first[2].token_ids, "whatever else is sampled beside it"
+    stop = alone.token_ids[4]
+    cut = stage.run(engine.generate(TINY_PROMPTS[2], Sampling(16, 0.7, (stop,), seed=2)))
+    assert cut.token_ids == alone.token_ids[: alone.token_ids.index(stop) + 1]
+    assert (cut.finish_reason, alone.finish_reason) == ("stop", "length")
+    with pytest.raises(BadRequest, match="at least one token"):
+        stage.run(engine.generate([], Sampling(4)))
+
+
+@pytest.mark.parametrize("kind", ["colocate", "server"])
+def test_a_turn_is_of_one_version_of_the_weights(stage, untied_server, kind):
+    old = untied_model()
+    new = changed(old)
+    engine = untied_server if kind == "server" else stage.colocate(old)
+
+    async def update_in_between():
+        await engine.update_weights(old, 3)
+        early = asyncio.create_task(engine.generate(TINY_PROMPTS[0], Sampling(300, 1.0, seed=1)))
+        await asyncio.sleep(0.1)
+        assert not early.done()
+        update = asyncio.create_task(engine.update_weights(new, 4))
+        await asyncio.sleep(0)
+        late = asyncio.create_task(engine.generate(TINY_PROMPTS[0], Sampling(20, 1.0, seed=1)))
+        await update
+        return await early, await late
+
+    early, late = stage.run(update_in_between())
+    assert (early.version, late.version) == (3, 4)
+    assert worst_logprob(old, TINY_PROMPTS[:1], [early]) < 1e-4
+    assert worst_logprob(new, TINY_PROMPTS[:1], [late]) < 1e-4
+
+
+def test_a_cancelled_turn_leaves_the_colocated_engine_free(stage):
+    engine = stage.colocate(tiny_model())
+
+    async def cancel():
+        turn = asyncio.create_task(engine.generate(TINY_PROMPTS[0], Sampling(400, 1.0)))
+        await asyncio.sleep(0.05)
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+        await engine.update_weights(tiny_model(), 1)
+
+    stage.run(cancel())
+    assert not engine._waiting and not engine._inner.has_unfinished_requests()
+
+
+def test_a_killed_server_loses_no_turn_and_comes_back_with_the_present_weights(
+    stage, untied_server, caplog
+):
+    engine, model = untied_server, changed(untied_model(), seed=5)
+    prompts = [[i, i + 1, i + 2] for i in range(20, 28)]
+    victim = engine._fleet.members[0]
+
+    async def play(kill):
+        turns_ = asyncio.create_task(turns(engine, prompts, 1.0, max_tokens=300))
+        if kill:
+            while not all(member.in_flight for member in engine._fleet.members):
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.1)
+            os.killpg(victim.local.process.pid, signal.SIGKILL)
+        return await turns_
+
+    stage.run(engine.update_weights(model, 6))
+    whole = stage.run(play(kill=False))
+    assert victim.conversations == 4, "half of the conversations were its own"
+    broken = stage.run(play(kill=True))
+    # Not a turn is missing or there twice, and each is what it would have been.
+    assert ids(broken) == ids(whole)
+    assert victim.gone is not None and victim.conversations == 0
+    assert "lost a vLLM server" in caplog.text and "1 others go on" in caplog.text
+
+    async def back():
+        while victim.gone is not None:
+            await asyncio.sleep(0.2)
+        # The other is lost now, so that only the one that came back can answer.
+        os.killpg(engine._fleet.members[1].local.process.pid, signal.SIGKILL)
+        return await turns(engine, TINY_PROMPTS)
+
+    generations = stage.run(back())
+    assert worst_logprob(model, TINY_PROMPTS, generations) < 1e-4
+    assert {g.version for g in generations} == {6}
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    from agentgym_train.engines.vllm_launch import launch_vllm
+
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
+    with pytest.raises(ServerStartFailed, match="no-such-model"):
+        launch_vllm(tmp_path, max_tokens=64)
+
+
+def test_a_server_ends_with_its_owner():
+    owner = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-P', '-m', "
+            "'agentgym_train.engines.vllm_serving', '--help=all'], stdin=subprocess.PIPE, "
+            "stdout=subprocess.DEVNULL, start_new_session=True); print(p.pid, flush=True); "
+            "time.sleep(60)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    server = psutil.Process(int(owner.stdout.readline()))
+    time.sleep(1.0)  # it reads the pipe from its first moments on
+    assert server.is_running()
+    owner.kill()
+    owner.communicate()
+    assert server.wait(timeout=10) is not False
+    assert not psutil.pid_exists(server.pid)
+
+
+def train(tmp_path, model, **changes):
+    """The run's metrics after two steps of GRPO on TextCraft."""
+    values = {
+        "model": model, "env": "agentgym/TextCraft-v0", "output_dir": str(tmp_path / "run"),
+        "horizon": [3], "turn_max_tokens": 8, "max_tokens": 500, "instruction": "",
+        "prompts_per_step": 2, "group_size": 3, "steps": 2, "learning_rate": 1e-2,
+        "eval_before": False, "eval_after": False, **changes,
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    command = "from agentgym_env.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "train", tmp_path / "run.yaml"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows, broken = RunStore.open(tmp_path / "run").metrics()
+    assert broken == [] and len(rows) == 2
+    return rows
+
+
+def assert_sampled_by_the_present_weights(rows):
+    for row in rows:
+        assert row["lost"] == 0 and row["sampled_tokens"] > 0
+        # The second step's weights are the first's no more: an old copy would be far off.
+        assert row["engine/logprob_difference_max"] < 1e-3
+
+
+def test_grpo_trains_with_colocated_vllm(tmp_path):
+    policy = save_tiny_policy(tmp_path / "policy")
+    rows = train(tmp_path, policy, engine="vllm_colocate")
+    assert_sampled_by_the_present_weights(rows)
+    trained, _ = load_policy(str(tmp_path / "run" / "model"))
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(trained.parameters(), tiny_model().parameters(), strict=True)
+    )
+
+
+def test_grpo_trains_with_vllm_servers(tmp_path, stage):
+    untied_model().save_pretrained(tmp_path / "policy")
+    textcraft_tokenizer().save_pretrained(tmp_path / "policy")
+    addresses = [local.address for local in stage.servers["untied"]]
+    for local in stage.servers["untied"]:
+        local.restart()
+    arguments = {"servers": addresses}
+    rows = train(tmp_path, str(tmp_path / "policy"), engine="vllm_server", engine_args=arguments)
+    assert_sampled_by_the_present_weights(rows)
