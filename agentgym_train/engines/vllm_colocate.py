@@ -10,8 +10,11 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, TypeVar
+
+import torch
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.engines._weights import checkpoint_weights
@@ -41,7 +44,9 @@ class VLLMColocateEngine:
         self._requests = 0
         self._waiting: dict[str, Future[Any]] = {}
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
+        self._asked: set[Future[Any]] = set()
+        self._ending = threading.Lock()
+        self._ended: str | None = None
         self._updates: list[Callable[[], None]] = []
         self._held: list[Callable[[], None]] = []
         made: Future[None] = Future()
@@ -80,6 +85,9 @@ class VLLMColocateEngine:
         weights = checkpoint_weights(model)
 
         def load() -> None:
+            if torch.cuda.is_available():
+                # The trainer's last step may still be under way on a stream of its own.
+                torch.cuda.synchronize()
             if self._asleep:
                 self._inner.wake_up(["weights"])
             self._inner.collective_rpc("take_weights", args=(weights,))
@@ -113,9 +121,13 @@ class VLLMColocateEngine:
         return await asyncio.wrap_future(done)
 
     def _post(self, call: Callable[[], None], reply: Future[Any]) -> None:
-        if self._failure is not None or not self._thread.is_alive():
-            raise EngineLost(f"vLLM ended: {self._failure or 'it was closed'}")
-        self._calls.put(call)
+        """Ask something of vLLM's thread; if that ends, so does the reply."""
+        with self._ending:
+            if self._ended is not None:
+                raise EngineLost(self._ended)
+            self._asked.add(reply)
+            reply.add_done_callback(self._asked.discard)
+            self._calls.put(call)
 
     def _begin(self, name: str, prompt: Any, params: Any, reply: Future[Any]) -> None:
         """In vLLM's thread: let a turn join, or wait for the update that is due."""
@@ -124,8 +136,12 @@ class VLLMColocateEngine:
             return
         if not reply.set_running_or_notify_cancel():
             return
-        self._waiting[name] = reply
-        self._inner.add_request(name, prompt, params)
+        try:
+            self._inner.add_request(name, prompt, params)
+        except Exception as error:
+            reply.set_exception(EngineLost(f"vLLM refused a turn: {error}"))
+        else:
+            self._waiting[name] = reply
 
     def _drop(self, name: str) -> None:
         """In vLLM's thread: nobody waits for this turn any more."""
@@ -145,14 +161,14 @@ class VLLMColocateEngine:
             return
         made.set_result(None)
         del model
+        why = "vLLM was closed"
         try:
             while self._take_calls():
                 self._step()
         except Exception as error:
             # The process boundary of the engine: one failure reaches every waiter.
-            self._failure = error
-        finally:
-            self._end()
+            why = f"vLLM failed: {type(error).__name__}: {error}"
+        self._end(why)
 
     def _take_calls(self) -> bool:
         """Run what was asked of the thread, waiting where there is nothing else; False ends."""
@@ -181,10 +197,15 @@ class VLLMColocateEngine:
             if reply is not None:
                 reply.set_result((output.outputs[0], self.version))
 
-    def _end(self) -> None:
-        lost = EngineLost(f"vLLM ended: {self._failure or 'it was closed'}")
-        for reply in self._waiting.values():
-            reply.set_exception(lost)
+    def _end(self, why: str) -> None:
+        """Tell whoever waits, and whoever still asks, why there is no answer."""
+        with self._ending:
+            self._ended = why
+            left = list(self._asked)
+        for reply in left:
+            # A turn that nobody waits for any more may be cancelled at this moment.
+            with suppress(InvalidStateError):
+                reply.set_exception(EngineLost(why))
         self._inner.engine_core.shutdown()
 
 

@@ -15,7 +15,7 @@ from agentgym_train.engines.vllm_wire import Unreachable, VLLMWire
 
 logger = logging.getLogger(__name__)
 
-_PROBE_S = 1.0
+_PROBE_S = 0.5
 _REMIND_S = 30.0
 
 
@@ -73,7 +73,7 @@ class Fleet:
                     f"no vLLM server answered for {self._wait_s:g} s ({reasons}). Start them again "
                     "at the same addresses, or name others under engine_args.servers"
                 )
-            await asyncio.sleep(_PROBE_S / 10)
+            await asyncio.sleep(_PROBE_S / 5)
 
     def forget(self, conversation: Hashable) -> None:
         """The conversation ended."""
@@ -106,6 +106,7 @@ class Fleet:
         """Probe a lost server until it answers."""
         began = reminded = time.monotonic()
         while True:
+            await asyncio.sleep(_PROBE_S)
             try:
                 if member.local is not None and member.local.process.poll() is not None:
                     await asyncio.to_thread(member.local.restart)
@@ -117,6 +118,5 @@ class Fleet:
                 reminded = time.monotonic()
                 waited = reminded - began
                 logger.warning("still without a vLLM server after %.0f s: %s", waited, member.gone)
-            await asyncio.sleep(_PROBE_S)
         logger.warning("the vLLM server %s answers again", member.address)
         member.gone = None

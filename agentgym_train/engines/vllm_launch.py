@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -97,7 +99,14 @@ def launch_for(model: Any, settings: ServerSettings, *, max_tokens: int) -> Loca
     folder = Path(tempfile.mkdtemp(prefix="agentgym-vllm-"))
     save_architecture(model, folder)
     options = {"load_format": "dummy", "skip_tokenizer_init": True}
-    return launch_vllm(folder, settings, max_tokens=max_tokens, **options)
+    try:
+        started = launch_vllm(folder, settings, max_tokens=max_tokens, **options)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # A server that is started again reads it again.
+    weakref.finalize(started, shutil.rmtree, folder, ignore_errors=True)
+    return started
 
 
 class _SharedVLLM:

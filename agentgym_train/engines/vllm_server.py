@@ -6,6 +6,7 @@ Knows nothing about chat or environments, and needs no vLLM where it runs.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
@@ -54,6 +55,7 @@ class VLLMServerEngine:
         self._is_first = is_first
         self._run: str = gathered(uuid.uuid4().hex[:12])[0]
         self._updates = 0
+        self._patience_s = settings.request_timeout_s + settings.wait_s
         self._label: str | None = None
         """Name of the present weights, as servers are asked for it; None before the first."""
         self._wire = VLLMWire(settings.request_timeout_s)
@@ -70,6 +72,7 @@ class VLLMServerEngine:
         """Sample one turn; raises `EngineLost` when no server answers for long."""
         if not prompt_ids:
             raise BadRequest("a prompt has at least one token")
+        began = time.monotonic()
         async with self._gate.turn():
             while True:
                 member = await self._fleet.choose(conversation)
@@ -79,6 +82,8 @@ class VLLMServerEngine:
                     return await self._ask(member, prompt_ids, sampling)
                 except Unreachable as why:
                     self._fleet.lose(member, why)
+                    if time.monotonic() - began > self._patience_s:
+                        raise EngineLost(f"no vLLM server samples this turn: {why}") from why
                 finally:
                     member.in_flight -= 1
 

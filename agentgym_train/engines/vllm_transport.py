@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from agentgym_train.engines._weights import checkpoint_weights
 from agentgym_train.engines.protocol import EngineLost
 from agentgym_train.engines.vllm_fleet import Member
-from agentgym_train.engines.vllm_wire import VLLMWire
+from agentgym_train.engines.vllm_wire import Broken, VLLMWire
 
 
 class Transport(Protocol):
@@ -55,9 +55,14 @@ class FileTransport:
     async def give(self, member: Member, label: str, *, is_new: bool) -> None:
         """Let a server's workers read the file."""
         body = {"method": "read_weights", "args": [str(self._path(label))]}
-        answer = await self._wire.call(member.address, "/collective_rpc", body)
-        if not answer or not all(int(count) for count in answer["results"]):
-            raise EngineLost(f"{member.address} read no weights from {self._path(label)}")
+        try:
+            await self._wire.call(member.address, "/collective_rpc", body)
+        except Broken as error:
+            raise EngineLost(
+                f"{member.address} could not read the weights {self._path(label)}: {error}. It has "
+                "to see that folder under the same path: name a shared one with weights_dir under "
+                "engine_args"
+            ) from error
 
     def _path(self, label: str) -> Path:
         return self._folder / f"{label}.safetensors"

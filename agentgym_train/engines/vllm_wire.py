@@ -18,6 +18,10 @@ class Unreachable(Exception):
     """A server did not answer, or says that it is broken; another may do what was asked."""
 
 
+class Broken(Unreachable):
+    """A server answered that it failed."""
+
+
 class VLLMWire:
     """One pool of connections to all servers of an engine."""
 
@@ -28,7 +32,7 @@ class VLLMWire:
     async def call(self, address: str, path: str, body: Any = None) -> Any:
         """The JSON that a server answers: to a GET without a body, to a POST with one.
 
-        Raises `Unreachable`, and `BadRequest` for what a healthy server refuses.
+        Raises `Unreachable` or `Broken`, and `BadRequest` for what a healthy server refuses.
         """
         try:
             async with self._open().request(
@@ -38,7 +42,7 @@ class VLLMWire:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{address}: {type(error).__name__}: {error}") from error
         if status >= 500:
-            raise Unreachable(f"{address}{path} failed with status {status}: {text[:300]}")
+            raise Broken(f"{address}{path} failed with status {status}: {text[:300]}")
         if status >= 400:
             raise BadRequest(f"{address}{path} was refused with status {status}: {text[:300]}")
         return msgspec.json.decode(text) if text else None

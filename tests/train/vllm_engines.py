@@ -7,6 +7,7 @@ import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ import torch
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.engines.protocol import Generation, Sampling
 from agentgym_train.engines.settings import ColocateSettings, ServerSettings
+from agentgym_train.models import load_policy
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 MAX_TOKENS = 512
+WARM = Path(__file__).parents[2] / "examples" / "train" / "textcraft" / "warm_policy"
 
 
 @dataclass
@@ -25,6 +28,9 @@ class Stage:
 
     runner: asyncio.Runner = field(default_factory=asyncio.Runner)
     engines: list[Any] = field(default_factory=list)
+    """Of the whole module."""
+    passing: list[Any] = field(default_factory=list)
+    """Of one test."""
     servers: dict[str, list[Any]] = field(default_factory=dict)
 
     def run(self, work: Any) -> Any:
@@ -57,8 +63,13 @@ class Stage:
         from agentgym_train.engines.vllm_colocate import VLLMColocateEngine
 
         engine = VLLMColocateEngine(model, ColocateSettings(**settings), max_tokens=MAX_TOKENS)
-        self.engines.append(engine)
+        self.passing.append(engine)
         return engine
+
+    def end_test(self) -> None:
+        for engine in self.passing:
+            self.run(engine.close())
+        self.passing.clear()
 
     def close(self) -> None:
         for engine in self.engines:
@@ -68,7 +79,19 @@ class Stage:
 
 @cache
 def untied_model() -> Any:
-    """The tiny policy, with a head of its own."""
+    """The quickstart's warm policy, with a head of its own."""
+    model, _ = load_policy(str(WARM))
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = False
+    untied = type(model)(config).eval()
+    untied.load_state_dict(model.state_dict())
+    assert untied.lm_head.weight is not untied.model.embed_tokens.weight
+    return untied
+
+
+@cache
+def random_model() -> Any:
+    """A small model whose logits are small, so that little is lost in bf16."""
     config = copy.deepcopy(tiny_model().config)
     config.tie_word_embeddings = False
     with torch.random.fork_rng(devices=[]):
