@@ -258,7 +258,7 @@ def train(tmp_path, model, **changes):
     values = {
         "model": model, "env": "agentgym/TextCraft-v0", "output_dir": str(tmp_path / "run"),
         "horizon": [4], "turn_max_tokens": 24, "max_tokens": 512, "instruction": "",
-        "prompts_per_step": 4, "group_size": 4, "steps": 2, "learning_rate": 1e-3,
+        "prompts_per_step": 4, "group_size": 4, "steps": 2, "learning_rate": 5e-3,
         "eval_before": False, "eval_after": False, **changes,
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
