@@ -257,7 +257,7 @@ def train(tmp_path, model, **changes):
     """The run's metrics after two steps of GRPO on TextCraft; they must have changed the model."""
     values = {
         "model": model, "env": "agentgym/TextCraft-v0", "output_dir": str(tmp_path / "run"),
-        "horizon": [4], "turn_max_tokens": 24, "max_tokens": 512, "instruction": "",
+        "horizon": [8], "turn_max_tokens": 24, "max_tokens": 768, "instruction": "",
         "prompts_per_step": 4, "group_size": 4, "steps": 2, "learning_rate": 5e-3,
         "eval_before": False, "eval_after": False, **changes,
     }  # fmt: skip

@@ -18,7 +18,7 @@ from agentgym_train.engines.settings import ColocateSettings, ServerSettings
 from agentgym_train.models import load_policy
 from tests.train.small import textcraft_tokenizer, tiny_model
 
-MAX_TOKENS = 512
+MAX_TOKENS = 768
 WARM = Path(__file__).parents[2] / "examples" / "train" / "textcraft" / "warm_policy"
 
 
