@@ -185,6 +185,30 @@ def test_a_cancelled_turn_leaves_the_colocated_engine_free(stage):
     assert not engine._waiting and not engine._inner.has_unfinished_requests()
 
 
+def test_a_turn_costs_what_is_new_since_the_last_and_nothing_of_old_weights_is_kept(stage):
+    engine, cached = stage.colocate(tiny_model()), []
+    step = engine._inner.step
+
+    def watched():
+        outputs = step()
+        cached.extend(output.num_cached_tokens for output in outputs if output.finished)
+        return outputs
+
+    engine._inner.step = watched
+
+    async def talk():
+        ids = list(range(5, 105))
+        for turn in range(4):
+            generation = await engine.generate(ids, Sampling(20, 1.0, seed=turn))
+            ids += generation.token_ids + list(range(200, 230))
+        await engine.update_weights(tiny_model(seed=1), 1)
+        await engine.generate(ids, Sampling(20, 1.0))
+
+    stage.run(talk())
+    # Prompts of 100, 150, 200, 250 and 300 tokens, in whole blocks of 32.
+    assert cached == [0, 96, 160, 192, 0]
+
+
 def test_a_killed_server_loses_no_turn_and_comes_back_with_the_present_weights(
     stage, untied_server, caplog
 ):
