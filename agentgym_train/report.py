@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -11,6 +12,9 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config import TrainConfig
 from agentgym_train.evaluate import EvalReport
 from agentgym_train.evaluation.tables import category_grid
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SMOOTHED_OVER = 10
 """Steps of the plot's moving average."""
@@ -58,18 +62,42 @@ def plot(store: RunStore, title: str) -> Path | None:
     rows, _ = store.metrics()
     if not rows:
         return None
+    figure = figure_of(rows, title)
+    path = store.path / "curves.png"
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """The plot of a run's steps. Rewards that leave 0 to 1 have a scale of their own."""
+    from matplotlib import pyplot as plt
+
     steps = [row["step"] for row in rows]
     figure, (upper, lower) = plt.subplots(
         2, 1, figsize=(8, 5.6), sharex=True, height_ratios=[3, 1], layout="constrained"
     )
+    rewards = [row["reward"] for row in rows]
+    paid = upper if min(rewards) >= 0 and max(rewards) <= 1 else upper.twinx()
     # Reward is dashed and on top: where a world pays for success alone, the two are one line.
-    for name, color, dashes in (("success", "#00798c", "-"), ("reward", "#d1495b", "--")):
+    for axis, name, color, dashes in (
+        (upper, "success", "#00798c", "-"),
+        (paid, "reward", "#d1495b", "--"),
+    ):
         values = [row[name] for row in rows]
-        upper.plot(steps, values, color=color, alpha=0.25, linewidth=1)
-        upper.plot(steps, smooth(values), dashes, color=color, linewidth=2, label=name)
+        axis.plot(steps, values, color=color, alpha=0.25, linewidth=1)
+        axis.plot(steps, smooth(values), dashes, color=color, linewidth=2, label=name)
     upper.set_ylim(-0.02, 1.02)
     upper.set_ylabel("mean over the step's episodes")
-    upper.legend(loc="upper left", frameon=False)
+    if paid is not upper:
+        upper.set_ylabel("success, mean over the step's episodes")
+        paid.set_ylabel("reward, likewise")
+        paid.spines["top"].set_visible(False)
+    handles = [line for line in (*upper.lines, *paid.lines) if line.get_label()[0] != "_"]
+    upper.legend(
+        handles=list(dict.fromkeys(handles)), loc="lower right", bbox_to_anchor=(1.0, 1.0),
+        borderaxespad=0.2, frameon=False, ncols=2,
+    )  # fmt: skip
     upper.set_title(title, loc="left")
     lower.step(
         steps, [row["horizon"] for row in rows], where="post", color="#30343f", label="horizon"
@@ -82,10 +110,7 @@ def plot(store: RunStore, title: str) -> Path | None:
     for axis in (upper, lower):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.25)
-    path = store.path / "curves.png"
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return figure
 
 
 def lost_episodes(store: RunStore) -> str | None:

@@ -119,7 +119,10 @@ class Comparison:
 
         figure, axis = plt.subplots(figsize=(8, 4.6), layout="constrained")
         (self._curves if curves else self._final)(axis)
-        axis.set_ylim(-0.02, 1.02)
+        low, high = axis.get_ylim()
+        # Success, and where a world pays no more and no less, reward, are read against 0 and 1.
+        if not curves or (low >= -0.1 and high <= 1.1):
+            axis.set_ylim(-0.02, 1.02)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.25)
         seeds = len(self.rows[0].success)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 
+import pytest
+from matplotlib import pyplot
 from rich.console import Console
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.config import config_from
 from agentgym_train.evaluate import CategoryReport, EvalReport
-from agentgym_train.report import next_commands, plot, success_table, summary
+from agentgym_train.report import figure_of, next_commands, plot, success_table, summary
 
 CONFIG = config_from(
     {"model": "m", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x", "horizon": [4, 8]}
@@ -70,6 +72,19 @@ def test_the_plot_is_a_picture_and_needs_a_step(tmp_path):
     assert plot(store_with(tmp_path / "none", 0), "title") is None
     path = plot(store_with(tmp_path / "some", 12), "title")
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+@pytest.mark.parametrize("scale", [1.0, -3.0, 100.0])
+def test_no_reward_is_outside_the_plot(tmp_path, scale):
+    rows, _ = store_with(tmp_path, 9).metrics()
+    figure = figure_of([{**row, "reward": scale * row["reward"]} for row in rows], "title")
+    for axis in figure.axes:
+        low, high = axis.get_ylim()
+        for line in axis.lines:
+            assert low <= min(line.get_ydata()) and max(line.get_ydata()) <= high
+    drawn = [line for axis in figure.axes for line in axis.lines if line.get_label() == "reward"]
+    assert len(drawn) == 1 and figure.axes[0].get_ylim() == (-0.02, 1.02)
+    pyplot.close(figure)
 
 
 def test_the_next_commands_are_three_that_parse(tmp_path):
