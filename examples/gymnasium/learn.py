@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 LEARNING = HERE.parent / "learning"
 WARM_STARTS = {
-    "blackjack": "--env blackjack:Blackjack --turns 8 --read 0 --wander 60 --careless 1",
+    "blackjack": "--env blackjack:Blackjack --turns 8 --read 0 --wander 200 --careless 1",
     "frozen_lake": "--env frozen_lake:FrozenLake --turns 20 --read 40 --wander 60",
     "taxi": "--env taxi:Taxi --turns 25 --read 300 --wander 60 --careless 0.15",
 }

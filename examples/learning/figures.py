@@ -36,6 +36,8 @@ class Row:
     difference_error: float
     errors_above: float
     """The difference in its standard errors; 0 for the control."""
+    reward: float
+    """Of the evaluation's episodes: what is trained for, even where success is not all of it."""
     episodes: int
     lost: int
     steps: float
@@ -92,7 +94,7 @@ class Comparison:
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         names = ["", "seeds", "success", "above the control", "in errors"]
-        names += ["steps", "env steps", "minutes"]
+        names += ["reward", "steps", "env steps", "minutes"]
         lines = []
         for row in self.rows:
             is_control = row is self.rows[0]
@@ -104,6 +106,7 @@ class Comparison:
                     f"{row.mean:.3f} ± {row.error:.3f}",
                     "" if is_control else above,
                     "" if is_control else f"{row.errors_above:.1f}",
+                    f"{row.reward:.2f}",
                     f"{row.steps:.0f}",
                     f"{row.env_steps:,.0f}",
                     f"{row.minutes:.1f}",
@@ -177,6 +180,7 @@ def row_of(name: str, runs: list[dict[str, Any]], controls: list[dict[str, Any]]
         difference=difference,
         difference_error=error,
         errors_above=above,
+        reward=fmean(run["evaluation"]["reward"] for run in runs),
         episodes=sum(run["episodes"] for run in runs),
         lost=sum(run["lost"] for run in runs),
         steps=fmean(run["steps"] for run in runs),

@@ -22,7 +22,8 @@ def kept(arm: str, success: list[float]) -> list[dict]:
     return [
         {
             "arm": arm, "success": value, "episodes": 100, "lost": 0, "steps": 2, "env_steps": 50,
-            "train_seconds": 30, "rewards": [0.1, value], "evaluation": {"horizon": 12},
+            "train_seconds": 30, "rewards": [0.1, value],
+            "evaluation": {"horizon": 12, "reward": 7 * value},
         }
         for value in success
     ]  # fmt: skip
@@ -83,7 +84,7 @@ def test_the_comparison_is_written_as_markdown_json_and_a_plot(figures, tmp_path
     for curves in (True, False):
         markdown, values, picture = comparison.write(tmp_path, "the command", curves=curves)
         lines = markdown.read_text().splitlines()
-        assert lines[2] == "|control (lr 0)|0.400 0.500|0.450 ± 0.050|||2|50|1.0|"
+        assert lines[2] == "|control (lr 0)|0.400 0.500|0.450 ± 0.050|||3.15|2|50|1.0|"
         assert lines[3].startswith("|grpo|0.800 0.900|0.850 ± 0.050|+0.400 ± 0.043|9.2|")
         assert json.loads(values.read_text())["command"] == "the command"
         assert picture.stat().st_size > 5000
