@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentgym_env.launch import child_environment
 from agentgym_env.run_store import RunStore
 from agentgym_train.ahead import Ahead
 from agentgym_train.config import config_from
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.engines.protocol import Sampling
+from tests.train.command import Command, finish
 from tests.train.small import tiny_model
-from tests.train.test_run import SAME, agentgym, finish, texts, wait_for, write_config
+from tests.train.test_run import SAME, texts, wait_for, write_config
 from tests.train.test_step_figures import episode
 
 OFF = {"steps_ahead": 1, "eval_before": False, "eval_after": False, "save_every": 1}
@@ -89,9 +88,8 @@ def test_stale_samples_are_weighed():
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_killed_run_that_plays_ahead_resumes_to_what_the_unbroken_one_became(tmp_path):
-    here = {"cwd": Path(__file__).parents[2], "env": child_environment()}
     changes = {**OFF, "env": "tests.train.uneven:Uneven", "learning_rate": 0.01, "steps": 6}
-    status, output = finish(agentgym("train", write_config(tmp_path, **changes), **here))
+    status, output = finish(Command("train", write_config(tmp_path, **changes)))
     assert status == 0, output
     unbroken, run = tmp_path / "unbroken", tmp_path / "run"
     run.rename(unbroken)
@@ -100,11 +98,11 @@ def test_a_killed_run_that_plays_ahead_resumes_to_what_the_unbroken_one_became(t
     assert all("engine/kl" in row for row in expected)
     assert expected[0]["engine/logprob_difference_max"] < 1e-4
     assert expected[2]["engine/logprob_difference_max"] > 1e-4, "the weights had moved on"
-    process = agentgym("train", write_config(tmp_path, **changes), **here)
+    process = Command("train", write_config(tmp_path, **changes))
     wait_for(lambda: any(run.glob("checkpoints/*/horizon.json")), process)
     process.kill()
     process.communicate()
-    status, output = finish(agentgym("train", "--resume", run, **here))
+    status, output = finish(Command("train", "--resume", run))
     assert status == 0, output
     rows, broken = RunStore.open(run).metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and not broken
@@ -130,7 +128,7 @@ def test_a_run_with_more_groups_than_it_needs_ends_and_counts_what_it_dropped(tm
         tmp_path, **{**OFF, "steps_ahead": int(stragglers == "carry"), "eval_after": True},
         oversample=0.5, stragglers=stragglers, horizon_every=1, eval_per_category=1,
     )  # fmt: skip
-    status, output = finish(agentgym("train", config))
+    status, output = finish(Command("train", config))
     assert status == 0, output
     rows, _ = RunStore.open(tmp_path / "run").metrics()
     episodes, _ = RunStore.open(tmp_path / "run").trajectories("train")

@@ -16,10 +16,11 @@ from agentgym_env.trajectory import Turn
 from agentgym_train.evolve_config import EvolveConfig, World
 from agentgym_train.exploration import Found, good, merged, weighted
 from agentgym_train.methods import method_config
+from tests.train.command import MAIN, Command, finish
 from tests.train.demonstrating import demonstration
 from tests.train.small import save_tiny_policy
 from tests.train.test_launching import run
-from tests.train.test_run import MAIN, agentgym, finish, wait_for
+from tests.train.test_run import wait_for
 
 TEXTCRAFT, UNEVEN, COUNTING = (
     "agentgym/TextCraft-v0",
@@ -161,7 +162,7 @@ def write(folder: Path, name: str, **changes) -> Path:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("evolve")
-    status, output = finish(agentgym("train", write(folder, "unbroken")))
+    status, output = finish(Command("train", write(folder, "unbroken")))
     assert status == 0, output
     return folder / "unbroken", output
 
@@ -207,13 +208,13 @@ def test_a_run_explores_every_environment_and_learns_from_the_base_each_time(unb
 )
 def test_a_run_killed_anywhere_becomes_what_the_unbroken_one_did(unbroken, tmp_path, stage):
     whole, _ = unbroken
-    process = agentgym("train", write(tmp_path, "killed"))
+    process = Command("train", write(tmp_path, "killed"))
     folder = tmp_path / "killed"
     wait_for(lambda: any(folder.glob(stage)), process)
     process.kill()
     process.communicate()
     assert not (folder / "iteration-1" / "iteration.json").exists(), "it was killed in time"
-    status, output = finish(agentgym("train", "--resume", folder))
+    status, output = finish(Command("train", "--resume", folder))
     assert status == 0, output
     for iteration in (1, 2):
         assert episodes(folder, iteration) == episodes(whole, iteration)
@@ -231,7 +232,7 @@ def test_a_run_killed_anywhere_becomes_what_the_unbroken_one_did(unbroken, tmp_p
         for one in figures:
             del one["train_seconds"]
         assert figures[0] == pytest.approx(figures[1], rel=1e-4)
-    status, output = finish(agentgym("train", "--resume", folder))
+    status, output = finish(Command("train", "--resume", folder))
     assert status == 0 and "is complete" in output
 
 

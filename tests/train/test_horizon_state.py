@@ -10,7 +10,8 @@ import pytest
 from agentgym_env.run_store import RunStore
 from agentgym_train.callbacks import HorizonState, last_checkpoint
 from agentgym_train.horizon import Adaptive
-from tests.train.test_run import agentgym, finish, wait_for, write_config
+from tests.train.command import Command, finish
+from tests.train.test_run import wait_for, write_config
 
 # Nothing is ever solved at these horizons, so success never rises: after the first step of a
 # stage the horizon grows at every second one.
@@ -63,13 +64,13 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_killed_run_goes_on_with_the_horizon_it_had(step, tmp_path):
-    process = agentgym("train", write_config(tmp_path, **ADAPTIVE))
+    process = Command("train", write_config(tmp_path, **ADAPTIVE))
     run = tmp_path / "run"
     wait_for(lambda: (run / "checkpoints" / f"checkpoint-{step}" / HorizonState.FILE).exists(),
              process)  # fmt: skip
     process.kill()
     process.communicate()
-    status, output = finish(agentgym("train", "--resume", run))
+    status, output = finish(Command("train", "--resume", run))
     assert status == 0, output
     rows, _ = RunStore.open(run).metrics()
     assert [row["horizon"] for row in rows] == GROWN

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.models import load_policy
+from tests.train.command import MAIN, Command, finish
 from tests.train.demonstrating import demonstration
 from tests.train.small import save_tiny_policy
 from tests.train.test_launching import run
-from tests.train.test_run import MAIN, agentgym, finish, wait_for
+from tests.train.test_run import wait_for
 
 TASKS = ("stick", "ladder", "chest", "torch", "bowl", "barrel", "oak planks", "bookshelf")
 FIGURES = {"sft": "mean_token_accuracy", "dpo": "rewards/accuracies"}
@@ -64,7 +65,7 @@ def whole(request, tmp_path_factory) -> tuple[str, Path, str]:
     """(method, run folder, what was printed) of a run that evaluates before and after."""
     folder = tmp_path_factory.mktemp(f"whole-{request.param}")
     config = write(folder, request.param, env="textcraft", eval_horizon=1, eval_per_category=1)
-    status, output = finish(agentgym("train", config))
+    status, output = finish(Command("train", config))
     assert status == 0, output
     return request.param, folder / "run", output
 
@@ -94,13 +95,13 @@ def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, method):
     """Past its first epoch, so the second's order has to be the same too."""
     for name in ("unbroken", "killed"):
         config = write(tmp_path, method, output_dir=str(tmp_path / name))
-        process = agentgym("train", config)
+        process = Command("train", config)
         if name == "killed":
             marker = tmp_path / name / "checkpoints" / "checkpoint-3" / "whole.json"
             wait_for(marker.exists, process)
             process.kill()
             process.communicate()
-            status, output = finish(agentgym("train", "--resume", tmp_path / name))
+            status, output = finish(Command("train", "--resume", tmp_path / name))
             assert "Going on from" in output
         else:
             status, output = finish(process)
@@ -117,7 +118,7 @@ def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, method):
     assert [row["step"] for row in found] == [1, 2, 3, 4]
     for row, other in zip(found, expected, strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
-    status, output = finish(agentgym("train", "--resume", tmp_path / "killed"))
+    status, output = finish(Command("train", "--resume", tmp_path / "killed"))
     assert status == 0 and "is complete" in output
 
 
@@ -154,12 +155,12 @@ def test_adapters_on_adapters_keep_what_the_first_ones_learned(tmp_path):
     """SFT with LoRA, DPO with LoRA on it, and then all weights of what both became."""
     lora = "lora={r: 4, lora_alpha: 64}"
     config = write(tmp_path, "sft", output_dir=str(tmp_path / "first"), learning_rate=0.01)
-    status, output = finish(agentgym("train", config, lora))
+    status, output = finish(Command("train", config, lora))
     assert status == 0, output
     first = tmp_path / "first" / "model"
     assert (first / "adapter_model.safetensors").is_file()
     config = write(tmp_path, "dpo", output_dir=str(tmp_path / "second"), learning_rate=0.0)
-    status, output = finish(agentgym("train", config, lora, f"model={first}"))
+    status, output = finish(Command("train", config, lora, f"model={first}"))
     assert status == 0, output
     second = tmp_path / "second" / "model"
     base, learned, kept = (
@@ -172,7 +173,7 @@ def test_adapters_on_adapters_keep_what_the_first_ones_learned(tmp_path):
         assert after_dpo.allclose(after_sft, atol=1e-6), "a rate of 0 leaves what SFT learned"
     assert changed > 1e-3
     config = write(tmp_path, "sft", output_dir=str(tmp_path / "third"))
-    status, output = finish(agentgym("train", config, f"model={second}", "steps=1"))
+    status, output = finish(Command("train", config, f"model={second}", "steps=1"))
     assert status == 0, output
 
 
@@ -191,7 +192,7 @@ def test_adapters_on_adapters_keep_what_the_first_ones_learned(tmp_path):
     ],
 )
 def test_a_config_that_can_not_be_is_refused_before_torch(tmp_path, method, words, said):
-    status, output = finish(agentgym("train", write(tmp_path, method), *words))
+    status, output = finish(Command("train", write(tmp_path, method), *words))
     assert status == 2 and said in " ".join(output.split()), output
     assert not (tmp_path / "run").exists()
 
@@ -205,8 +206,8 @@ def test_data_from_which_nothing_can_be_learned_is_refused_and_leaves_no_folder(
         (["max_tokens=40"], "8 episodes are longer than max_tokens 40"),
         (["trl.lern=1"], "unknown key lern under trl"),
     ):
-        status, output = finish(agentgym("train", config, *words))
+        status, output = finish(Command("train", config, *words))
         assert status == 2 and said in " ".join(output.split()), output
         assert not (tmp_path / "run").exists()
-    status, output = finish(agentgym("train", config, "--num-processes", 3))
+    status, output = finish(Command("train", config, "--num-processes", 3))
     assert status == 2 and "does not divide among 3 processes" in " ".join(output.split())

@@ -18,7 +18,8 @@ from agentgym_env.run_store import RunStore
 from agentgym_train import launching
 from agentgym_train.config import config_from
 from agentgym_train.launching import Place, launch_if_asked, place
-from tests.train.test_run import MAIN, write_config
+from tests.train.command import MAIN
+from tests.train.test_run import write_config
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {path.stem: path for path in sorted((ROOT / "examples" / "accelerate").glob("*.yaml"))}

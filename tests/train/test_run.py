@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,21 +15,8 @@ from safetensors.torch import load_file
 
 from agentgym_env.failures import teaches
 from agentgym_env.run_store import RunStore
+from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
-
-MAIN = "from agentgym_env.cli import main; main()"
-
-
-def agentgym(*words: object, **settings) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", MAIN, *map(str, words)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **settings
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=400)
-    return process.returncode, output
 
 
 def write_config(folder: Path, **changes) -> Path:
@@ -59,7 +44,7 @@ def write_config(folder: Path, **changes) -> Path:
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("whole")
-    status, output = finish(agentgym("train", write_config(folder)))
+    status, output = finish(Command("train", write_config(folder)))
     assert status == 0, output
     return folder / "run", output
 
@@ -107,7 +92,7 @@ def test_every_episode_is_kept_with_its_step_group_and_seed(whole_run):
 @pytest.mark.slow
 def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, tmp_path):
     unbroken, _ = whole_run
-    process = agentgym("train", write_config(tmp_path))
+    process = Command("train", write_config(tmp_path))
     run = tmp_path / "run"
     wait_for(lambda: (run / "metrics.jsonl").exists(), process)
     process.send_signal(signal.SIGINT)
@@ -115,7 +100,7 @@ def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, t
     assert status == 130, output
     assert f"agentgym train --resume {run}" in output.replace("\n", "")
     assert not (run / "summary.json").exists()
-    status, output = finish(agentgym("train", "--resume", run))
+    status, output = finish(Command("train", "--resume", run))
     assert status == 0, output
     rows, _ = RunStore.open(run).metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
@@ -125,7 +110,7 @@ def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, t
     weights, expected = (load_file(f / "model" / "model.safetensors") for f in (run, unbroken))
     for name, weight in weights.items():
         assert weight.allclose(expected[name], atol=1e-6), name
-    status, output = finish(agentgym("train", "--resume", run))
+    status, output = finish(Command("train", "--resume", run))
     assert status == 0 and "is complete" in output
 
 
@@ -142,7 +127,7 @@ def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, t
 )
 def test_a_run_with_a_reference_or_adapters_learns_keeps_and_evaluates_its_model(tmp_path, changes):
     config = write_config(tmp_path, steps=2, learning_rate=0.02, eval_before=False, **changes)
-    status, output = finish(agentgym("train", config))
+    status, output = finish(Command("train", config))
     assert status == 0, output
     run = tmp_path / "run"
     rows, _ = RunStore.open(run).metrics()
@@ -152,7 +137,7 @@ def test_a_run_with_a_reference_or_adapters_learns_keeps_and_evaluates_its_model
     assert adapted == ("lora" in changes)
     assert (run / "eval_after.json").is_file()
     status, output = finish(
-        agentgym(
+        Command(
             "eval", "--env", "textcraft", "--policy", run / "model", "--horizon", 1,
             "--per-category", 1,
         )
@@ -168,16 +153,16 @@ SAME = ("reward", "success", "horizon", "turns", "env_steps", "loss", "grad_norm
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, algorithm):
     changes = {"eval_before": False, "eval_after": False, "algorithm": algorithm, "save_every": 1}
-    status, output = finish(agentgym("train", write_config(tmp_path, **changes)))
+    status, output = finish(Command("train", write_config(tmp_path, **changes)))
     assert status == 0, output
     unbroken = tmp_path / "unbroken"
     (tmp_path / "run").rename(unbroken)
-    process = agentgym("train", write_config(tmp_path, **changes))
+    process = Command("train", write_config(tmp_path, **changes))
     run = tmp_path / "run"
     wait_for(lambda: (run / "checkpoints" / "checkpoint-2" / "horizon.json").exists(), process)
     process.kill()
     process.communicate()
-    status, output = finish(agentgym("train", "--resume", run))
+    status, output = finish(Command("train", "--resume", run))
     assert status == 0, output
     assert "checkpoint-" in output.replace("\n", "")
     rows, broken = RunStore.open(run).metrics()
@@ -201,12 +186,12 @@ def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
         (["--split", "validation"], "validation"),
         (["trl.betta=0.1"], "unknown key betta under trl; did you mean beta?"),
     ):
-        status, output = finish(agentgym("train", config, *words))
+        status, output = finish(Command("train", config, *words))
         assert status == 2 and said in output and "Traceback" not in output, output
         assert not (tmp_path / "run").exists()
-    status, output = finish(agentgym("train", config, "--resume", tmp_path))
+    status, output = finish(Command("train", config, "--resume", tmp_path))
     assert status == 2 and "name a config file, or a run with --resume" in output
-    status, output = finish(agentgym("train", "--resume", tmp_path))
+    status, output = finish(Command("train", "--resume", tmp_path))
     assert status == 2 and "no run in" in output
 
 
@@ -218,7 +203,7 @@ def texts(run: Path, name: str) -> list[tuple[object, ...]]:
     )
 
 
-def wait_for(condition, process: subprocess.Popen[str]) -> None:
+def wait_for(condition, process: Command) -> None:
     limit = time.monotonic() + 400
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -228,7 +213,7 @@ def wait_for(condition, process: subprocess.Popen[str]) -> None:
 
 def test_the_process_ends_its_server():
     """No server outlives its run, whatever ended it."""
-    process = agentgym("eval", "--env", "agentgym/TextCraft-v0", "--policy", "random")
+    process = Command("eval", "--env", "agentgym/TextCraft-v0", "--policy", "random")
     servers: list[psutil.Process] = []
 
     def found_its_server() -> bool:
@@ -245,7 +230,7 @@ def test_the_process_ends_its_server():
 def test_training_on_two_addresses_goes_on_with_one(tmp_path, run):
     dying, living = (run("agentgym/TextCraft-v0", "--port", "0") for _ in range(2))
     changes = {"servers": [dying.address(), living.address()], "steps": 8, "save_every": 8}
-    process = agentgym(
+    process = Command(
         "train", write_config(tmp_path, **changes, eval_before=False, eval_after=False)
     )
     folder = tmp_path / "run"

@@ -1,0 +1,80 @@
+"""The command `agentgym` in processes of its own, which begin with the trainer's libraries loaded.
+
+To load torch, transformers and TRL takes eight seconds of a processor, and the tests start the
+command a hundred times. So it is forked from one process that has loaded them and done nothing
+else. How it starts from nothing is for `test_fast_failure`, `test_launching` and `test_examples`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MAIN = "from agentgym_env.cli import main; main()"
+"""The command in a process that starts from nothing: `python -c MAIN WORDS`."""
+LOADED = [
+    f"agentgym_train.{name}"
+    for name in ("trainer", "rl_method", "imitation", "preference", "evolve_method", "eval_command")
+]
+
+
+class Command:
+    """A command that runs; used as a `subprocess.Popen` whose two outputs are one."""
+
+    def __init__(self, *words: object) -> None:
+        handle, name = tempfile.mkstemp(prefix="command-", suffix=".txt")
+        os.close(handle)
+        self._said = Path(name)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(LOADED)
+        # A daemon, so that none outlives a test that failed.
+        self._process = context.Process(target=_run, args=([*map(str, words)], name), daemon=True)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        self._process.join(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("agentgym", timeout or 0.0, self._said.read_text())
+        return self.returncode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid, number)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        self.wait(timeout)
+        return self._said.read_text(encoding="utf-8"), None
+
+
+def _run(words: list[str], said: str) -> None:
+    with open(said, "wb") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.argv = ["agentgym", *words]
+    from agentgym_env.cli import main
+
+    main()
+
+
+def finish(process: Command) -> tuple[int, str]:
+    """Its status and what it said."""
+    output, _ = process.communicate(timeout=400)
+    return process.poll(), output
