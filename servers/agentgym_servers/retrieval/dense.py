@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 VECTORS_FILE: Final = "vectors.npy"
 GRAPH_FILE: Final = "hnsw.faiss"
 _SPARE = 16
+_ROUNDING = 1e-5
 # FAISS multiplies matrices, ten times quicker for a batch, only above its own much higher bound.
 faiss.cvar.distance_compute_blas_threshold = 1_000
 
@@ -92,16 +93,26 @@ class FlatSearch:
     def nearest(self, queries: Vectors, k: int) -> tuple[Vectors, NDArray[np.int64]]:
         """Scores and numbers of the nearest vectors of each query, and of some after them.
 
-        FAISS keeps any of several equal scores: wider searches bring all that equal the k-th.
+        FAISS keeps any of several equal scores, and rounds a score by the vector's place: wider
+        searches bring all that may equal the k-th, and each score is taken again, place or no.
         """
         size = len(self._vectors)
         wide = k
         while True:
             wide = min(wide + _SPARE, size)
             scores, numbers = faiss.knn(queries, self._vectors, wide, faiss.METRIC_INNER_PRODUCT)
-            if wide == size or bool((scores[:, k - 1] > scores[:, -1]).all()):
-                return scores, numbers  # (Q, wide), (Q, wide)
+            pairs = zip(queries, numbers, strict=True)
+            again, slack = zip(*(self._again(query, row) for query, row in pairs), strict=True)
+            if wide == size or (scores[:, k - 1] - scores[:, -1] > slack).all():
+                return np.stack(again), numbers  # (Q, wide), (Q, wide)
             wide *= 4
+
+    def _again(self, query: Vectors, numbers: NDArray[np.int64]) -> tuple[Vectors, float]:
+        """Scores that no neighbour changes, and how far apart rounding may have put equal ones."""
+        found = self._vectors[numbers]  # (wide, D)
+        scores = np.einsum("d,wd->w", query, found, dtype=np.float64)
+        longest = float(np.linalg.norm(query) * np.linalg.norm(found, axis=1).max())
+        return scores.astype(np.float32), _ROUNDING * longest
 
 
 class GraphSearch:
