@@ -41,7 +41,7 @@ quickstart: $(VENV)/.run  ## Train a small policy on TextCraft, with an evaluati
 	$(BIN)/agentgym train $(QUICKSTART) --seed $(SEED)
 
 test: $(VENV)/.dev  ## Run all tests.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-vllm: $(VLLM)/.ready  ## Run the tests of the vLLM engines, on the CPU.
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/train/test_vllm*.py
