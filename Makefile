@@ -97,6 +97,8 @@ $(WEB)/.ready: constraints-web.txt pyproject.toml
 	  { echo "BrowserGym's Playwright needs Python 3.11 or 3.12; name one with PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(WEB)
 	$(WEB)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-web.txt --editable '.[$(WEB_EXTRAS)]'
+	@# Its runner, without torch, ray and gradio, which a study of one's own would ask for.
+	$(WEB)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --constraint constraints-web.txt agentlab
 	@touch $@
 
 # torch goes first, as above. The rest is named in full: see the file.

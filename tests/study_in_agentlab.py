@@ -1,6 +1,7 @@
-"""Plays TextCraft's native episodes by the loop that AgentLab runs; prints its summaries.
+"""Plays TextCraft's native episodes by AgentLab, or by BrowserGym's loop; prints the summaries.
 
-Run where BrowserGym is installed: `study_in_agentlab.py ADDRESS _ < episodes.json`.
+Run where BrowserGym is installed: `study_in_agentlab.py ADDRESS HOW < episodes.json`, where HOW is
+`agentlab` or `experiments`.
 """
 
 from __future__ import annotations
@@ -44,24 +45,51 @@ class ReaderArgs(AbstractAgentArgs):
         return Reader(self.actions)
 
 
-def study(address: str, number: int, one: dict) -> dict:
-    env_args = AgentGymEnvArgs(
-        task_name=f"agentgym.textcraft.lab.{number}", task_seed=one["seed"], max_steps=50,
-        env_id=ENV, env_task=one["task"], label=f"lab.{number}", server=[address],
-    )  # fmt: skip
-    run = ExpArgs(ReaderArgs(actions=tuple(one["actions"])), env_args)
-    with tempfile.TemporaryDirectory() as folder:
-        run.prepare(Path(folder))
+def experiments(address: str, episodes: list[dict], kind: type) -> list:
+    """One experiment an episode, of AgentLab's kind or of BrowserGym's."""
+    return [
+        kind(
+            ReaderArgs(actions=tuple(one["actions"])),
+            AgentGymEnvArgs(
+                task_name=f"agentgym.textcraft.lab.{number}", task_seed=one["seed"], max_steps=50,
+                env_id=ENV, env_task=one["task"], label=f"lab.{number}", server=[address],
+            ),
+        )
+        for number, one in enumerate(episodes)
+    ]  # fmt: skip
+
+
+def run_by_agentlab(address: str, episodes: list[dict], folder: Path) -> list[Path]:
+    from agentlab.experiments.launch_exp import run_experiments
+    from agentlab.experiments.loop import EnvArgs, ExpArgs
+
+    runs = experiments(address, episodes, ExpArgs)
+    # What a Study asks of them; it would strip them of whatever EnvArgs has not.
+    assert all(isinstance(run.env_args, EnvArgs) for run in runs)
+    run_experiments(1, runs, folder, parallel_backend="sequential")
+    return [run.exp_dir for run in runs]
+
+
+def run_by_browsergym(address: str, episodes: list[dict], folder: Path) -> list[Path]:
+    runs = experiments(address, episodes, ExpArgs)
+    for run in runs:
+        run.prepare(folder)
         run.run()
-        summary = get_exp_result(run.exp_dir).summary_info
+    return [run.exp_dir for run in runs]
+
+
+def told(folder: Path) -> dict:
+    summary = get_exp_result(folder).summary_info
     if summary["err_msg"]:
         raise SystemExit(f"{summary['err_msg']}\n{summary['stack_trace']}")
     return {name: summary[name] for name in KEPT}
 
 
 def main() -> None:
-    episodes = json.load(sys.stdin)
-    played = [study(sys.argv[1], number, one) for number, one in enumerate(episodes)]
+    address, how = sys.argv[1:]
+    run = {"agentlab": run_by_agentlab, "experiments": run_by_browsergym}[how]
+    with tempfile.TemporaryDirectory() as folder:
+        played = [told(one) for one in run(address, json.load(sys.stdin), Path(folder))]
     sys.stdout.write(json.dumps(played) + "\n")
 
 

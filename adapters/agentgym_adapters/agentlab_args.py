@@ -15,12 +15,16 @@ from agentgym_adapters.starts import Server, starts_of
 from agentgym_env.errors import MissingExtra
 
 try:
-    from browsergym.experiments.loop import EnvArgs
-except ModuleNotFoundError as error:
-    raise MissingExtra(
-        f"AgentLab's arguments need {error.name}: pip install browsergym-experiments, which comes "
-        "with agentlab"
-    ) from error
+    # AgentLab's loop is its own since 0.4, and takes no other arguments than its own.
+    from agentlab.experiments.loop import EnvArgs
+except ModuleNotFoundError:
+    try:
+        from browsergym.experiments.loop import EnvArgs
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"AgentLab's arguments need {error.name}: pip install agentlab, or the smaller "
+            "browsergym-experiments"
+        ) from error
 
 
 @dataclass

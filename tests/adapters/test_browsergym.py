@@ -36,9 +36,9 @@ def play(tmp_path, run):
         )
         environment = web_environment()
         path = [environment["PYTHONPATH"], str(ROOT / "adapters"), str(ROOT / "tests")]
-        script = "study_in_agentlab.py" if how == "agentlab" else "play_in_browsergym.py"
+        script = "study_in_agentlab" if how in ("agentlab", "experiments") else "play_in_browsergym"
         played = subprocess.run(
-            [web_python(), str(ROOT / "tests" / script), address, how],
+            [web_python(), str(ROOT / "tests" / f"{script}.py"), address, how],
             env={
                 **environment,
                 "PYTHONPATH": os.pathsep.join(path),
@@ -49,8 +49,9 @@ def play(tmp_path, run):
             text=True,
             check=False,
         )
-        if "No module named 'browsergym.experiments'" in played.stderr:
-            pytest.skip("browsergym-experiments is not where the browser runs: make setup-web")
+        for absent in ("browsergym.experiments", "agentlab"):
+            if f"No module named '{absent}'" in played.stderr:
+                pytest.skip(f"{absent} is not where the browser runs: make setup-web")
         assert played.returncode == 0, played.stderr
         return json.loads(played.stdout.splitlines()[-1])
 
@@ -79,9 +80,10 @@ def test_an_action_may_be_a_message_to_the_user_too(play):
 
 @in_chromium
 @pytest.mark.timeout(600)
-def test_agentlabs_loop_runs_them(play):
-    native = expert_episodes(2)
-    for one, told in zip(native, play(native, "agentlab"), strict=True):
+@pytest.mark.parametrize(("loop", "count"), [("experiments", 2), ("agentlab", 20)])
+def test_agentlab_runs_them_and_so_does_browsergyms_own_loop(play, loop, count):
+    native = expert_episodes(count)
+    for one, told in zip(native, play(native, loop), strict=True):
         assert told == {"cum_reward": 1.0, "terminated": True, "n_steps": len(one.actions)}
 
 

@@ -222,7 +222,7 @@ def test_a_killed_server_loses_no_turn_and_comes_back_with_the_present_weights(
             while victim.in_flight < 4:
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.02)
-            assert victim.in_flight == 4
+            assert victim.in_flight, "turns are under way there, unless all four were short"
             os.killpg(victim.local.process.pid, signal.SIGKILL)
         return await playing
 
