@@ -201,7 +201,7 @@ def test_a_run_explores_every_environment_and_learns_from_the_base_each_time(unb
     "stage",
     [
         "iteration-1/explored/*/process-0/trajectories/collected.jsonl",
-        "iteration-1/checkpoints/checkpoint-2/whole.json",
+        "iteration-1/checkpoints/checkpoint-*/whole.json",
         "iteration-1/eval-tests.train.uneven_Uneven.json",
     ],
     ids=["exploring", "learning", "evaluating"],

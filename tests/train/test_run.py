@@ -208,7 +208,7 @@ def wait_for(condition, process: Command) -> None:
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < limit, "waited too long"
-        time.sleep(0.05)
+        time.sleep(0.01)
 
 
 def test_the_process_ends_its_server():

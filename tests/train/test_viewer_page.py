@@ -78,6 +78,8 @@ async def test_the_keyboard_steps_plays_and_jumps(run, tmp_path):
         await page.type("1")
         await page.press("Enter")
         await page.until(f"{where} === 'Turn 1 of 3'")
+        # As long as it is there, keys are its.
+        await page.until("!document.querySelector('dialog')")
         await page.press("?")
         await page.until("document.querySelector('dialog[open] #keys-title')")
         assert "next turn" in await page.text("dialog[open]")
