@@ -80,23 +80,23 @@ def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     rewards = [row["reward"] for row in rows]
     paid = upper if min(rewards) >= 0 and max(rewards) <= 1 else upper.twinx()
     # Reward is dashed and on top: where a world pays for success alone, the two are one line.
+    drawn = []
     for axis, name, color, dashes in (
         (upper, "success", "#00798c", "-"),
         (paid, "reward", "#d1495b", "--"),
     ):
         values = [row[name] for row in rows]
         axis.plot(steps, values, color=color, alpha=0.25, linewidth=1)
-        axis.plot(steps, smooth(values), dashes, color=color, linewidth=2, label=name)
+        drawn += axis.plot(steps, smooth(values), dashes, color=color, linewidth=2, label=name)
     upper.set_ylim(-0.02, 1.02)
     upper.set_ylabel("mean over the step's episodes")
     if paid is not upper:
         upper.set_ylabel("success, mean over the step's episodes")
         paid.set_ylabel("reward, likewise")
         paid.spines["top"].set_visible(False)
-    handles = [line for line in (*upper.lines, *paid.lines) if line.get_label()[0] != "_"]
     upper.legend(
-        handles=list(dict.fromkeys(handles)), loc="lower right", bbox_to_anchor=(1.0, 1.0),
-        borderaxespad=0.2, frameon=False, ncols=2,
+        handles=drawn, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2,
+        frameon=False, ncols=2,
     )  # fmt: skip
     upper.set_title(title, loc="left")
     lower.step(

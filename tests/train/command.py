@@ -1,7 +1,7 @@
 """The command `agentgym` in processes of its own, which begin with the trainer's libraries loaded.
 
 To load torch, transformers and TRL takes eight seconds of a processor, and the tests start the
-command a hundred times. So it is forked from one process that has loaded them and done nothing
+command dozens of times. So it is forked from one process that has loaded them and done nothing
 else. How it starts from nothing is for `test_fast_failure`, `test_launching` and `test_examples`.
 """
 
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 
 MAIN = "from agentgym_env.cli import main; main()"
@@ -30,6 +31,7 @@ class Command:
         handle, name = tempfile.mkstemp(prefix="command-", suffix=".txt")
         os.close(handle)
         self._said = Path(name)
+        weakref.finalize(self, self._said.unlink)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LOADED)
         # A daemon, so that none outlives a test that failed.

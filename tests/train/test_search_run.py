@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from agentgym_env.run_store import RunStore
+from tests.train.command import Command, finish
 
 ROOT = Path(__file__).parents[2]
-MAIN = "from agentgym_env.cli import main; main()"
 
 
 @pytest.mark.slow
@@ -25,11 +23,8 @@ def test_the_search_quickstart_takes_its_steps(tmp_path):
         "horizon_every": 1, "eval_before": False, "eval_after": False, "warmup_steps": 0,
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**values, **changes}))
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, "train", str(tmp_path / "config.yaml")],
-        capture_output=True, text=True, check=False, timeout=110,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, output = finish(Command("train", tmp_path / "config.yaml"))
+    assert status == 0, output
     store = RunStore.open(tmp_path / "run")
     rows, broken = store.metrics()
     assert [row["step"] for row in rows] == [1, 2] and broken == []

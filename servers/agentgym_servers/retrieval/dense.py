@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 VECTORS_FILE: Final = "vectors.npy"
 GRAPH_FILE: Final = "hnsw.faiss"
 _SPARE = 16
+# Of the product of the two lengths; single precision rounds a sum by less, as a rule.
 _ROUNDING = 1e-5
 # FAISS multiplies matrices, ten times quicker for a batch, only above its own much higher bound.
 faiss.cvar.distance_compute_blas_threshold = 1_000
