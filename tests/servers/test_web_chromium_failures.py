@@ -16,6 +16,7 @@ from agentgym_env.launch import child_environment
 from agentgym_servers.web.action import Action
 from agentgym_servers.web.chromium import workers
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
+from agentgym_servers.web.chromium.family import kill_all
 from agentgym_servers.web.chromium.messages import Evaluate, StartSites
 from agentgym_servers.web.doors import open_embedded
 from agentgym_servers.web.embedded import embedded
@@ -156,3 +157,12 @@ def test_no_process_is_left_when_whoever_asked_is_gone(state, how):
             os.kill(asker.pid, how)
         asker.wait(60)
     assert all_gone(family, timeout_s=30)
+
+
+def test_one_that_is_gone_does_not_spare_the_others():
+    started = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    family = [psutil.Process(process.pid) for process in started]
+    started[0].kill()
+    started[0].wait()
+    kill_all(family)
+    assert [process.wait(10) for process in started] == [-signal.SIGKILL] * 3

@@ -21,6 +21,7 @@ from playwright.sync_api import Error
 
 from agentgym_servers.web.chromium.episode import Episode
 from agentgym_servers.web.chromium.executable import find_chromium
+from agentgym_servers.web.chromium.family import kill_all
 from agentgym_servers.web.chromium.messages import (
     Act,
     Answer,
@@ -144,9 +145,10 @@ def _listen(stream: IO[bytes], asked: queue.Queue[Question | None]) -> None:
         asked.put(None)
     time.sleep(_GRACE_S)
     # A page that never returns holds the main thread; nobody is left to wait for it.
-    for child in psutil.Process().children(recursive=True):
-        child.kill()
-    os._exit(1)
+    try:
+        kill_all(psutil.Process().children(recursive=True))
+    finally:
+        os._exit(1)
 
 
 def _short(text: str) -> str:

@@ -16,6 +16,7 @@ import psutil
 from agentgym_env.errors import EnvironmentFault
 from agentgym_servers.logs import event
 from agentgym_servers.web.chromium.executable import find_chromium
+from agentgym_servers.web.chromium.family import kill_all
 from agentgym_servers.web.chromium.interpreter import web_environment, web_python
 from agentgym_servers.web.chromium.messages import (
     Answer,
@@ -143,9 +144,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-        for child in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+        kill_all(family)
         psutil.wait_procs(family, _END_TIMEOUT_S)
     process.wait(_END_TIMEOUT_S)
     for pipe in (process.stdin, process.stdout):
