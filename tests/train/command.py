@@ -27,7 +27,7 @@ LOADED = [
 class Command:
     """A command that runs; used as a `subprocess.Popen` whose two outputs are one."""
 
-    def __init__(self, *words: object) -> None:
+    def __init__(self, *words: object, cwd: Path | None = None) -> None:
         handle, name = tempfile.mkstemp(prefix="command-", suffix=".txt")
         os.close(handle)
         self._said = Path(name)
@@ -35,7 +35,9 @@ class Command:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LOADED)
         # A daemon, so that none outlives a test that failed.
-        self._process = context.Process(target=_run, args=([*map(str, words)], name), daemon=True)
+        self._process = context.Process(
+            target=_run, args=([*map(str, words)], name, cwd), daemon=True
+        )
         self._process.start()
         self.pid = self._process.pid
 
@@ -64,7 +66,11 @@ class Command:
         return self._said.read_text(encoding="utf-8"), None
 
 
-def _run(words: list[str], said: str) -> None:
+def _run(words: list[str], said: str, cwd: Path | None) -> None:
+    if cwd is not None:
+        os.chdir(cwd)
+    # Wide enough that no sentence is cut.
+    os.environ["COLUMNS"] = "200"
     with open(said, "wb") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)

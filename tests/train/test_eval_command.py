@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,26 +11,22 @@ from pathlib import Path
 import pytest
 
 from agentgym_env.run_store import RunStore
+from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 
 pytestmark = pytest.mark.timeout(900)  # several processes each, on a machine that may be busy
-CLI = [sys.executable, "-c", "from agentgym_env.cli import main; main()", "eval"]
 TEXTCRAFT = ["--env", "textcraft", "--horizon", "8", "--policy", "random"]
 MANY = [*TEXTCRAFT, "--samples", "12"]
 
 
-def command(folder: Path, *words: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [*CLI, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+def command(folder: Path, *words: str) -> Command:
+    return Command("eval", *words, cwd=folder)
 
 
 def run(folder: Path, *words: str, status: int = 0) -> str:
-    done = command(folder, *words)
-    out, err = done.communicate(timeout=400)
-    assert done.returncode == status, out + err
-    return out + err
+    found, said = finish(command(folder, *words))
+    assert found == status, said
+    return said
 
 
 def reports(folder: Path) -> dict:
@@ -155,9 +148,9 @@ def test_ctrl_c_keeps_what_is_over(tmp_path):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=400)
-    assert process.returncode == 130, out + err
-    assert "Stopped. What is over is kept in here; the same command goes on." in out
+    status, said = finish(process)
+    assert status == 130, said
+    assert "Stopped. What is over is kept in here; the same command goes on." in said
     kept, broken = RunStore.open(tmp_path / "here").trajectories("random")
     assert len(kept) >= 20 and broken == []
 

@@ -41,6 +41,7 @@ from agentgym_servers.web.chromium.messages import (
     receive,
     send,
 )
+from agentgym_servers.web.chromium.quick_stack import hurry_playwright
 from agentgym_servers.web.chromium.shared_browser import SharedBrowser
 
 _GRACE_S: Final = 5.0
@@ -126,6 +127,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stdin, stdout = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
+    hurry_playwright()
     asked: queue.Queue[Question | None] = queue.Queue()
     threading.Thread(target=_listen, args=(stdin, asked), daemon=True).start()
     browser = SharedBrowser(find_chromium())
