@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_train.gguf_files import GGUFFile
+from agentgym_train.gguf_reading import read_once
 
 _ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -19,8 +20,9 @@ def load_gguf(found: GGUFFile, dtype: Any, options: dict[str, Any]) -> tuple[Any
     _check_reader()
     options = {"gguf_file": found.file, **options}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(found.source, **options)
-        read = AutoModelForCausalLM.from_pretrained(found.source, dtype=dtype, **options)
+        with read_once():
+            tokenizer = AutoTokenizer.from_pretrained(found.source, **options)
+            read = AutoModelForCausalLM.from_pretrained(found.source, dtype=dtype, **options)
     except Exception as error:  # whatever its readers come upon in bytes of somebody else's
         raise _unreadable(found, error) from error
     _give_roles(tokenizer, read.config)
@@ -32,8 +34,9 @@ def load_gguf_tokenizer(found: GGUFFile, options: dict[str, Any]) -> Any:
     _check_reader()
     options = {"gguf_file": found.file, **options}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(found.source, **options)
-        config = AutoConfig.from_pretrained(found.source, **options)
+        with read_once():
+            tokenizer = AutoTokenizer.from_pretrained(found.source, **options)
+            config = AutoConfig.from_pretrained(found.source, **options)
     except Exception as error:  # whatever its readers come upon in bytes of somebody else's
         raise _unreadable(found, error) from error
     _give_roles(tokenizer, config)

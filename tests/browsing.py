@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -44,13 +45,21 @@ def what_browsergym_needs(folder: Path) -> dict[str, str]:
 
 def browser_processes(pid: int) -> list[psutil.Process]:
     """Chromium's processes below a browser's process."""
-    family = psutil.Process(pid).children(recursive=True)
-    return [one for one in family if "chrom" in one.name() or "headless_shell" in one.name()]
+    found = []
+    for one in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "chrom" in one.name() or "headless_shell" in one.name():
+                found.append(one)
+    return found
 
 
 def kind_of(process: psutil.Process) -> str:
-    """`renderer`, `gpu-process` and so on; empty for the browser's own process."""
-    kinds = [a.partition("=")[2] for a in process.cmdline() if a.startswith("--type=")]
+    """`renderer`, `gpu-process`, or `gone`; empty for the browser's own process."""
+    try:
+        words = process.cmdline()
+    except psutil.NoSuchProcess:
+        return "gone"
+    kinds = [word.partition("=")[2] for word in words if word.startswith("--type=")]
     return kinds[0] if kinds else ""
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -54,7 +55,6 @@ class Pages:
 @pytest.fixture
 def pages(monkeypatch):
     monkeypatch.setattr(workers, "_workers", [])
-    monkeypatch.setattr(workers, "TIMEOUT_S", DEADLINE_S)
     opened = Pages()
     yield opened
     opened.close()
@@ -62,16 +62,33 @@ def pages(monkeypatch):
         worker.close()
 
 
+def kill_renderers(browser):
+    processes = browser_processes(browser._worker.pid)
+    kill_all([one for one in processes if kind_of(one) == "renderer"])
+
+
 def test_a_killed_renderer_costs_a_page_load(pages):
     browsers = [pages.open(), pages.open()]
     browsers[0].act(Action("goto", ("http://forum.test/",)))
-    for process in browser_processes(browsers[0]._worker.pid):
-        if kind_of(process) == "renderer":
-            process.kill()
+    kill_renderers(browsers[0])
     assert "crashed" in browsers[0].act(NOOP)
     assert browsers[0].tabs == (("http://forum.test/", "All forums"),)
     assert "crashed" in browsers[1].act(NOOP)
     assert browsers[1].act(Action("goto", ("http://wiki.test/",))) == ""
+
+
+def test_a_renderer_that_dies_at_any_moment_costs_a_page_load(pages):
+    browser = pages.open()
+    shop = browser.tabs
+    for milliseconds in range(0, 60, 3):
+        killer = threading.Timer(milliseconds / 1000, kill_renderers, [browser])
+        killer.start()
+        said = [browser.act(NOOP)]
+        killer.join()
+        while len(said) < 50 and "crashed" not in "".join(said):
+            said.append(browser.act(NOOP))
+        assert "crashed" in "".join(said), said
+        assert browser.tabs == shop and "One Stop Market" in browser.tree()
 
 
 def test_a_killed_browser_costs_its_episodes_and_the_next_reset_works(pages):
@@ -89,7 +106,8 @@ def test_a_killed_browser_costs_its_episodes_and_the_next_reset_works(pages):
     assert pages.browsers[-1]._worker is worker
 
 
-def test_a_page_that_never_returns_is_ended_in_time_and_leaves_no_process(pages):
+def test_a_page_that_never_returns_is_ended_in_time_and_leaves_no_process(pages, monkeypatch):
+    monkeypatch.setattr(workers, "TIMEOUT_S", DEADLINE_S)
     stuck, neighbour = pages.open(), pages.open()
     worker = stuck._worker
     family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]

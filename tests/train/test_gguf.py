@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import pytest
 import torch
 
@@ -41,6 +42,23 @@ def test_quantized_weights_are_unpacked(tmp_path):
     assert read.dtype == torch.float32
     wanted, got = model(IDS).logits, read(IDS).logits
     assert 0 < (wanted - got).abs().max() < 0.02 * wanted.abs().max()
+
+
+def test_a_file_is_read_once(tmp_path, monkeypatch):
+    made = []
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, *args, **options):
+            made.append(args)
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    path = str(write_gguf(tmp_path / "tiny.gguf", tiny_llama()))
+    for load in (load_policy, load_tokenizer):
+        load(path)
+        assert len(made) == 1
+        made.clear()
+        assert gguf.GGUFReader is Counted, "nothing of the file is kept"
 
 
 def test_the_tokenizer_is_the_files_with_its_roles_and_its_template(tmp_path):

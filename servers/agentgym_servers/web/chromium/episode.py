@@ -9,7 +9,7 @@ import playwright.sync_api
 from browsergym.core.action.highlevel import HighLevelActionSet
 from browsergym.core.env import BrowserEnv
 from browsergym.core.task import AbstractBrowserTask
-from playwright.sync_api import Page
+from playwright.sync_api import Error, Page
 
 from agentgym_servers.web.chromium.log_in import log_in
 from agentgym_servers.web.chromium.look import tree_of, when_settled
@@ -19,6 +19,7 @@ from agentgym_servers.web.chromium.registered import registered_task
 
 _ACTION_TIMEOUT_MS: Final = 10_000
 _TAB_TIMEOUT_S: Final = 3.0
+_LOOKS: Final = 3
 _VIEWPORT: Final = {"width": 1280, "height": 720}
 _SCHEMES: Final = ("http://", "https://", "about:", "chrome-error:")
 _NOT_OPENED: Final = "Error: this address is out of bounds: {}"
@@ -98,6 +99,7 @@ class Episode:
         self._beside: dict[int, Page] = {}
         self._opened = 0
         self._crashed: list[Page] = []
+        self._looking = False
         self._reward, self._done = 0.0, False
         seed = None if isinstance(start, StartSites) else start.seed
         try:
@@ -124,8 +126,20 @@ class Episode:
         return str(self._env.last_action_error).partition("\nCall log:")[0]
 
     def look(self, error: str = "") -> Seen:
-        """What there is to see."""
-        error = self._mend() or error
+        """What there is to see; once more where a page crashed under the look."""
+        for left in reversed(range(_LOOKS)):
+            error = self._mend() or error
+            self._looking = True
+            try:
+                return self._look(error)
+            except Error as broken:
+                if not left or not (self._crashed or "crashed" in broken.message):
+                    raise
+            finally:
+                self._looking = False
+        raise AssertionError("unreachable")
+
+    def _look(self, error: str) -> Seen:
         tabs = [page for page in self._context.pages if page not in self._beside.values()]
         return Seen(
             tabs=tuple((page.url, when_settled(page, page.title)) for page in tabs),
@@ -191,6 +205,9 @@ class Episode:
 
     def _note_crash(self, page: Page) -> None:
         self._crashed.append(page)
+        if self._looking:
+            # Playwright would wait for ever for what it asked of it.
+            page.close()
 
     def _mend(self) -> str:
         """See to it that the agent has pages to look at; say what had to be done."""
