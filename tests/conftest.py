@@ -23,6 +23,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG_S = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what may take longest, so that no worker is left alone with it at the end."""
+
+    def most_seconds(item: pytest.Item) -> int:
+        mark = item.get_closest_marker("timeout")
+        return mark.args[0] if mark is not None and mark.args[0] > LONG_S else 0
+
+    items.sort(key=most_seconds, reverse=True)
+
+
 @pytest.fixture
 def make_host() -> MakeHost:
     """Makes hosts of the test environments: `make_host(worlds.Guess, ttl_s=1, token="x")`."""

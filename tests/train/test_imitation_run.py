@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.models import load_policy
-from tests.train.command import MAIN, Command, finish
+from tests.train.command import Command, finish
 from tests.train.demonstrating import demonstration
 from tests.train.small import save_tiny_policy
-from tests.train.test_launching import run
+from tests.train.test_launching import train_in
 from tests.train.test_run import wait_for
 
 TASKS = ("stick", "ladder", "chest", "torch", "bowl", "barrel", "oak planks", "bookshelf")
@@ -129,10 +129,8 @@ def test_two_processes_are_the_run_of_one(tmp_path, method):
     """Over gloo; the passes of the two differ in number and length."""
     for count in (1, 2):
         config = write(tmp_path, method)
-        status, output = run(
-            "-c", MAIN, "train", config, "--num-processes", count,
-            f"output_dir={tmp_path / f'run-{count}'}", "trl={optim: sgd}", "learning_rate=0.01",
-        )  # fmt: skip
+        folder = f"output_dir={tmp_path / f'run-{count}'}"
+        status, output = train_in(count, config, folder, "trl={optim: sgd}", "learning_rate=0.01")
         assert status == 0, output
         assert "Warning" not in output and "Traceback" not in output, output
     one, two = (RunStore.open(tmp_path / f"run-{count}").metrics()[0] for count in (1, 2))

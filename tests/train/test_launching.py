@@ -18,7 +18,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train import launching
 from agentgym_train.config import config_from
 from agentgym_train.launching import Place, launch_if_asked, place
-from tests.train.command import MAIN
+from tests.train.command import MAIN, Command, finish
 from tests.train.test_run import write_config
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +45,13 @@ def run(*words: object, **changes: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+def train_in(count: int, *words: object) -> tuple[int, str]:
+    """Exit status and all output of a training run in so many processes."""
+    if count == 1:
+        return finish(Command("train", *words, "--num-processes", 1, cwd=ROOT))
+    return run("-c", MAIN, "train", *words, "--num-processes", count)
+
+
 ACCELERATE = ("-m", "accelerate.commands.launch")
 
 
@@ -56,9 +63,7 @@ def one_and_two(tmp_path_factory) -> dict[int, Path]:
     runs = {}
     for count in (1, 2):
         runs[count] = folder / f"run-{count}"
-        status, output = run(
-            "-c", MAIN, "train", config, "--num-processes", count, f"output_dir={runs[count]}"
-        )
+        status, output = train_in(count, config, f"output_dir={runs[count]}")
         assert status == 0, output
         assert "Warning" not in output and "Traceback" not in output, output
     return runs

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from agentgym_env.run_store import RunStore, read_lines
 from agentgym_train.kept_tokens import KeptTokens, unpack
-from tests.train.test_launching import MAIN, UNEVEN, run
+from tests.train.test_launching import UNEVEN, train_in
 from tests.train.test_run import write_config
 
 
@@ -20,9 +20,7 @@ def test_two_processes_with_unequal_numbers_of_rows_take_the_steps_of_one(tmp_pa
     )  # fmt: skip
     runs = {count: tmp_path / f"run-{count}" for count in (1, 2)}
     for count, folder in runs.items():
-        status, output = run(
-            "-c", MAIN, "train", config, "--num-processes", count, f"output_dir={folder}"
-        )
+        status, output = train_in(count, config, f"output_dir={folder}")
         assert status == 0, output
         assert "Warning" not in output and "Traceback" not in output, output
     weights = [load_file(folder / "model" / "model.safetensors") for folder in runs.values()]
