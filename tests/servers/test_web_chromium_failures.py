@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -106,10 +107,12 @@ def test_a_killed_browser_costs_its_episodes_and_the_next_reset_works(pages):
     assert pages.browsers[-1]._worker is worker
 
 
-def test_a_page_that_never_returns_is_ended_in_time_and_leaves_no_process(pages, monkeypatch):
+def test_a_page_that_never_returns_is_ended_in_time_and_leaves_nothing(pages, monkeypatch):
     monkeypatch.setattr(workers, "TIMEOUT_S", DEADLINE_S)
     stuck, neighbour = pages.open(), pages.open()
     worker = stuck._worker
+    folder = Path(psutil.Process(worker.pid).cmdline()[-1])
+    assert any(folder.iterdir())
     family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
     began = time.monotonic()
     with pytest.raises(EnvironmentFault, match="longer than 4 s") as caught:
@@ -118,7 +121,7 @@ def test_a_page_that_never_returns_is_ended_in_time_and_leaves_no_process(pages,
     assert caught.value.code == "deadline"
     with pytest.raises(EnvironmentFault, match="the browser was ended"):
         neighbour.act(NOOP)
-    assert all_gone(family)
+    assert all_gone(family) and not folder.exists()
     assert pages.open().tabs == (("http://shop.test/", "One Stop Market"),)
     assert pages.browsers[-1]._worker is not worker
 
@@ -158,23 +161,26 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None], ids=str)
 @pytest.mark.parametrize("state", ["idle", "stuck"])
-def test_no_process_is_left_when_whoever_asked_is_gone(state, how):
+def test_no_process_and_no_file_is_left_when_whoever_asked_is_gone(state, how, tmp_path):
     asker = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, state],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=child_environment(),
+        env={**child_environment(), "TMPDIR": str(tmp_path)},
     )
     with asker.stdin, asker.stdout:
         worker = psutil.Process(int(asker.stdout.readline()))
         family = [worker, *worker.children(recursive=True)]
         assert len(family) > 4
+        (folder,) = tmp_path.iterdir()
+        assert any(folder.iterdir()), "the profile is not in the worker's own folder"
         if how is None:
             asker.stdin.close()
         else:
             os.kill(asker.pid, how)
         asker.wait(60)
     assert all_gone(family, timeout_s=30)
+    assert not folder.exists()
 
 
 def test_one_that_is_gone_does_not_spare_the_others():
@@ -183,4 +189,6 @@ def test_one_that_is_gone_does_not_spare_the_others():
     started[0].kill()
     started[0].wait()
     kill_all(family)
-    assert [process.wait(10) for process in started] == [-signal.SIGKILL] * 3
+    assert not any(process.is_running() for process in family)
+    for process in started:
+        process.wait(10)

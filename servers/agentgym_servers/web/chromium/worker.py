@@ -1,8 +1,9 @@
 """The process that holds a browser: answers one question after another on its standard input.
 
-Run by `workers.Worker` as `python -m agentgym_servers.web.chromium.worker` in an environment that
-has BrowserGym. Playwright's objects belong to one thread, so there is one; a page that never
-returns holds it, and whoever asked ends the process.
+Run by `workers.Worker` as `python -m agentgym_servers.web.chromium.worker FOLDER` in an environment
+that has BrowserGym; what the browser writes is in the folder, and goes with the process.
+Playwright's objects belong to one thread, so there is one; a page that never returns holds it, and
+whoever asked ends the process.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
 import signal
+import sys
 import threading
 import time
 from importlib.metadata import version
@@ -128,17 +131,21 @@ def main() -> None:
     stdin, stdout = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     hurry_playwright()
+    os.environ["TMPDIR"] = folder = sys.argv[1]
     asked: queue.Queue[Question | None] = queue.Queue()
-    threading.Thread(target=_listen, args=(stdin, asked), daemon=True).start()
-    browser = SharedBrowser(find_chromium())
-    desk = Desk(browser)
-    send(stdout, Ready(version("agentgym-sdk"), browser.version))
-    while (question := asked.get()) is not None:
-        send(stdout, desk.answer(question))
-    desk.close()
+    threading.Thread(target=_listen, args=(stdin, asked, folder), daemon=True).start()
+    try:
+        browser = SharedBrowser(find_chromium())
+        desk = Desk(browser)
+        send(stdout, Ready(version("agentgym-sdk"), browser.version))
+        while (question := asked.get()) is not None:
+            send(stdout, desk.answer(question))
+        desk.close()
+    finally:
+        _clear(folder)
 
 
-def _listen(stream: IO[bytes], asked: queue.Queue[Question | None]) -> None:
+def _listen(stream: IO[bytes], asked: queue.Queue[Question | None], folder: str) -> None:
     """Read questions; at the end of them see to it that this process ends, with its browser."""
     try:
         while True:
@@ -146,11 +153,19 @@ def _listen(stream: IO[bytes], asked: queue.Queue[Question | None]) -> None:
     except EOFError:
         asked.put(None)
     time.sleep(_GRACE_S)
-    # A page that never returns holds the main thread; nobody is left to wait for it.
+    # A page that never returns holds the main thread; nobody is left to wait for it. Without a
+    # browser it is free to end, unless something else holds it.
     try:
-        kill_all(psutil.Process().children(recursive=True))
+        _clear(folder)
+        time.sleep(_GRACE_S)
     finally:
         os._exit(1)
+
+
+def _clear(folder: str) -> None:
+    """End the browser, and remove what it wrote."""
+    kill_all(psutil.Process().children(recursive=True))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _short(text: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import select
 import subprocess
+import tempfile
 import threading
 import weakref
 from typing import IO, Any, Final, cast
@@ -46,8 +47,10 @@ class Worker:
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._lock = threading.Lock()
         find_chromium()  # to say so here, and not in a log
+        # A browser that is killed leaves its profile behind.
+        folder = tempfile.TemporaryDirectory(prefix="agentgym-web-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
-            [web_python(), "-P", "-m", "agentgym_servers.web.chromium.worker"],
+            [web_python(), "-P", "-m", "agentgym_servers.web.chromium.worker", folder.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=web_environment(),
@@ -55,7 +58,7 @@ class Worker:
             start_new_session=True,
         )
         # When nobody holds it any more, and at the end of this process.
-        self._end = weakref.finalize(self, _end, self._process)
+        self._end = weakref.finalize(self, _end, self._process, folder)
         ready = self._receive(_START_TIMEOUT_S, Ready)
         logger.debug("browser process %d: Chromium %s", self._process.pid, ready.browser)
 
@@ -138,15 +141,15 @@ def worker_for(episode: str) -> Worker:
         return worker
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started."""
+def _end(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
+    """End a process and all that it started, and remove what they wrote."""
     # Chromium is in a process group of its own; it ends with its pipe, unless a page holds it.
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         kill_all(family)
-        psutil.wait_procs(family, _END_TIMEOUT_S)
     process.wait(_END_TIMEOUT_S)
+    folder.cleanup()
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(BrokenPipeError):
             cast("IO[bytes]", pipe).close()
