@@ -57,16 +57,16 @@ def run(folder: Path, **values: object) -> RunStore:
     """A training run by the command line."""
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**COMMON, "output_dir": str(folder), **values}))
-    agentgym("train", file)
+    agentgym("train", file, cwd=folder.parent)
     return RunStore.open(folder)
 
 
-def agentgym(*words: object) -> None:
+def agentgym(*words: object, cwd: Path) -> None:
     """A command, in a process of its own."""
     command = "from agentgym_env.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", command, *map(str, words)],
-        capture_output=True, text=True, timeout=3000, check=False,
+        capture_output=True, text=True, timeout=3000, check=False, cwd=cwd,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -107,8 +107,9 @@ def test_smollm2_takes_the_whole_road(tmp_path, capsys):
 
     agentgym(
         "eval", "--env", COMMON["env"], "--policy", grpo.path / "model", "--instruction", TOLD,
-        "--horizon", HORIZON, "--per-category", 2, "--turn-max-tokens", COMMON["turn_max_tokens"],
+        "--horizon", HORIZON, "--per-category", 1, "--turn-max-tokens", COMMON["turn_max_tokens"],
         "--max-tokens", COMMON["max_tokens"], "--json", tmp_path / "eval.json",
+        cwd=tmp_path,
     )  # fmt: skip
     assert (tmp_path / "eval.json").stat().st_size > 0
 
