@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from agentgym_train.engines._dense_attention import mask_for
+
 
 class _BufferLayer(DynamicLayer):
     """Writes into a buffer made beforehand; growing by `cat` would copy it at each token."""
@@ -142,7 +144,7 @@ class KVBatch:
         positions = (real.cumsum(1) - 1).clamp_(min=0)[:, self.columns :]  # (B, q)
         output = self._model(
             input_ids=ids,
-            attention_mask=mask[:, None],
+            attention_mask=mask_for(self._model, mask[:, None]),
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from agentgym_env.errors import BadRequest
+from agentgym_train.engines._attention_kinds import check_full_attention
+from agentgym_train.engines._dense_attention import dense_attention
 from agentgym_train.engines._gate import UpdateGate
 from agentgym_train.engines._turn_batch import Finished, TurnBatch, TurnRequest
 from agentgym_train.engines.protocol import EngineLost, Generation, Sampling
-
-_DENSE = ("sdpa", "eager")
-"""Attention that takes any mask; varlen kernels know no rows with holes."""
 
 
 class HFEngine:
@@ -48,12 +47,7 @@ class HFEngine:
 
         `settle_ties`: see `HFSettings`.
         """
-        kinds = set(getattr(model.config, "layer_types", None) or _kinds_unnamed(model.config))
-        if kinds != {"full_attention"}:
-            raise BadRequest(
-                f"the hf engine keeps the cache of full attention layers only, and this model has "
-                f"{sorted(kinds)}; use a full-attention model"
-            )
+        check_full_attention(model.config)
         self.model = model
         self.version = 0
         self._copies = self._copied = False
@@ -195,18 +189,15 @@ class HFEngine:
     def _sampling(self) -> Iterator[None]:
         """Within, the model is in the mode, the precision and the attention that sampling needs."""
         model, weight = self.model, next(self.model.parameters())
-        was_training, attention = model.training, model.config._attn_implementation
+        was_training = model.training
         computes_in = self._computes_in(weight)
         model.eval()
-        if attention not in _DENSE:
-            model.set_attn_implementation("sdpa")
         try:
             reduced = weight.dtype == torch.float32 and computes_in != torch.float32
-            with torch.autocast(weight.device.type, computes_in, enabled=reduced):
+            autocast = torch.autocast(weight.device.type, computes_in, enabled=reduced)
+            with autocast, dense_attention(model):
                 yield
         finally:
-            if attention not in _DENSE:
-                model.set_attn_implementation(attention)
             model.train(was_training)
 
     def _computes_in(self, weight: Tensor) -> torch.dtype:
@@ -241,11 +232,3 @@ def _copy_of(model: Any) -> Any:
         # A trainer replaces `forward` by closures, whose copies would still call its own model.
         module.__dict__.pop("forward", None)
     return made
-
-
-def _kinds_unnamed(config: Any) -> list[str]:
-    """The kind of the layers of a config that names none, as Mistral's: its window tells."""
-    used = getattr(config, "use_sliding_window", True)
-    window = getattr(config, "sliding_window", None) if used else None
-    narrow = window is not None and window < config.max_position_embeddings
-    return ["sliding_attention" if narrow else "full_attention"]

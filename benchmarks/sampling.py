@@ -1,0 +1,77 @@
+"""Tokens a second of the transformers engine in long conversations, beside transformers' attention.
+
+    OMP_NUM_THREADS=1 python benchmarks/sampling.py
+
+Both roads are our engine with the same model, prompts and seeds, one after the other in one run. On
+the first it attends as transformers' sdpa does under a mask, which repeats keys and values for
+every query head; on the second as it does by itself. Prompts are run through the model beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from typing import Any
+
+from prefix_reuse import the_model
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from agentgym_train.engines import _dense_attention
+from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.protocol import Sampling
+
+ROADS = {
+    "transformers' sdpa": sdpa_attention_forward,
+    "ours": _dense_attention.grouped_attention,
+}
+
+
+async def tokens_a_second(model: Any, conversations: int, context: int, tokens: int) -> float:
+    """Sampled tokens a second, all conversations together, where each has `context` tokens."""
+    engine = HFEngine(model, 0, dtype="float32")
+    vocabulary = model.config.get_text_config().vocab_size
+    draws = [random.Random(number) for number in range(conversations)]
+    prompts = [[draw.randrange(3, vocabulary) for _ in range(context)] for draw in draws]
+
+    async def turn(number: int, most: int) -> None:
+        said = await engine.generate(prompts[number], Sampling(most, seed=number), number)
+        prompts[number] += [*said.token_ids, 3]
+
+    async def all_turns(most: int) -> None:
+        await asyncio.gather(*(turn(number, most) for number in range(conversations)))
+
+    try:
+        await all_turns(1)
+        began = time.perf_counter()
+        await all_turns(tokens)
+        return conversations * tokens / (time.perf_counter() - began)
+    finally:
+        await engine.close()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--model", default="smollm2", help="smollm2, random, or a folder")
+    parser.add_argument("--conversations", type=int, default=8)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--tokens", type=int, default=24, help="sampled in each conversation")
+    args = parser.parse_args()
+    model = the_model(args.model)
+    print("| context | " + " | ".join(ROADS) + " | ratio |\n|" + "---|" * (len(ROADS) + 2))
+    for context in args.contexts:
+        rates = []
+        for attention in ROADS.values():
+            AttentionInterface.register(_dense_attention.GROUPED, attention)
+            rates.append(
+                asyncio.run(tokens_a_second(model, args.conversations, context, args.tokens))
+            )
+        cells = [f"{context:,}", *(f"{rate:.1f}" for rate in rates), f"{rates[1] / rates[0]:.1f}"]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Models of many kinds: sampled and scored as they compute by themselves, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agentgym_env.errors import BadRequest
+from agentgym_train.engines.hf import HFEngine
+from tests.train.ragged_rows import episodes
+from tests.train.test_hf_engine import PROMPTS, full_forward_logprobs, sampling, together
+from tests.train.test_scoring import in_one_pass, one_by_one
+
+SIZE = {
+    "vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": None,
+    "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+OLD_SIZE = {"vocab_size": 400, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+EXPERTS = {"num_experts_per_tok": 2, "num_experts": 4}
+LOCAL_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+NEO = {"vocab_size": 400, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
+
+SAMPLED = {
+    "apertus": {}, "arcee": {}, "cohere": {}, "ernie4_5": {}, "gemma": {}, "glm": {}, "glm4": {},
+    "gpt2": OLD_SIZE, "gpt_neox": {}, "granite": {}, "helium": {}, "hunyuan_v1_dense": {},
+    "llama": {}, "mistral": {}, "mixtral": LOCAL_EXPERTS, "nemotron": {}, "olmo2": {},
+    "olmoe": EXPERTS, "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64}, "phi": {}, "phi3": {},
+    "qwen2": {}, "qwen3": {}, "qwen3_moe": {**EXPERTS, "moe_intermediate_size": 32},
+    "seed_oss": {}, "smollm3": {}, "stablelm": {}, "starcoder2": {},
+    # These know no sdpa.
+    "gptj": {**OLD_SIZE, "rotary_dim": 8},
+    "gpt_neo": {**NEO, "attention_types": [[["global"], 2]]},
+    "gpt_oss": {**LOCAL_EXPERTS, "sliding_window": 9, "layer_types": ["full_attention"] * 2},
+}  # fmt: skip
+REFUSED = {
+    "bloom": (OLD_SIZE, "alibi"),
+    "deepseek_v3": ({}, "latent_attention"),
+    "gemma2": ({"sliding_window": 4}, "sliding_attention"),
+    "gpt_neo": ({**NEO, "attention_types": [[["global", "local"], 1]]}, "local"),
+    "llama4_text": ({}, "chunked_attention"),
+    "mistral": ({"sliding_window": 4}, "sliding_attention"),
+    "mpt": ({"vocab_size": 400, "d_model": 64, "n_heads": 4, "n_layers": 2}, "alibi"),
+    "qwen2": ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "sliding"),
+    "qwen3_next": (EXPERTS, "linear_attention"),
+}
+
+
+def config_of(name: str, changes: dict[str, object]):
+    whole = changes.keys() & {"n_embd", "d_model", "num_layers"}
+    return AutoConfig.for_model(name, **{**({} if whole else SIZE), **changes})
+
+
+def model_of(name: str):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(name, {**SAMPLED[name], "pad_token_id": 0}))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.mul_(3)  # or all heads look at all tokens alike
+            else:
+                weight.add_(torch.randn_like(weight), alpha=0.1)  # biases are 0 at first
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_two_turns_have_the_logprobs_of_a_full_forward(name):
+    model = model_of(name)
+    engine, names = HFEngine(model, 0), list(range(len(PROMPTS)))
+    first = together(engine, PROMPTS, [sampling(n) for n in names], names)
+    further = [
+        prompt + turn.token_ids + [7] * (number + 1)
+        for number, (prompt, turn) in enumerate(zip(PROMPTS, first, strict=True))
+    ]
+    second = together(engine, further, [sampling(n + 9) for n in names], names)
+    assert len(engine._caches) == len(PROMPTS)
+    for prompt, turn in zip([*PROMPTS, *further], [*first, *second], strict=True):
+        expected = full_forward_logprobs(model, prompt, turn)
+        assert turn.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_an_update_scores_a_batch_as_the_model_does_each_episode(name):
+    model, rows = model_of(name), episodes(6)
+    with torch.no_grad():
+        expected = one_by_one(model, rows)
+        found = in_one_pass(model, rows, shared_rows=False)
+    for ours, plain in zip(found, expected, strict=True):
+        assert torch.allclose(ours, plain, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_counts_columns_or_keeps_no_keys_is_refused(name):
+    changes, kind = REFUSED[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(name, changes))
+    with pytest.raises(BadRequest, match=f"full attention layers only.*{kind}"):
+        HFEngine(model, 0)
+
+
+def test_a_window_wider_than_all_positions_is_none():
+    config = config_of("mistral", {"sliding_window": 256})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert HFEngine(model, 0).model is model
