@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-from agentgym_train.engines._dense_attention import dense_attention, grouped_attention
+from agentgym_train.engines._dense_attention import GROUPED, dense_attention, grouped_attention
 from agentgym_train.engines.hf import HFEngine
 from tests.train.small import textcraft_tokenizer
 from tests.train.test_hf_engine import PROMPTS, full_forward_logprobs, sampling, together
@@ -71,6 +74,23 @@ def test_no_head_of_keys_is_copied_for_the_queries_that_share_it(monkeypatch):
     copied.clear()
     together(HFEngine(model, 0), PROMPTS, [sampling(seed) for seed in range(len(PROMPTS))])
     assert not copied
+
+
+def test_the_benchmark_samples_as_much_by_either_road(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    sampling = importlib.import_module("sampling")
+    seen = []
+    for road, attend in sampling.ROADS.items():
+
+        def count(*words, road=road, attend=attend, **named):
+            seen.append(road)
+            return attend(*words, **named)
+
+        monkeypatch.setitem(sampling.ROADS, road, count)
+    rates = asyncio.run(sampling.rates(grouped_model(), 2, 9, 4))
+    assert len(rates) == 2 and min(rates) > 0
+    assert seen.count("ours") == seen.count("transformers' sdpa") > 0
+    AttentionInterface.register(GROUPED, grouped_attention)
 
 
 def test_a_model_that_knows_no_sdpa_is_sampled_eagerly(monkeypatch):
