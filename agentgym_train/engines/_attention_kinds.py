@@ -14,7 +14,7 @@ _ALIBI_ALWAYS = ("bloom", "mpt")
 
 
 def check_full_attention(config: Any) -> None:
-    """Raise `BadRequest` unless all layers attend to all tokens by their positions."""
+    """Raise `BadRequest` unless all layers of a text model attend to all tokens by position."""
     kinds = sorted(_kinds(config))
     if kinds != ["full_attention"]:
         raise BadRequest(

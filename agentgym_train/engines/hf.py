@@ -47,7 +47,7 @@ class HFEngine:
 
         `settle_ties`: see `HFSettings`.
         """
-        check_full_attention(model.config)
+        check_full_attention(model.config.get_text_config())
         self.model = model
         self.version = 0
         self._copies = self._copied = False

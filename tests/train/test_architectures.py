@@ -20,6 +20,10 @@ SIZE = {
 OLD_SIZE = {"vocab_size": 400, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 EXPERTS = {"num_experts_per_tok": 2, "num_experts": 4}
 LOCAL_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+EYE = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 32, "patch_size": 16,
+}  # fmt: skip
 NEO = {"vocab_size": 400, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
 
 SAMPLED = {
@@ -38,6 +42,7 @@ REFUSED = {
     "bloom": (OLD_SIZE, "alibi"),
     "deepseek_v3": ({}, "latent_attention"),
     "gemma2": ({"sliding_window": 4}, "sliding_attention"),
+    "gemma3": ({"text_config": {**SIZE, "sliding_window": 4}, "vision_config": EYE}, "sliding"),
     "gpt_neo": ({**NEO, "attention_types": [[["global", "local"], 1]]}, "local"),
     "llama4_text": ({}, "chunked_attention"),
     "mistral": ({"sliding_window": 4}, "sliding_attention"),
@@ -48,7 +53,7 @@ REFUSED = {
 
 
 def config_of(name: str, changes: dict[str, object]):
-    whole = changes.keys() & {"n_embd", "d_model", "num_layers"}
+    whole = changes.keys() & {"n_embd", "d_model", "num_layers", "text_config"}
     return AutoConfig.for_model(name, **{**({} if whole else SIZE), **changes})
 
 
