@@ -171,7 +171,9 @@ def _matching(index: Index, runs: Sequence[int], text: str) -> tuple[str, list[A
     parts = [
         f"SELECT rowid FROM text_{int(f['id'])} WHERE text_{int(f['id'])} MATCH ?" for f in files
     ]
-    return f"id IN ({' UNION ALL '.join(parts)})", [words] * len(files)
+    # `+`: walk the order's index and look rows up in what was found, which may be most of them;
+    # without it SQLite would fetch and sort all of those.
+    return f"+id IN ({' UNION ALL '.join(parts)})", [words] * len(files)
 
 
 def _words_of(text: str) -> str:
