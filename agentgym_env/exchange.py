@@ -19,22 +19,23 @@ from agentgym_env.errors import (
     UnknownTask,
 )
 from agentgym_env.transports import Answer, Call
-from agentgym_env.wire import ErrorBody, WireError, decode, encode
+from agentgym_env.wire import MAX_ITEMS, ErrorBody, WireError, decode, encode
 
 R = TypeVar("R")
 
 _MAX_CALL_BYTES = 4 * 2**20  # well under a host's default limit of 16 MiB
-_MAX_CALL_ITEMS = 4096
 _LOST = frozenset({"unknown_session", "shutting_down"})
 _FAULT = frozenset({"environment_error", "deadline"})
 
 
-def batch_calls(path: str, requests: Sequence[Any]) -> Iterator[tuple[Call, int]]:
+def batch_calls(
+    path: str, requests: Sequence[Any], max_items: int = MAX_ITEMS
+) -> Iterator[tuple[Call, int]]:
     """The calls that carry `requests`, each with how many of them it holds."""
     held: list[bytes] = []
     size = 0
     for message in map(encode, requests):
-        if held and (size + len(message) > _MAX_CALL_BYTES or len(held) == _MAX_CALL_ITEMS):
+        if held and (size + len(message) > _MAX_CALL_BYTES or len(held) == max_items):
             yield Call(path, b"[" + b",".join(held) + b"]"), len(held)
             held, size = [], 0
         held.append(message)

@@ -49,6 +49,8 @@ def card(pool: ServerPool[Any]) -> Operation[EnvCard]:
     failure: AgentGymError | None = None
     for server, answer in zip(servers, answers, strict=True):
         found = read_one(answer, EnvCard, server.address)
+        if isinstance(found, EnvCard):
+            server.max_items = found.max_items
         if isinstance(found, AgentGymError):
             failure = failure or found
             _note_loss(server, found)
@@ -208,7 +210,7 @@ def _post(
     calls: list[tuple[Server[Any], Call]] = []
     owners: list[tuple[int, int]] = []  # parcel, how many items the call holds
     for index, (server, requests) in enumerate(parcels):
-        for call, count in batch_calls(path, requests):
+        for call, count in batch_calls(path, requests, server.max_items):
             calls.append((server, call))
             owners.append((index, count))
     if not calls:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.wire import MAX_ITEMS
 
 
 class Addressed(Protocol):
@@ -29,6 +30,8 @@ class Server(Generic[T]):
     address: str
     transport: T
     open_sessions: int = 0
+    max_items: int = MAX_ITEMS
+    """Maximum items of one call, as its card states."""
     out_until: float = 0.0
     """Monotonic time until which new sessions go elsewhere."""
 

@@ -16,6 +16,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 PROTOCOL_VERSION: Final = 1
 MAX_SEED: Final = 2**63 - 1
 """The widest integer that every JSON and MessagePack reader can hold."""
+MAX_ITEMS: Final = 4096
+"""Maximum items of one call, unless the server is told otherwise."""
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 
@@ -30,7 +32,11 @@ ErrorCode = Literal[
     "stale_turn",  # 409  a turn that is neither the next nor the last one answered
     "episode_over",  # 409  step before reset or after the end
     "no_expert",  # 409  the environment has no oracle
+    "unknown_host",  # 421  the Host header names no host of this server
+    "foreign_origin",  # 403  a web page of another site
+    "unsupported_media_type",  # 415  a body that is neither JSON nor MessagePack
     "too_large",  # 413  body above the server's limit
+    "too_many_items",  # 413  more items in one call than the server accepts
     "too_many_sessions",  # 429  the server's session limit
     "environment_error",  # 500  the environment's own code failed
     "deadline",  # 504  a step outlasted its deadline
@@ -47,7 +53,11 @@ STATUS: Final[dict[str, int]] = {
     "stale_turn": 409,
     "episode_over": 409,
     "no_expert": 409,
+    "unknown_host": 421,
+    "foreign_origin": 403,
+    "unsupported_media_type": 415,
     "too_large": 413,
+    "too_many_items": 413,
     "too_many_sessions": 429,
     "environment_error": 500,
     "shutting_down": 503,
@@ -156,6 +166,8 @@ class EnvCard(Struct, frozen=True):
     action_max_length: int
     has_expert: bool
     max_sessions: int = 16_384
+    max_items: int = MAX_ITEMS
+    """Maximum items of one call."""
     protocol: int = PROTOCOL_VERSION
     version: str = ""
 

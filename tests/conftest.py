@@ -11,6 +11,7 @@ import pytest
 
 import agentgym_env
 import worlds
+from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host import Host
 from agentgym_servers.sessions import SessionTable
 from hosting import GUESS, HttpServer, Served, speaking
@@ -46,10 +47,11 @@ def make_host() -> MakeHost:
         env_id: str = GUESS,
         token: str | None = None,
         max_body_bytes: int = 16 * 2**20,
+        max_items: int = MAX_ITEMS,
         **settings: Any,
     ) -> Host:
         table = SessionTable(make_env, env_id=env_id, **settings)
-        return Host(table, token=token, max_body_bytes=max_body_bytes)
+        return Host(table, token=token, max_body_bytes=max_body_bytes, max_items=max_items)
 
     return make
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from agentgym_servers.desk import Answer, Batch, Desk, Scrape
 from agentgym_servers.metrics import Figures
+from agentgym_servers.request_guard import RequestGuard, check_content_type
 from agentgym_servers.routes import METHOD_OF
 
 Message = MutableMapping[str, Any]
@@ -71,17 +72,22 @@ Answerer = Callable[[HttpCall], Awaitable[Answer | HeadedAnswer]]
 
 
 def make_app(
-    service: Service, answerer: Answerer | None = None, web_sockets: App | None = None
+    service: Service,
+    answerer: Answerer | None = None,
+    web_sockets: App | None = None,
+    guard: RequestGuard | None = None,
 ) -> App:
     """The application that serves `service`, starts it and stops it.
 
     It speaks our own protocol unless an `answerer` speaks another; `web_sockets` serves those.
+    Without a `guard`, only loopback hosts are accepted.
     """
     answer = answerer or partial(answer_call, service)
+    guarded = guard or RequestGuard()
 
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await _serve_call(service.desk, answer, scope, receive, send)
+            await _serve_call(service.desk, guarded, answer, scope, receive, send)
         elif scope["type"] == "lifespan":
             await _live(service, receive, send)
         elif web_sockets is not None:
@@ -113,18 +119,26 @@ async def answer_call(service: Service, call: HttpCall) -> Answer:
 
 
 async def _serve_call(
-    desk: Desk, answer: Answerer, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    desk: Desk,
+    guard: RequestGuard,
+    answer: Answerer,
+    scope: MutableMapping[str, Any],
+    receive: Receive,
+    send: Send,
 ) -> None:
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    content_type = headers.get(b"content-type", "")
     authorization = headers.get(b"authorization", "")
     declared = headers.get(b"content-length", "")
-    error = desk.unauthorized(scope["path"], authorization) or desk.too_large(
-        int(declared) if declared.isdecimal() else 0
+    error = (
+        guard.check_headers(headers)
+        or desk.unauthorized(scope["path"], authorization)
+        or desk.too_large(int(declared) if declared.isdecimal() else 0)
     )
     body = b"" if error is not None else await read_body(receive, desk.max_body_bytes)
     if body is None:
         return
-    error = error or desk.too_large(len(body))
+    error = error or desk.too_large(len(body)) or check_content_type(body, content_type)
     own_fields: Sequence[tuple[bytes, bytes]] = ()
     if error is not None:
         status, content_type, content = desk.fail(error)
@@ -134,7 +148,7 @@ async def _serve_call(
             scope["path"],
             scope["query_string"].decode("latin-1"),
             body,
-            headers.get(b"content-type", ""),
+            content_type,
             headers.get(b"accept", ""),
             authorization,
             headers,

@@ -15,15 +15,25 @@ import typer
 from agentgym_env.errors import BadRequest
 from agentgym_env.options import json_object
 from agentgym_env.registration import env_class, full_id
+from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.compat_worlds import original_kwargs
 from agentgym_servers.logs import configure_logs
 from agentgym_servers.neighbours import check_protocol
-from agentgym_servers.origins import is_loopback
+from agentgym_servers.request_guard import checked_host, is_loopback
 from agentgym_servers.serving import listen, make_service, run_server
 from agentgym_servers.settings import ServeSettings
 from agentgym_servers.supervisor import run_mesh
 
 logger = logging.getLogger(__name__)
+
+
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Accept requests to this host name too, besides the address to listen on and "
+        "loopback names; repeatable. * accepts any.",
+    ),
+]
 
 
 class Protocol(StrEnum):
@@ -54,7 +64,9 @@ def serve(
         int | None, typer.Option(help="Most sessions at once. Default: as the world asks for.")
     ] = None,
     session_ttl: Annotated[float, typer.Option(help="Seconds a session may stand idle.")] = 3600.0,
+    allowed_host: AllowedHosts = None,
     max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
+    max_items: Annotated[int, typer.Option(help="Maximum items of one call.")] = MAX_ITEMS,
     isolate: Annotated[
         bool | None,
         typer.Option(
@@ -99,7 +111,9 @@ def serve(
         token=None if token_file is None else _read_token(token_file),
         max_sessions=most,
         session_ttl_s=_positive("--session-ttl", session_ttl),
+        allowed_hosts=tuple(map(checked_host, allowed_host or ())),
         max_body_bytes=max_body_mb * 2**20,
+        max_items=max_items,
         workers=max(1, min(workers or _default_workers(isolated), most)),
         isolated=isolated,
         step_timeout_s=_positive("--step-timeout", step_timeout or env_type.step_timeout_s),
@@ -110,6 +124,8 @@ def serve(
     )
     if workers is not None and workers < 1:
         raise BadRequest(f"--workers is at least 1, got {workers}")
+    if max_items < 1:
+        raise BadRequest(f"--max-items is at least 1, got {max_items}")
     check_protocol(settings)
     if token_file is None and not is_loopback(host):
         logger.warning("%s is open to the network without a token; see --token-file", host)

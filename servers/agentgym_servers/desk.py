@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import parse_qs
@@ -18,6 +19,7 @@ from msgspec import UNSET
 from agentgym_env.errors import UnknownSplit
 from agentgym_env.wire import (
     JSON,
+    MAX_ITEMS,
     MSGPACK,
     STATUS,
     EnvCard,
@@ -30,6 +32,7 @@ from agentgym_env.wire import (
 from agentgym_servers import routes
 from agentgym_servers.metrics import Figures, count, page
 from agentgym_servers.openapi import openapi_document
+from agentgym_servers.request_guard import check_content_type, media_type
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ Answer = tuple[int, str, bytes]
 _POSTS = {route.path: route for route in routes.ROUTES if route.takes is not None}
 _KNOWN = frozenset((route.method, route.path) for route in routes.ROUTES)
 _MAX_MESSAGE = 500
+_JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +82,15 @@ class Desk:
     """Decodes calls, encodes answers, guards the door, counts."""
 
     def __init__(
-        self, keeper: Keeper, *, token: str | None = None, max_body_bytes: int = 16 * 2**20
+        self,
+        keeper: Keeper,
+        *,
+        token: str | None = None,
+        max_body_bytes: int = 16 * 2**20,
+        max_items: int = MAX_ITEMS,
     ) -> None:
         self.max_body_bytes = max_body_bytes
+        self.max_items = max_items
         self.figures = Figures()
         """Calls, items and errors; the keeper counts the rest."""
         self.keeper = keeper
@@ -98,7 +108,7 @@ class Desk:
         authorization: str = "",
     ) -> Answer | Batch | Scrape:
         """Read one call. It never raises: whatever comes in is answered, or can be."""
-        sent = content_type.partition(";")[0].strip().lower()
+        sent = media_type(content_type)
         wanted = _answer_type(sent, accept)
         # Unknown paths share a name, or a scan would fill the memory.
         count(self.figures.requests, path if (method, path) in _KNOWN else "unknown")
@@ -155,24 +165,35 @@ class Desk:
             "too_large", f"the body is above the limit of {limit} bytes; send smaller batches"
         )
 
+    def _too_many(self, body: bytes, sent: str) -> WireError | None:
+        """Why a body of so many items is not decoded, or None."""
+        items = _count_items(body, sent, self.max_items)
+        if items <= self.max_items:
+            return None
+        return WireError(
+            "too_many_items",
+            f"the call has {items} items, and the limit is {self.max_items}; send several calls",
+        )
+
     def fail(self, error: WireError, content_type: str = JSON) -> Answer:
         """The answer to a call that failed as a whole."""
         count(self.figures.errors, error.code)
         return STATUS[error.code], content_type, encode(ErrorBody(error), content_type)
 
     def _read(self, route: routes.Route, body: bytes, sent: str, wanted: str) -> Answer | Batch:
-        if sent not in ("", JSON, MSGPACK):
-            text = f"content type {_cut(sent)!r} is not read here; send {JSON} or {MSGPACK}"
-            return self.fail(WireError("bad_request", text), wanted)
+        error = check_content_type(body, sent) or self._too_many(body, sent)
+        if error is not None:
+            return self.fail(error, wanted)
         try:
-            return Batch(route, decode(body, route.takes, sent or JSON), wanted)
+            return Batch(route, decode(body, route.takes, sent), wanted)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             text = f"the body is not what {route.path} takes: {_cut(str(error))}"
             return self.fail(WireError("bad_request", text), wanted)
 
     def _get(self, path: str, query: str, wanted: str) -> Answer:
         if path == routes.ENV.path:
-            return 200, wanted, encode(self.keeper.card(), wanted)
+            card = msgspec.structs.replace(self.keeper.card(), max_items=self.max_items)
+            return 200, wanted, encode(card, wanted)
         if path == routes.TASKS.path:
             return self._get_tasks(query, wanted)
         return 200, JSON, encode(openapi_document(self.keeper.card()))
@@ -211,6 +232,23 @@ def _sendable(reply: Any, wanted: str, keeper: Keeper) -> Any:
     except Exception as error:
         return keeper.unsendable(reply, error)
     return reply
+
+
+def _count_items(body: bytes, sent: str, limit: int) -> int:
+    """The items of a batch, without decoding it; exact above `limit`, else possibly too high.
+
+    Every item of every route is an object without objects in it.
+    """
+    if sent == MSGPACK:
+        # An array's first byte is its kind, the length follows; see the MessagePack specification.
+        kind = body[:1]
+        size = {b"\xdc": 2, b"\xdd": 4}.get(kind, 0)
+        return int.from_bytes(body[1 : 1 + size]) if size else 0
+    items = body.count(b"{")
+    if items > limit:
+        # The text of actions may have braces too.
+        items = _JSON_STRING.sub(b"", body).count(b"{")
+    return items
 
 
 def _answer_type(sent: str, accept: str) -> str:

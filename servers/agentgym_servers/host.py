@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from agentgym_env.text_env import TextEnv
+from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.desk import Answer, Batch, Desk, Scrape
 from agentgym_servers.metrics import Figures
 from agentgym_servers.sessions import SessionTable
@@ -20,10 +21,15 @@ class Host:
     """Serves one session table, whose worlds step in the caller's thread."""
 
     def __init__(
-        self, table: SessionTable, *, token: str | None = None, max_body_bytes: int = 16 * 2**20
+        self,
+        table: SessionTable,
+        *,
+        token: str | None = None,
+        max_body_bytes: int = 16 * 2**20,
+        max_items: int = MAX_ITEMS,
     ) -> None:
         self.table = table
-        self.desk = Desk(table, token=token, max_body_bytes=max_body_bytes)
+        self.desk = Desk(table, token=token, max_body_bytes=max_body_bytes, max_items=max_items)
         self._reaping: asyncio.Task[None] | None = None
 
     def handle(

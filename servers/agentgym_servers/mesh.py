@@ -41,6 +41,7 @@ def mesh_service(settings: ServeSettings, index: int, folder: Path) -> Router:
         session_table(settings, index),
         token=settings.token,
         max_body_bytes=settings.max_body_bytes,
+        max_items=settings.max_items,
     )
     shards = [
         _Own(host, _door(folder, index)) if i == index else _Peer(_door(folder, i))

@@ -7,14 +7,13 @@ sessions as our own protocol.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, MutableMapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from agentgym_adapters.mcp_server import McpServer
 from agentgym_adapters.nemo_gym_server import NemoGymServer
 from agentgym_adapters.openenv_server import OpenEnvServer
-from agentgym_adapters.served import HttpProtocol, Question, Reply, Talk
+from agentgym_adapters.served import HttpProtocol, Question, Reply
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.wire import JSON, encode
 from agentgym_servers import routes
@@ -22,31 +21,34 @@ from agentgym_servers.app import App, HeadedAnswer, HttpCall, Service, answer_ca
 from agentgym_servers.compat_worlds import original_protocol
 from agentgym_servers.desk import Answer
 from agentgym_servers.metrics import count
-from agentgym_servers.origins import is_foreign
+from agentgym_servers.request_guard import media_type
 from agentgym_servers.settings import OPENENV, OWN, ServeSettings
 from agentgym_servers.single_calls import SingleCalls
 from agentgym_servers.web_sockets import web_socket_app
 
-_FORBIDDEN: Final = Reply(403, {"detail": "this server does not answer web pages of other sites"})
 _WRONG_TYPE: Final = Reply(415, {"detail": "send JSON: Content-Type: application/json"})
 
 
 def app_of(service: Service, settings: ServeSettings) -> App:
     """The application that speaks the protocol of the settings."""
     if settings.protocol == OWN:
-        return make_app(service)
+        return make_app(service, guard=settings.guard())
     if settings.protocol == "agentgym":
         return make_app(
-            service, original_protocol(service, settings.env_id, settings.session_ttl_s)
+            service,
+            original_protocol(service, settings.env_id, settings.session_ttl_s),
+            guard=settings.guard(),
         )
     served = SingleCalls(service)
     if settings.protocol == OPENENV:
         openenv = OpenEnvServer(served)
-        sockets = _sockets(service, settings, openenv.talk)
-        return make_app(service, partial(_answer, service, settings, openenv), sockets)
+        sockets = web_socket_app(
+            service.desk, openenv.talk, settings.session_ttl_s, settings.guard()
+        )
+        return make_app(service, partial(_answer, service, openenv), sockets, settings.guard())
     server_type = NemoGymServer if settings.protocol == "nemo-gym" else McpServer
     protocol: HttpProtocol = server_type(served, settings.session_ttl_s, settings.max_sessions)
-    return make_app(service, partial(_answer, service, settings, protocol))
+    return make_app(service, partial(_answer, service, protocol), guard=settings.guard())
 
 
 def check_protocol(settings: ServeSettings) -> None:
@@ -62,23 +64,13 @@ def check_protocol(settings: ServeSettings) -> None:
         )
 
 
-def _sockets(service: Service, settings: ServeSettings, talk: Callable[[str], Talk | None]) -> App:
-    def foreign(scope: MutableMapping[str, Any]) -> bool:
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        return is_foreign(headers, settings.host)
-
-    return web_socket_app(service.desk, talk, settings.session_ttl_s, foreign)
-
-
 async def _answer(
-    service: Service, settings: ServeSettings, protocol: HttpProtocol, call: HttpCall
+    service: Service, protocol: HttpProtocol, call: HttpCall
 ) -> Answer | HeadedAnswer:
     """Answer a neighbour's call. The metrics are ours: none of them has any."""
     if call.path == routes.METRICS.path:
         return await answer_call(service, call)
-    if is_foreign(call.headers, settings.host):
-        reply = _FORBIDDEN
-    elif call.body and call.content_type.partition(";")[0].strip().lower() not in ("", JSON):
+    if call.body and media_type(call.content_type) != JSON:
         reply = _WRONG_TYPE
     else:
         headers = {name.decode("latin-1"): value for name, value in call.headers.items()}

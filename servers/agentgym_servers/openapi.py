@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from agentgym_env.wire import JSON, MSGPACK, STATUS, EnvCard, ErrorBody, ErrorCode
-from agentgym_servers.routes import AT_THE_DOOR, HEALTH, ROUTES, TASKS, Route
+from agentgym_servers.routes import AT_THE_DOOR, HEALTH, OF_BODIES, ROUTES, TASKS, Route
 
 
 def openapi_document(card: EnvCard) -> dict[str, Any]:
@@ -46,7 +46,8 @@ def _operation(route: Route, schema_of: dict[str, Any], splits: list[str]) -> di
             "content": _media(answer) if route.gives else {route.media: {"schema": answer}},
         }
     }
-    codes = [c for c in (*AT_THE_DOOR, *route.codes) if (c, route) != ("unauthorized", HEALTH)]
+    own = route.codes if route.takes is None else (*OF_BODIES, *route.codes)
+    codes = [c for c in (*AT_THE_DOOR, *own) if (c, route) != ("unauthorized", HEALTH)]
     for status in sorted({STATUS[code] for code in codes}):
         # A batch in which every item failed comes back as the list, under the first item's status.
         either = {"anyOf": [schema_of[str(ErrorBody)], answer]} if route.takes else None

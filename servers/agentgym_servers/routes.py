@@ -38,8 +38,12 @@ class Route:
     media: str = "application/json"
 
 
-AT_THE_DOOR: Final[tuple[ErrorCode, ...]] = ("unauthorized", "too_large", "wrong_method")
+AT_THE_DOOR: Final[tuple[ErrorCode, ...]] = (
+    "unauthorized", "unknown_host", "foreign_origin", "too_large", "wrong_method",
+)  # fmt: skip
 """The errors of every route; `/health` needs no token."""
+OF_BODIES: Final[tuple[ErrorCode, ...]] = ("unsupported_media_type", "too_many_items")
+"""The errors of every route that takes a body."""
 _WORLD: Final[tuple[ErrorCode, ...]] = (
     "bad_request", "unknown_session", "environment_error", "deadline", "shutting_down",
 )  # fmt: skip

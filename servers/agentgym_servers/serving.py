@@ -37,7 +37,12 @@ def make_service(settings: ServeSettings) -> App:
         service = world_pool(settings)
     else:
         table = session_table(settings)
-        service = Host(table, token=settings.token, max_body_bytes=settings.max_body_bytes)
+        service = Host(
+            table,
+            token=settings.token,
+            max_body_bytes=settings.max_body_bytes,
+            max_items=settings.max_items,
+        )
     return app_of(service, settings)
 
 

@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from agentgym_env.registration import env_class
 from agentgym_env.text_env import TextEnv
+from agentgym_env.wire import MAX_ITEMS
+from agentgym_servers.request_guard import RequestGuard
 from agentgym_servers.router import name_prefix, share_of
 from agentgym_servers.sessions import SessionTable
 
@@ -27,7 +29,11 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     token: str | None = None
     max_sessions: int = TextEnv.max_sessions
     session_ttl_s: float = 3600.0
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that requests may name, beside those of `host`."""
     max_body_bytes: int = 16 * 2**20
+    max_items: int = MAX_ITEMS
+    """Maximum items of one call."""
     workers: int = 1
     """Processes that share the sessions."""
     isolated: bool = False
@@ -38,6 +44,10 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     log_level: int = 20
     log_json: bool = False
     log_actions: bool = False
+
+    def guard(self) -> RequestGuard:
+        """What checks the headers of every request."""
+        return RequestGuard(self.host, self.allowed_hosts)
 
     @property
     def most_socket_bytes(self) -> int | None:

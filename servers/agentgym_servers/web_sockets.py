@@ -10,6 +10,7 @@ from agentgym_adapters.served import Said, Talk
 from agentgym_servers.app import App, Receive, Send
 from agentgym_servers.desk import Desk
 from agentgym_servers.metrics import count
+from agentgym_servers.request_guard import RequestGuard
 
 _REFUSED = {"type": "websocket.close", "code": 1008}
 """Sent before a connection is accepted, it is an answer of status 403."""
@@ -19,18 +20,20 @@ def web_socket_app(
     desk: Desk,
     open_talk: Callable[[str], Talk | None],
     idle_s: float,
-    is_foreign: Callable[[MutableMapping[str, Any]], bool],
+    guard: RequestGuard,
 ) -> App:
     """Serves the WebSockets of a protocol; one that is silent for `idle_s` seconds ends."""
 
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         await receive()  # that somebody wants to connect
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        error = desk.unauthorized(scope["path"], headers.get(b"authorization", ""))
+        error = guard.check_headers(headers) or desk.unauthorized(
+            scope["path"], headers.get(b"authorization", "")
+        )
         talk = open_talk(scope["path"])
         known = scope["path"] if talk is not None else "unknown"
         count(desk.figures.requests, known)
-        if error is not None or talk is None or is_foreign(scope):
+        if error is not None or talk is None:
             if error is not None:
                 count(desk.figures.errors, error.code)
             await send(_REFUSED)

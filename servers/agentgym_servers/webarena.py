@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.named_code import load_named
 from agentgym_env.text_env import TextEnv
 from agentgym_servers.web.action import ENDINGS, Action, ActionProblem
 from agentgym_servers.web.actions import parse_action, write_call
@@ -227,10 +227,9 @@ def _choose(
 def _find_judge(judge: Judge | str | None) -> Judge | None:
     if not isinstance(judge, str):
         return judge
-    module, _, name = judge.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = load_named(judge)
+    except (BadRequest, ImportError) as error:
         raise BadRequest(
             f"the judge {judge!r} is not there ({error}); write package.module:name"
         ) from error

@@ -48,7 +48,12 @@ def world_pool(settings: ServeSettings) -> Router:
     """A service whose worlds live in `settings.workers` processes of their own."""
     processes = [WorldProcess(settings, index) for index in range(settings.workers)]
     keeper = _Described(processes[0])
-    desk = Desk(keeper, token=settings.token, max_body_bytes=settings.max_body_bytes)
+    desk = Desk(
+        keeper,
+        token=settings.token,
+        max_body_bytes=settings.max_body_bytes,
+        max_items=settings.max_items,
+    )
     return Router(desk, processes, count_desk=True)
 
 

@@ -209,7 +209,10 @@ def test_the_token_opens_sockets_and_routes(served, tmp_path):
 
 
 def test_web_pages_of_other_sites_are_turned_away(openenv_guess):
-    for page, allowed in (("http://localhost:3000", True), ("https://example.org", False)):
+    pages = (
+        (openenv_guess, True), ("http://localhost:3000", False), ("https://example.org", False)
+    )  # fmt: skip
+    for page, allowed in pages:
         answer = requests.post(f"{openenv_guess}/reset", headers={"Origin": page}, timeout=60)
         assert (answer.status_code == 200) is allowed
         if allowed:

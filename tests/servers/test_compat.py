@@ -181,7 +181,6 @@ def test_any_index_is_taken_modulo_the_number_of_goals(original, index):
         (b"{", "application/json", "json_invalid", ["body", 1]),
         (b"\xff", "application/json", "json_invalid", ["body", 0]),
         (b"[1]", "application/json", "model_attributes_type", ["body"]),
-        (b'{"id": 0}', "text/plain", "model_attributes_type", ["body"]),
         (b"{}", "application/json", "missing", ["body", "id"]),
         (b'{"id": "x", "action": ""}', "application/json", "int_parsing", ["body", "id"]),
         (b'{"id": 1.5, "action": ""}', "application/json", "int_from_float", ["body", "id"]),
@@ -196,6 +195,12 @@ def test_a_body_that_does_not_fit_is_refused_as_fastapi_refuses(
     assert answer.status_code == 422
     (detail,) = answer.json()["detail"]
     assert (detail["type"], detail["loc"]) == (kind, where)
+
+
+def test_a_body_that_is_not_json_by_its_type_is_rejected_before_it_is_read(original):
+    answer = send(original(), "POST", "/step", raw=b'{"id": 0}', content_type="text/plain")
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_media_type"
 
 
 def test_numbers_are_read_leniently(original):

@@ -12,7 +12,6 @@ from agentgym_adapters.openenv_wire import ResetData
 from agentgym_adapters.served import Refused
 from agentgym_env.errors import BadRequest
 from agentgym_servers.neighbours import check_protocol
-from agentgym_servers.origins import is_foreign
 from agentgym_servers.settings import ServeSettings
 from agentgym_servers.single_calls import SingleCalls
 from hosting import Clock
@@ -27,26 +26,6 @@ def test_sessions_that_stand_in_one_process_are_not_spread(protocol):
     # An isolated world has one process that speaks, however many there are that step.
     check_protocol(ServeSettings(**settings, workers=2, isolated=True))
     check_protocol(ServeSettings(**settings))
-
-
-@pytest.mark.parametrize(
-    ("origin", "listens_on", "foreign"),
-    [
-        (None, "127.0.0.1", False),
-        ("http://localhost:3000", "127.0.0.1", False),
-        ("http://[::1]:3000", "localhost", False),
-        ("https://example.org", "127.0.0.1", True),
-        # Its name was pointed at this machine: what Host says proves nothing.
-        ("http://own.example:8000", "127.0.0.1", True),
-        ("http://own.example:8000", "0.0.0.0", False),
-        ("http://localhost:8000", "0.0.0.0", True),
-        ("null", "127.0.0.1", True),
-        ("http://[", "0.0.0.0", True),
-    ],
-)
-def test_which_web_pages_may_speak_to_a_server(origin, listens_on, foreign):
-    headers = {b"host": "own.example:8000"} | ({} if origin is None else {b"origin": origin})
-    assert is_foreign(headers, listens_on) is foreign
 
 
 def test_single_calls_are_counted_and_refused_by_code(make_host):

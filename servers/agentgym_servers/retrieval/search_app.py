@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from agentgym_env.errors import AgentGymError
-from agentgym_env.wire import ErrorBody, WireError
+from agentgym_env.wire import STATUS, ErrorBody, WireError
 from agentgym_servers.app import App, Receive, Send, read_body
+from agentgym_servers.request_guard import RequestGuard, check_content_type
 from agentgym_servers.retrieval.passages import Hit, Retriever
 from agentgym_servers.retrieval.route import (
     PATH,
@@ -39,6 +40,7 @@ def make_search_app(
     retriever: Retriever,
     health: dict[str, Any],
     *,
+    guard: RequestGuard | None = None,
     topk: int = 3,
     max_body_bytes: int = 16 * 2**20,
     threads: int = 1,
@@ -47,10 +49,14 @@ def make_search_app(
 
     Searches run in threads, so the event loop answers while they do.
     """
+    guarded = guard or RequestGuard()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
 
     async def answer(scope: MutableMapping[str, Any], receive: Receive) -> _Answer | None:
         path = scope["path"]
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        if (error := guarded.check_headers(headers)) is not None:
+            return _failed(STATUS[error.code], error.code, error.message)
         if path not in _METHODS:
             return _failed(404, "unknown_route", f"there is no {path[:100]}; POST to {PATH}")
         if scope["method"] != _METHODS[path]:
@@ -61,6 +67,8 @@ def make_search_app(
         if len(body) > max_body_bytes:
             text = f"the body is above {max_body_bytes} bytes; ask in several calls"
             return _failed(413, "too_large", text)
+        if (error := check_content_type(body, headers.get(b"content-type", ""))) is not None:
+            return _failed(STATUS[error.code], error.code, error.message)
         if path == "/health":
             return 200, _encode(health)
         query = _read(body, topk)

@@ -13,7 +13,7 @@ import typer
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.logs import configure_logs
-from agentgym_servers.origins import is_loopback
+from agentgym_servers.request_guard import RequestGuard, is_loopback
 from agentgym_servers.retrieval.manifest import Manifest
 from agentgym_servers.retrieval.retriever import IndexRetriever
 from agentgym_servers.retrieval.search_app import MAX_HITS, make_search_app
@@ -33,6 +33,13 @@ def serve_retriever(
     encoder: Annotated[
         str | None, typer.Option(help="Of a dense index, if not where it was made.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Accept requests to this host name too, besides the address to listen on and "
+            "loopback names; repeatable. * accepts any.",
+        ),
+    ] = None,
     max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
     log_json: Annotated[bool, typer.Option(help="Log JSON lines.")] = False,
 ) -> None:
@@ -46,6 +53,7 @@ def serve_retriever(
     app = make_search_app(
         retriever,
         health(retriever.manifest),
+        guard=RequestGuard(host, allowed_host or ()),
         topk=topk,
         max_body_bytes=max_body_mb * 2**20,
         threads=threads or os.cpu_count() or 1,

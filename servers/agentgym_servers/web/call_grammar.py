@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from agentgym_env.spaces import clean_text
 from agentgym_servers.web.action import Action, ActionProblem, Argument
 
 _Reader: TypeAlias = Callable[[object], Argument]
@@ -108,7 +109,8 @@ def _bind(kind: str, call: ast.Call, signature: Signature) -> dict[str, object]:
 
 def _text(given: object) -> str:
     if isinstance(given, str):
-        return given
+        # JSON writes one character above U+FFFF as two escapes; a literal reads them as two.
+        return clean_text(given)
     raise ValueError(f"expected a string, got {str(given)[:40]}.")
 
 

@@ -1,0 +1,141 @@
+"""Rejects requests that a web page can make in a visitor's browser; knows nothing about protocols.
+
+Any page can open WebSockets and send simple requests to any address, and a page whose own name
+resolves to this machine can even read the answers (DNS rebinding). Every server of ours checks
+each request with a `RequestGuard` before it does any work.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.wire import JSON, MSGPACK, WireError
+
+ANY_HOST: Final = "*"
+_REMEMBERED = 64
+_MAX_SHOWN = 100
+
+
+class RequestGuard:
+    """Decides which Host, Origin and Content-Type headers a server accepts.
+
+    A server that listens on a loopback address answers to loopback names only. One that listens
+    on another address answers to that address too, and one that listens on every address to any
+    IP address and to this machine's name. `allowed_hosts` adds names; `*` admits every Host.
+    An Origin must be the server itself, as the Host names it, or a page on a host in
+    `allowed_hosts`. A request without an Origin does not come from a page of another site.
+    """
+
+    def __init__(self, listens_on: str = "127.0.0.1", allowed_hosts: Iterable[str] = ()) -> None:
+        self._any_address = listens_on in ("", "0.0.0.0", "::")
+        self._allowed = frozenset(map(checked_host, allowed_hosts))
+        names = {listens_on.lower()} | self._allowed
+        if self._any_address:
+            names.add(socket.gethostname().lower())
+        self._names = frozenset(names)
+        self._accepted: set[str] = set()
+        """Host headers accepted before, so that an ordinary request costs one lookup."""
+
+    def check_headers(self, headers: Mapping[bytes, str]) -> WireError | None:
+        """Why a request is rejected because of its Host or Origin, or None."""
+        host = headers.get(b"host")
+        if host is not None and host not in self._accepted:
+            if not self._accepts_host(host):
+                return WireError(
+                    "unknown_host",
+                    f"this server does not answer to the host {host[:_MAX_SHOWN]!r}; "
+                    "allow it with --allowed-host NAME",
+                )
+            if len(self._accepted) < _REMEMBERED:
+                self._accepted.add(host)
+        origin = headers.get(b"origin")
+        if origin is not None and not self._accepts_origin(origin, host or ""):
+            return WireError(
+                "foreign_origin",
+                f"web pages of {origin[:_MAX_SHOWN]!r} may not use this server; "
+                "allow their host with --allowed-host NAME",
+            )
+        return None
+
+    def _accepts_host(self, header: str) -> bool:
+        if ANY_HOST in self._allowed:
+            return True
+        name = _host_name(header)
+        if name is None:
+            return False
+        return is_loopback(name) or name in self._names or (self._any_address and _is_ip(name))
+
+    def _accepts_origin(self, origin: str, host: str) -> bool:
+        try:
+            page = urlsplit(origin)
+            name = (page.hostname or "").lower()
+        except ValueError:
+            return False
+        return name in self._allowed or (name != "" and page.netloc.lower() == host.lower())
+
+
+def check_content_type(body: bytes, content_type: str) -> WireError | None:
+    """Why a body of this type is not read, or None. A request without a body needs no type.
+
+    A page can send a body to another site without asking first only if it is plain text, a form
+    or of no type.
+    """
+    if content_type == JSON or not body:
+        return None
+    sent = media_type(content_type)
+    if sent in (JSON, MSGPACK):
+        return None
+    return WireError(
+        "unsupported_media_type",
+        f"a body of type {sent[:_MAX_SHOWN]!r} is not accepted; send Content-Type: {JSON} "
+        f"or {MSGPACK}",
+    )
+
+
+def media_type(content_type: str) -> str:
+    """A Content-Type header without its parameters, in lower case."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine can reach a host."""
+    if host in ("localhost", "::1"):
+        return True
+    return host.startswith("127.") and _is_ip(host)
+
+
+def checked_host(name: str) -> str:
+    """A name for `allowed_hosts`, in lower case; raises `BadRequest` for a URL or a port."""
+    lowered = name.strip().lower()
+    if lowered == ANY_HOST or _is_ip(lowered):
+        return lowered
+    if not lowered or not lowered.isascii() or any(c in lowered for c in "/:*@[] \t"):
+        raise BadRequest(
+            f"--allowed-host is a host name without scheme and port, or *, got {name!r}"
+        )
+    return lowered
+
+
+def _host_name(header: str) -> str | None:
+    """The name in a Host header; None if it is malformed."""
+    try:
+        parts = urlsplit(f"//{header}")
+        parts.port  # noqa: B018 raises where it is no number
+    except ValueError:
+        return None
+    if parts.netloc != header or "@" in header:
+        return None
+    return parts.hostname
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
