@@ -20,13 +20,13 @@ _SAMPLE_MAX_LENGTH = 24
 
 
 def clean_text(text: str) -> str:
-    """Replace lone surrogates, which no UTF-8 message can carry, by U+FFFD."""
+    """Join surrogate pairs, and replace each lone surrogate by U+FFFD: UTF-8 has neither."""
     if text.isascii():
         return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 
 

@@ -42,8 +42,16 @@ def test_a_length_below_one_is_refused():
 
 
 def test_lone_surrogates_become_replacement_characters():
-    assert clean_text("a\ud800b") == "a\ufffd\ufffd\ufffdb"
+    assert clean_text("a\ud800b") == "a\ufffdb"
+    assert clean_text("\udc00\ud800") == "\ufffd\ufffd"
     assert clean_text("🙂") == "🙂"
+
+
+def test_two_surrogates_that_are_a_pair_become_their_character():
+    assert clean_text("a\ud83d\ude00b") == "a😀b"
+    assert clean_text("\ud83d\ud83d\ude00\ude00") == "\ufffd😀\ufffd"
+    # The first and the last character that UTF-16 writes as a pair.
+    assert clean_text("\ud800\udc00\udbff\udfff") == "\U00010000\U0010ffff"
 
 
 def test_a_batch_of_spaces_is_a_tuple_that_samples_different_texts():
