@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,6 @@ from agentgym_env.printable import one_line, printable
 from agentgym_env.registration import EnvEntry, env_class, registered
 from agentgym_env.replay_command import replay
 
-_CLASS: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 COMMAND_GROUP: Final = "agentgym.commands"
 _SUMMARIES: Final = {
     "serve": "Serve an environment over HTTP.",
@@ -60,9 +57,6 @@ _EXTRAS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; one of our own errors is one line and exit status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if any(_CLASS.fullmatch(word) for word in words):
-        # `module:Class` may be a file beside the user. Last, so that it shadows nothing.
-        sys.path.append(os.getcwd())
     with _ending_on_errors(words):
         make_app(words)(words)
 

@@ -7,7 +7,6 @@ id as the name and `module:Class` as the value. Nothing is imported until it is 
 from __future__ import annotations
 
 import difflib
-import importlib
 import logging
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -17,6 +16,7 @@ import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE
 
 from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
+from agentgym_env.named_code import load_named, split_name
 from agentgym_env.text_env import TextEnv
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def register(
     """
     if not ENV_ID_RE.fullmatch(env_id):
         raise BadRequest(f"an environment id looks like namespace/Name-v0, got {env_id!r}")
-    _split(entry_point)
+    split_name(entry_point)
     _entries[env_id] = EnvEntry(env_id, entry_point, extra, max_episode_steps)
     gymnasium.register(
         id=env_id,
@@ -82,7 +82,7 @@ def find(env_id: str) -> EnvEntry:
     if env_id in _entries:
         return _entries[env_id]
     if ":" in env_id:
-        _split(env_id)
+        split_name(env_id)
         # A server is told the class alone; what the class needs is known all the same.
         known = (entry.extra for entry in _entries.values() if entry.entry_point == env_id)
         return EnvEntry(env_id, env_id, next(known, None))
@@ -110,18 +110,20 @@ def full_id(name: str) -> str:
 def env_class(env_id: str) -> type[TextEnv]:
     """The class behind an id; raises `UnknownEnvironment` or `MissingExtra`."""
     entry = find(env_id)
-    module_name, class_name = _split(entry.entry_point)
+    is_registered = any(known.entry_point == entry.entry_point for known in _entries.values())
     try:
-        module = importlib.import_module(module_name)
+        found = load_named(entry.entry_point, search_here=not is_registered)
     except ModuleNotFoundError as error:
         if entry.extra is not None:
             raise MissingExtra(
                 f"{env_id} needs {error.name}: pip install 'agentgym-sdk[{entry.extra}]'"
             ) from error
         raise UnknownEnvironment(
-            f"{env_id} is to be found in {module_name}, which cannot be imported: {error}"
+            f"{env_id} is {entry.entry_point}, which cannot be imported: {error}. Name a module "
+            "that is installed or in the working directory"
         ) from error
-    found = getattr(module, class_name, None)
+    except BadRequest as error:
+        raise UnknownEnvironment(f"{env_id} is {entry.entry_point}, but {error}") from error
     if not (isinstance(found, type) and issubclass(found, TextEnv)):
         raise UnknownEnvironment(
             f"{env_id} is to be {entry.entry_point}, which is no TextEnv; see its entry point"
@@ -160,10 +162,3 @@ def _short_names(env_id: str) -> set[str]:
     plain = versioned.rpartition("-v")[0] or versioned
     parts = {text for whole in (versioned, plain) for text in (whole, whole.rpartition("/")[2])}
     return parts | {versioned.partition("/")[0]}
-
-
-def _split(entry_point: str) -> tuple[str, str]:
-    module, _, name = entry_point.partition(":")
-    if not all(part.isidentifier() for part in module.split(".")) or not name.isidentifier():
-        raise BadRequest(f"an entry point looks like module:Class, got {entry_point!r}")
-    return module, name

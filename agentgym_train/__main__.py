@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 
 from agentgym_env.cli import main
+from agentgym_train.launching import drop_safe_path
 
 if __name__ == "__main__":
+    drop_safe_path()
     main(["train", *sys.argv[1:]])

@@ -6,7 +6,6 @@ policy sampled trains, whatever an agent puts around it.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 from agentgym_env.actions import ActionFormat, action_format
 from agentgym_env.errors import BadRequest
 from agentgym_env.failures import Outcome
+from agentgym_env.named_code import load_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def agent_factory(agent: str, form: ActionFormat) -> AgentFactory:
             raise BadRequest(f"the size of {agent!r} is no number; write, say, {kind}:8")
         sizes = [int(rest)] if rest else []
     elif rest:
-        made, sizes = _imported(kind, rest), []
+        made, sizes = _imported(agent), []
     else:
         raise BadRequest(
             f"no agent {agent!r}; there are {', '.join(_KINDS)}, or name your own as "
@@ -229,13 +229,12 @@ def agent_factory(agent: str, form: ActionFormat) -> AgentFactory:
     return lambda: made(form, *sizes)
 
 
-def _imported(module: str, name: str) -> Callable[..., Agent]:
+def _imported(name: str) -> Callable[..., Agent]:
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        made: Callable[..., Agent] = load_named(name)
+    except (BadRequest, ImportError) as error:
         raise BadRequest(
-            f"no agent {module}:{name}: {error}. It is package.module:Class, where Class takes an "
+            f"no agent {name}: {error}. It is package.module:Class, where Class takes an "
             "action format and has the methods of agentgym_train.agents.Agent"
         ) from error
-    made: Callable[..., Agent] = found
     return made

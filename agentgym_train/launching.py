@@ -24,6 +24,9 @@ from agentgym_train.run_config import RunConfig
 
 ASKED: Final = "AGENTGYM_PROCESSES"
 """Variable with the number of processes that were asked for; the launcher below sets it."""
+_SAFE_PATH: Final = ("PYTHONSAFEPATH", "agentgym")
+"""Variable for the launcher and its processes: in those of `python -m` the working directory would
+come first and shadow installed modules."""
 _NEEDED: Final = ("torch", "transformers", "trl", "accelerate", "datasets", "tokenizers")
 _SIZES: Final = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANKS: Final = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
@@ -95,7 +98,16 @@ def launch_if_asked(
             "a launcher started this process already; leave out --accelerate and --num-processes"
         )
     command = [sys.executable, "-m", "accelerate.commands.launch", *options]
-    _become([*command, "-m", "agentgym_train", *words], {**os.environ, ASKED: str(asked)})
+    variable, value = _SAFE_PATH
+    environ = {variable: value, **os.environ, ASKED: str(asked)}
+    _become([*command, "-m", "agentgym_train", *words], environ)
+
+
+def drop_safe_path() -> None:
+    """Keep what `launch_if_asked` set for this process from the programs that it starts."""
+    variable, value = _SAFE_PATH
+    if os.environ.get(variable) == value:
+        del os.environ[variable]
 
 
 def obey_cpu() -> None:

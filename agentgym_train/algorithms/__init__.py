@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.named_code import load_named
 from agentgym_train.algorithms.actor_critic import ActorCritic, CriticTargets, value_loss
 from agentgym_train.algorithms.base import Algorithm, LossSettings, TokenBatch
 from agentgym_train.algorithms.gigpo import GiGPO
@@ -66,13 +66,12 @@ def make_algorithm(name: str, values: dict[str, Any]) -> Algorithm:
 
 
 def _imported(name: str) -> Any:
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise BadRequest(
             f"no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, or write "
             "package.module:Class"
         )
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        return load_named(name)
+    except (BadRequest, ImportError) as error:
         raise BadRequest(f"cannot import the algorithm {name!r}: {error}") from error
