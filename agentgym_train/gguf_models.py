@@ -21,8 +21,12 @@ def load_gguf(found: GGUFFile, dtype: Any, options: dict[str, Any]) -> tuple[Any
     options = {"gguf_file": found.file, **options}
     try:
         with read_once():
-            tokenizer = AutoTokenizer.from_pretrained(found.source, **options)
-            read = AutoModelForCausalLM.from_pretrained(found.source, dtype=dtype, **options)
+            tokenizer = AutoTokenizer.from_pretrained(
+                found.source, trust_remote_code=False, **options
+            )
+            read = AutoModelForCausalLM.from_pretrained(
+                found.source, dtype=dtype, trust_remote_code=False, **options
+            )
     except Exception as error:  # whatever its readers come upon in bytes of somebody else's
         raise _unreadable(found, error) from error
     _give_roles(tokenizer, read.config)
@@ -35,8 +39,10 @@ def load_gguf_tokenizer(found: GGUFFile, options: dict[str, Any]) -> Any:
     options = {"gguf_file": found.file, **options}
     try:
         with read_once():
-            tokenizer = AutoTokenizer.from_pretrained(found.source, **options)
-            config = AutoConfig.from_pretrained(found.source, **options)
+            tokenizer = AutoTokenizer.from_pretrained(
+                found.source, trust_remote_code=False, **options
+            )
+            config = AutoConfig.from_pretrained(found.source, trust_remote_code=False, **options)
     except Exception as error:  # whatever its readers come upon in bytes of somebody else's
         raise _unreadable(found, error) from error
     _give_roles(tokenizer, config)

@@ -170,6 +170,7 @@ def sft_config(config: ImitationConfig, steps: int, checkpoints: Path) -> SFTCon
         "ddp_find_unused_parameters": False,
         "report_to": "none",
         "dataloader_num_workers": 0,
+        "trust_remote_code": False,
     }
     return SFTConfig(**{**values, **config.trl})
 

@@ -43,11 +43,13 @@ def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
     else:
         source, options = _source(name)
         with _told_apart(name):
-            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
             if has_adapters(Path(source)):
                 model = _with_adapters(Path(source), dtype)
             else:
-                model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, **options)
+                model = AutoModelForCausalLM.from_pretrained(
+                    source, dtype=kind, trust_remote_code=False, **options
+                )
     return model, _with_padding(tokenizer)
 
 
@@ -60,7 +62,9 @@ def load_tokenizer(name: str) -> Any:
         return _with_padding(load_gguf_tokenizer(found, options))
     source, options = _source(name)
     with _told_apart(name):
-        return _with_padding(AutoTokenizer.from_pretrained(source, **options))
+        return _with_padding(
+            AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+        )
 
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:
@@ -97,9 +101,9 @@ def _with_adapters(folder: Path, dtype: str) -> Any:
         ) from error
     # By our own road, since adapters may be of a model that PEFT would not find.
     model, _ = load_policy(base_of(folder), dtype)
-    merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    with_adapters = PeftModel.from_pretrained(model, str(folder), trust_remote_code=False)
     # Adapters were what trained; now it is a model like any other.
-    return merged.requires_grad_(True)
+    return with_adapters.merge_and_unload().requires_grad_(True)
 
 
 def small_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:

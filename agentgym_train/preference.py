@@ -160,6 +160,7 @@ def dpo_config(config: PreferenceConfig, steps: int, checkpoints: Path) -> DPOCo
         "ddp_find_unused_parameters": False,
         "report_to": "none",
         "dataloader_num_workers": 0,
+        "trust_remote_code": False,
     }
     return DPOConfig(**{**values, **config.trl})
 

@@ -53,7 +53,7 @@ def _tokenizer(source: str, name: PolicyName) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise BadRequest(
             f"{name.url} loaded its model from {source!r}, whose tokenizer is not to be had here "

@@ -265,5 +265,6 @@ def grpo_config(config: TrainConfig, algorithm: Algorithm, store: RunStore) -> G
         "ddp_find_unused_parameters": False,
         "report_to": "none",
         "dataloader_num_workers": 0,
+        "trust_remote_code": False,
     }
     return GRPOConfig(**{**values, **config.trl})

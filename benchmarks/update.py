@@ -167,6 +167,7 @@ def make_trainer(kind: type[GRPOTrainer], size: dict[str, int]) -> Any:
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(), num_generations=4, use_cpu=not ON_GPU, bf16=ON_GPU,
             per_device_train_batch_size=4, gradient_checkpointing=False, report_to="none",
+            trust_remote_code=False,
         ),
         train_dataset=Dataset.from_dict({"prompt": [""]}),
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],

@@ -94,6 +94,19 @@ TORCH_FREE = (
     "agentgym_train.engines.vllm_fleet",
     "agentgym_train.engines.vllm_wire",
 )
+LOADERS = {
+    "from_pretrained",
+    "from_config",
+    "SentenceTransformer",
+    "CrossEncoder",
+    "LLM",
+    "EngineArgs",
+    "AsyncEngineArgs",
+    "GRPOConfig",
+    "SFTConfig",
+    "DPOConfig",
+}
+"""What loads a model, tokenizer or config, or is told how to."""
 HEAVY = {"torch", "transformers", "trl", "accelerate", "datasets", "tokenizers", "matplotlib"}
 MOST_LINES = 350
 MOST_FUNCTION_LINES = 50
@@ -217,3 +230,36 @@ def test_nothing_prints(name):
 def test_no_module_bears_the_name_of_a_package_it_wraps(name):
     own = name.rpartition(".")[2]
     assert own not in {top(i) for i in imports(name)} - {top(name)}
+
+
+def test_whatever_loads_a_model_refuses_the_code_that_comes_with_it():
+    scripts = [p for folder in ("examples", "benchmarks") for p in (ROOT / folder).rglob("*.py")]
+    trees = TREES | {str(path): ast.parse(path.read_text(encoding="utf-8")) for path in scripts}
+    refusing = 0
+    for name, tree in trees.items():
+        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+        within = {node: function for function in functions for node in ast.walk(function)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in LOADERS:
+                unpacks = any(keyword.arg is None for keyword in node.keywords)
+                # What is unpacked is a dict in the same function.
+                written = ast.walk(within[node]) if unpacks and node in within else ()
+                dicts = [part for part in written if isinstance(part, ast.Dict)]
+                refuses = any(map(refuses_remote_code, [node, *dicts]))
+                assert refuses, f"{name}, line {node.lineno}: pass trust_remote_code=False"
+                refusing += 1
+    assert refusing >= 13, "the loaders have other names now"
+
+
+def refuses_remote_code(node: ast.AST) -> bool:
+    """Whether a call or a dict of arguments has `trust_remote_code` as False."""
+    given: list[tuple[str | None, ast.expr | None]] = []
+    if isinstance(node, ast.Call):
+        given = [(keyword.arg, keyword.value) for keyword in node.keywords]
+    elif isinstance(node, ast.Dict):
+        names = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+        given = list(zip(names, node.values, strict=True))
+    return any(
+        name == "trust_remote_code" and isinstance(value, ast.Constant) and value.value is False
+        for name, value in given
+    )

@@ -185,6 +185,7 @@ def command_line(values: dict[str, Any]) -> list[str]:
         "worker_extension_cls": READER,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
+        "no_trust_remote_code": True,
         "disable_uvicorn_access_log": True,
         "disable_log_stats": True,
     }

@@ -41,6 +41,7 @@ def inner_engine(model: Any, settings: ColocateSettings, max_len: int) -> tuple[
         "worker_extension_cls": READER,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
+        "trust_remote_code": False,
         "disable_log_stats": True,
         # Of several processes each has an engine of its own, in the one group they all are in.
         "distributed_executor_backend": "external_launcher" if several else "uni",

@@ -46,6 +46,7 @@ def test_on_a_cpu_what_is_for_gpus_does_no_harm():
 def test_vllms_own_arguments_become_words_of_its_command_line():
     words = command_line({"max_model_len": 64, "enforce_eager": True, "x": None, "c": {"a": 1}})
     assert words[-5:] == ["--max-model-len", "64", "--enforce-eager", "--c", '{"a": 1}']
+    assert "--no-trust-remote-code" in words
 
 
 def test_tied_weights_are_given_once_and_as_the_models_own():

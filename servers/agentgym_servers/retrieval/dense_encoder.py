@@ -33,7 +33,9 @@ class Encoder:
     def __init__(self, name: str) -> None:
         self.name = str(Path(name).resolve()) if Path(name).is_dir() else name
         try:
-            self._model = sentence_transformers.SentenceTransformer(self.name)
+            self._model = sentence_transformers.SentenceTransformer(
+                self.name, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise BadRequest(
                 f"cannot load the encoder {name!r}: {str(error).splitlines()[0]}; "
