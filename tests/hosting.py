@@ -83,11 +83,17 @@ def sessions_become(address: str, count: int) -> bool:
 class Served:
     """A running `python -m agentgym_servers`, or another module of ours."""
 
-    def __init__(self, folder: Path, *arguments: str, module: str = "agentgym_servers") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        module: str = "agentgym_servers",
+        stdin: int | None = None,
+    ) -> None:
         path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": path}, stdin=stdin, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.errors = ""
         """What it wrote, as far as it was read."""

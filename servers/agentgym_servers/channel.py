@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Sequence
 from typing import Any, Final
@@ -30,6 +31,8 @@ from agentgym_servers import routes
 from agentgym_servers.desk import encode_replies
 from agentgym_servers.metrics import Figures
 from agentgym_servers.sessions import SessionTable
+
+logger = logging.getLogger(__name__)
 
 DESCRIBE: Final = "describe"
 FIGURES: Final = "figures"
@@ -98,7 +101,9 @@ class Channel:
                 if future is not None and not future.done():
                     future.set_result(told.body)
         except (asyncio.IncompleteReadError, ConnectionError):
-            # The other end is gone, and with it every answer still waited for.
+            logger.debug("the other process hung up")
+        finally:
+            # However it ended, no answer comes any more: whoever still waits must not wait on.
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(ConnectionResetError("the other process has ended"))

@@ -77,11 +77,13 @@ class Router:
     async def _create(self, requests: Sequence[Any]) -> list[CreateReply]:
         """Spread new sessions evenly; one that its process refuses is tried at the others."""
         count = len(self._shards)
+        # Kept here: calls that run beside this one must not lead it to the same shard again.
+        first = self._next
+        self._next = (first + len(requests)) % count
         replies: list[Any] = [None] * len(requests)
         waiting = list(range(len(requests)))
-        for _ in range(count):
-            owners = [(self._next + k) % count for k in range(len(waiting))]
-            self._next = (self._next + len(waiting)) % count
+        for attempt in range(count):
+            owners = [(first + place + attempt) % count for place in waiting]
             created = await self._ask_each(
                 routes.SESSIONS.path, [requests[place] for place in waiting], owners
             )

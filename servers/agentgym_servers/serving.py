@@ -118,7 +118,8 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 def _follow_parent(server: uvicorn.Server) -> None:
     """End the server when the parent's end of stdin closes, however the parent ended."""
-    while sys.stdin.buffer.read(4096):
+    # Not sys.stdin.buffer: Python aborts if a thread is inside a buffered reader when it exits.
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     server.should_exit = True
     time.sleep(GRACE_S + 1)
