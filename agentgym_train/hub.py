@@ -6,21 +6,39 @@ in all, even when everything is in the cache.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-import httpx
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import (
+
+# HTTPError is httpx's up to huggingface_hub 1.x, and httpx2's since.
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    HTTPError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
 
 from agentgym_env.errors import BadRequest
+from agentgym_train.gguf_files import gguf_file
+from agentgym_train.model_folders import check_folder
 
 _PATIENCE_S = 10.0
+
+
+def check_available(name: str) -> None:
+    """Raise `BadRequest` if a model is neither local nor available from the hub or its cache.
+
+    It loads no model library, so that a command can fail before it loads torch.
+    """
+    check_folder(name)
+    found = gguf_file(name)
+    if found is not None and found.on_hub:
+        hub_options(found.source, found.file)
+    elif found is None and not Path(name).expanduser().is_dir():
+        hub_options(name)
 
 
 def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
@@ -44,7 +62,7 @@ def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
         ) from error
     except OfflineModeIsEnabled:
         return _from_cache(model_id, file, "HF_HUB_OFFLINE is set")
-    except (httpx.HTTPError, HfHubHTTPError, OSError) as error:
+    except (HTTPError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         return _from_cache(model_id, file, f"{constants.ENDPOINT} cannot be reached ({reason})")
     return {}

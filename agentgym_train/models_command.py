@@ -66,6 +66,9 @@ def _save(name: str, folder: Path, template: str | None, console: Console) -> No
         raise BadRequest(f"no chat template {template!r}; there is chatml")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadRequest(f"{folder} is not empty; name a new folder")
+    from agentgym_train.hub import check_available
+
+    check_available(name)
     from agentgym_train.chatml import speak_chatml
     from agentgym_train.models import load_policy
     from agentgym_train.quiet import quiet_libraries

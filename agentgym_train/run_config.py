@@ -13,7 +13,6 @@ import yaml
 from agentgym_env.errors import BadRequest
 from agentgym_train.agents import agent_factory, format_of
 from agentgym_train.engines.settings import EngineName, EngineSettings, engine_settings
-from agentgym_train.model_folders import check_folder
 from agentgym_train.overrides import lay_over, parse_overrides, read_yaml, refuse_unknown
 from agentgym_train.traffic import RolloutLimits
 
@@ -171,8 +170,10 @@ class RunConfig:
         return engine_settings(self.engine, self.engine_args)
 
     def check_model(self) -> None:
-        """Fail before anything heavy is loaded when a local model is not there."""
-        check_folder(self.model)
+        """Raise `BadRequest` if the model is not available; loads nothing heavy."""
+        from agentgym_train.hub import check_available
+
+        check_available(self.model)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""

@@ -87,6 +87,9 @@ class WhoPlays:
         )
 
     def _model_players(self, instruction: str, run: Run) -> Iterator[PlayerFactory]:
+        from agentgym_train.hub import check_available
+
+        check_available(self.name.model)
         import torch
 
         from agentgym_train.policy import make_policy

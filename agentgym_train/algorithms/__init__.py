@@ -51,7 +51,7 @@ ALGORITHMS: Final[Mapping[str, type[Algorithm]]] = {
 
 def make_algorithm(name: str, values: dict[str, Any]) -> Algorithm:
     """An algorithm with its hyper-parameters; raises `BadRequest` naming what there is."""
-    kind = ALGORITHMS.get(name) or _imported(name)
+    kind: Any = ALGORITHMS.get(name) or _checked(name, _imported(name))
     known = [f.name for f in fields(kind)] if is_dataclass(kind) else []
     unknown = sorted(set(values) - set(known))
     if unknown:
@@ -63,6 +63,17 @@ def make_algorithm(name: str, values: dict[str, Any]) -> Algorithm:
     except msgspec.ValidationError as error:
         raise BadRequest(f"algorithm_args of {name} do not fit: {error}") from error
     return algorithm
+
+
+def _checked(name: str, kind: Any) -> Any:
+    if Algorithm not in getattr(kind, "__mro__", ()):
+        raise BadRequest(
+            f"{name} is not an algorithm; write `class {name.rpartition(':')[2]}(Algorithm)` with "
+            "`from agentgym_train.algorithms import Algorithm`"
+        )
+    if kind.advantages is Algorithm.advantages:
+        raise BadRequest(f"{name} defines no advantages(self, batch) -> (B, T)")
+    return kind
 
 
 def _imported(name: str) -> Any:

@@ -66,9 +66,12 @@ class LossSettings:
 class Algorithm(Protocol):
     """An advantage estimator: a frozen dataclass whose fields are its hyper-parameters.
 
-    Subclass it to have the defaults: the token-mean loss, no critic, no reference.
+    A subclass defines `advantages`. The defaults are the token-mean loss, no critic and no
+    reference.
     """
 
+    loss_type: ClassVar[str] = "dapo"
+    """TRL's name of the loss, where `loss` is not overridden."""
     needs_critic: ClassVar[bool] = False
     """Whether `TokenBatch.values` is needed; it then is an `ActorCritic`."""
 
@@ -80,12 +83,7 @@ class Algorithm(Protocol):
     @property
     def loss(self) -> LossSettings:
         """The loss the advantages go into."""
-        return LossSettings()
-
-    @property
-    def loss_type(self) -> str:
-        """TRL's name of the loss."""
-        return self.loss.loss_type
+        return LossSettings(loss_type=self.loss_type)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T) float32, zero off the mask and for episodes that do not teach."""
