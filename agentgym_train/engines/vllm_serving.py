@@ -14,7 +14,9 @@ import threading
 
 def _end_with_owner() -> None:
     """Wait until the owner closes the pipe, or dies; then end the whole process group."""
-    sys.stdin.buffer.read()
+    # Not sys.stdin: a thread that waits in its buffer makes Python abort when the program ends.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
         """The body of the answer; raises `EnvironmentLost` unless its status is 200."""
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(
-            b"POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
         )
         return await self._answer

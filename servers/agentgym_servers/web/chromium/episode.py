@@ -141,10 +141,13 @@ class Episode:
 
     def _look(self, error: str) -> Seen:
         tabs = [page for page in self._context.pages if page not in self._beside.values()]
+        titles = [when_settled(page, page.title) for page in tabs]
+        tree = tree_of(self._env.page)
         return Seen(
-            tabs=tuple((page.url, when_settled(page, page.title)) for page in tabs),
+            # Addresses come last: a page that was still loading may have a new one by now.
+            tabs=tuple(zip((page.url for page in tabs), titles, strict=True)),
             active=tabs.index(self._env.page),
-            tree=tree_of(self._env.page),
+            tree=tree,
             error=error,
             goal=self.goal,
             reward=float(self._reward),
