@@ -22,6 +22,7 @@ from agentgym_env.remote import INPROCESS, make_env
 from agentgym_env.replay import Difference, Replayed, is_replayable, replay_episode
 from agentgym_env.run_store import BrokenLine, RunStore, each_line
 from agentgym_env.trajectory import Trajectory
+from agentgym_env.trust import Trust, names_in, require_trust
 
 _MOST_SHOWN: Final = 10
 """Differing episodes that are shown; the others are counted."""
@@ -62,11 +63,19 @@ def replay(
     server: Annotated[
         str, typer.Option(help="A running server's address; else it runs in this process.")
     ] = INPROCESS,
+    trust: Trust = False,
 ) -> None:
     """Take stored episodes' actions again; exits with 1 if the world answers otherwise."""
     console = Console(highlight=False)
     address = parse_address(trajectory)
-    kwargs = _kwargs(address.run, env_kwargs, server)
+    if env_kwargs is not None:
+        kwargs, names = json_object("--env-kwargs", env_kwargs), {}
+    else:
+        kwargs = _stored_kwargs(address.run, server)
+        names = names_in({"env_kwargs": kwargs})
+    if not trust and env is None:
+        names |= _stored_envs(address, task, index)
+    require_trust(trajectory, names, trusted=trust)
     seen = _Seen(console)
     with _Worlds(env, kwargs, server) as worlds:
         for place, found in _chosen(address, task, index):
@@ -109,12 +118,6 @@ class _Worlds:
     def of(self, trajectory: Trajectory) -> gymnasium.Env[str, str]:
         """The environment that an episode is of."""
         name = self._env or trajectory.env
-        if ":" in name and self._env is None:
-            # A file from elsewhere must not choose what code is imported.
-            raise BadRequest(
-                f"the episode is of {one_line(name, 100)!r}, which is code to be imported; if you "
-                "trust it, name it: --env MODULE:CLASS"
-            )
         if name not in self._made:
             self._made[name] = make_env(full_id(name), self._server, **self._kwargs)
         return self._made[name]
@@ -227,10 +230,17 @@ def _chosen(
                     yield place, found
 
 
-def _kwargs(run: Path, given: str | None, server: str) -> dict[str, Any]:
-    """The environment's settings: those given, or what the run's run.json says of them."""
-    if given is not None:
-        return json_object("--env-kwargs", given)
+def _stored_envs(address: Address, task: str | None, index: int | None) -> dict[str, str]:
+    """The episodes' environments that name code, each by the first place that names it."""
+    names: dict[str, str] = {}
+    for place, found in _chosen(address, task, index):
+        if isinstance(found, Trajectory) and found.env not in names.values():
+            names |= {f"{place} {key}": name for key, name in names_in({"env": found.env}).items()}
+    return names
+
+
+def _stored_kwargs(run: Path, server: str) -> dict[str, Any]:
+    """What the run's run.json says of the environment's settings."""
     if server != INPROCESS or not (run / "run.json").is_file():
         return {}
     told = RunStore(run).read_json("run.json") or {}

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.trust import Trust
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -44,6 +45,7 @@ def audit(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of an episode; the run's own, or 4096.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Prove that what a chat model samples is what it is trained on; exits with 1 on drift."""
     if dtype not in _DTYPES:
@@ -68,7 +70,7 @@ def audit(
         "max_tokens": max_tokens,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    subject = check.subject_of(run_or_model, dtype, changes)
+    subject = check.subject_of(run_or_model, dtype, changes, trusted=trust)
     console.print(f"auditing {subject.name} in {dtype}\n", soft_wrap=True, markup=False)
     findings = []
     for finding in check.audit(subject):

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.trust import Trust
 
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -24,6 +25,7 @@ def train(
     num_processes: Annotated[
         int | None, typer.Option(help="Start so many processes: one a GPU, or on CPUs.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Train a policy by RL, SFT, DPO or AgentEvol, as the file's `method` says.
 
@@ -45,7 +47,8 @@ def train(
             f"run from {resume}/config.yaml to change it"
         )
     else:
-        values, words = resumed_config(resume), ["--resume", str(resume)]
+        values, words = resumed_config(resume, trusted=trust), ["--resume", str(resume)]
+        words += ["--trust"] if trust else []
         if is_complete(resume):
             console.print(
                 f"{resume} is complete; its figures are in {resume}/summary.json.", soft_wrap=True

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
+from agentgym_env.trust import trust_option
 from agentgym_train.adapter_base import keep_base
 from agentgym_train.callbacks import last_checkpoint
 from agentgym_train.chat import Chat
@@ -107,7 +108,8 @@ class Evolution:
                     self._iterate(iteration)
         except KeyboardInterrupt:
             self.console.print(
-                f"Stopped. To go on: [bold]agentgym train --resume {self.store.path}[/]",
+                f"Stopped. To go on: [bold]agentgym train --resume {self.store.path}"
+                f"{trust_option(self.config.as_dict())}[/]",
                 soft_wrap=True,
             )
             return INTERRUPTED

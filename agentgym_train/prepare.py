@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore
+from agentgym_env.trust import names_in, require_trust
 from agentgym_train.collector import Collector
 from agentgym_train.evolve_config import EvolveConfig
 from agentgym_train.launching import check_libraries
@@ -13,10 +15,17 @@ from agentgym_train.run_config import RunConfig
 from agentgym_train.worlds import Worlds
 
 
-def resumed_config(path: Path) -> RunConfig:
-    """The config of the run in `path`; raises `BadRequest` where there is none."""
-    facts = RunStore.open(path).read_json("run.json") or {}
-    return method_config({**facts["config"], "output_dir": str(path)})
+def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:
+    """The config of the run in `path`.
+
+    Raises `BadRequest` where there is none, or where it names code or addresses and is not trusted.
+    """
+    values = (RunStore.open(path).read_json("run.json") or {}).get("config")
+    if not isinstance(values, dict):
+        raise BadRequest(f"{path} is not a training run: its run.json has no config")
+    # Before it becomes a config, which imports the agent.
+    require_trust(f"{path}/run.json", names_in(values), trusted=trusted)
+    return method_config({**values, "output_dir": str(path)})
 
 
 def is_complete(path: Path) -> bool:

@@ -17,6 +17,7 @@ from rich.console import Console
 from transformers import PrinterCallback
 
 from agentgym_env.run_store import RunStore, next_free_name
+from agentgym_env.trust import trust_option
 from agentgym_train.adapter_base import keep_base
 from agentgym_train.attention import use_attention
 from agentgym_train.callbacks import Metrics, StopOnInterrupt, last_checkpoint
@@ -163,7 +164,8 @@ class Run:
             after = self.evaluated(trainer.whole_model(), trained_steps=trainer.args.max_steps)
         except KeyboardInterrupt:
             self.console.print(
-                f"Stopped. To go on: [bold]agentgym train --resume {self.store.path}[/]",
+                f"Stopped. To go on: [bold]agentgym train --resume {self.store.path}"
+                f"{trust_option(self.config.as_dict())}[/]",
                 soft_wrap=True,
             )
             return INTERRUPTED

@@ -14,6 +14,7 @@ from agentgym_env.errors import AgentGymError, BadRequest
 from agentgym_env.registration import env_class
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
+from agentgym_env.trust import names_in, require_trust
 from agentgym_train.agents import format_of
 from agentgym_train.audit import number_rules, stored_rules, template_rules, token_rules
 from agentgym_train.audit.findings import Finding, Rule, apply
@@ -35,6 +36,9 @@ _SCORING: Final = frozenset(
 )
 """TRL's settings on which masks and log-probabilities depend."""
 
+_IMPORTED: Final = ("env", "agent")
+"""The settings of a run that name code which an audit imports."""
+
 
 def audit(subject: Subject) -> Iterator[Finding]:
     """Apply every rule; a finding as each is done."""
@@ -42,26 +46,32 @@ def audit(subject: Subject) -> Iterator[Finding]:
         yield apply(rule, subject)
 
 
-def subject_of(run_or_model: str, dtype: str, changes: dict[str, Any]) -> Subject:
+def subject_of(
+    run_or_model: str, dtype: str, changes: dict[str, Any], *, trusted: bool = False
+) -> Subject:
     """What is named by a run's folder, a model's folder or a hub id; raises `BadRequest`.
 
-    `changes` are fields of `Settings` that the user set; a run brings its own for the others.
+    `changes` are fields of `Settings` that the user set; a run brings its own for the others. The
+    code that a run names is imported only if it is trusted.
     """
     path = Path(run_or_model).expanduser()
     if (path / "run.json").is_file():
-        return _subject_of_run(path, dtype, changes)
+        return _subject_of_run(path, dtype, changes, trusted)
     if path.is_dir() and not is_model(path):
         raise BadRequest(f"{run_or_model} holds neither a run (run.json) nor a model (config.json)")
     model, tokenizer = load_policy(run_or_model, dtype)
     return Subject(run_or_model, model, tokenizer, replace(Settings(), **changes))
 
 
-def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any]) -> Subject:
+def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bool) -> Subject:
     store = RunStore.open(path)
     facts = store.read_json("run.json") or {}
-    if "model" not in facts.get("config", {}):
+    values = facts.get("config")
+    if not isinstance(values, dict) or "model" not in values:
         raise BadRequest(f"{path} is no training run: its run.json has no config with a model")
-    config = config_from(facts["config"])
+    # Before it becomes a config, which imports the agent.
+    require_trust(f"{path}/run.json", names_in(values, _IMPORTED), trusted=trusted)
+    config = config_from(values)
     source, version = _weights(store, config)
     trajectories = _trajectories(store)
     told = _instruction(config, trajectories)

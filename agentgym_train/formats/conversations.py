@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Final
 
 from agentgym_env.errors import AgentGymError, BadRequest, UnknownEnvironment
-from agentgym_env.registration import env_class, full_id
+from agentgym_env.registration import env_class, full_id, registered
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.formats.dialogue import (
     COLUMN,
@@ -95,6 +95,8 @@ def item_id(env: str, task: str) -> str:
 
 @cache
 def _numbers(env: str) -> dict[str, str]:
+    if env not in {entry.env_id for entry in registered()}:
+        return {}  # A file of episodes does not choose what code is imported.
     try:
         known = env_class(env)().tasks.aliases
     except (AgentGymError, ImportError, OSError):

@@ -33,12 +33,14 @@ _EPISODE = "/{run}/{file}/{start:[0-9]{1,18}}"
 class Api:
     """The handlers of one viewer."""
 
-    def __init__(self, runs: Runs, index: Index, indexer: Indexer) -> None:
+    def __init__(
+        self, runs: Runs, index: Index, indexer: Indexer, *, trusted: bool = False
+    ) -> None:
         self._runs = runs
         self._index = index
         self._indexer = indexer
         self._shelf = Shelf(index)
-        self._pictures = Pictures()
+        self._pictures = Pictures(trusted=trusted)
         self._facets: tuple[int, dict[str, Any]] = (-1, {})
 
     def routes(self) -> list[web.RouteDef]:

@@ -14,6 +14,7 @@ from aiohttp import web
 from rich.console import Console
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.trust import Trust
 from agentgym_train.viewer.server import make_app
 
 
@@ -25,10 +26,11 @@ def view(
         Path | None, typer.Option(help="File of the index; it is made where there is none.")
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Look at runs and trajectories in the browser, live while they go on."""
     console = Console(highlight=False)
-    app = make_app(runs, index or _default_index(), host)
+    app = make_app(runs, index or _default_index(), host, trusted=trust)
     if host not in ("127.0.0.1", "localhost", "::1"):
         console.print(
             f"[yellow]Everybody who reaches {host} can read these runs: there is no password.[/]"

@@ -1,6 +1,7 @@
 """The world's picture at each turn: nothing is stored, the episode is played again.
 
-Only environments that this installation registers are played, never a class that a file names.
+Only environments that this installation registers are played, never a class that a file names, and
+never with settings that name code or addresses, unless the runs are trusted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from agentgym_env.errors import AgentGymError
 from agentgym_env.registration import env_class, registered
+from agentgym_env.trust import names_in, require_trust
 from agentgym_train.viewer.png import png
 from agentgym_train.viewer.stored import Stored
 
@@ -26,7 +28,8 @@ class NoPicture(AgentGymError):
 class Pictures:
     """Draws episodes, one at a time; the last few are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trusted: bool = False) -> None:
+        self._trusted = trusted
         self._lock = threading.Lock()
         self._drawn: OrderedDict[tuple[int, str, int], list[bytes]] = OrderedDict()
 
@@ -47,6 +50,8 @@ class Pictures:
         with self._lock:
             if key not in self._drawn:
                 try:
+                    names = names_in({"env_kwargs": settings})
+                    require_trust("the run", names, trusted=self._trusted)
                     self._drawn[key] = _draw(episode, settings)
                 except (AgentGymError, TypeError, ValueError, LookupError) as error:
                     raise NoPicture(str(error)) from error

@@ -21,14 +21,19 @@ _LOOK_S = 2.0
 """Between two looks for runs that are new in a folder of runs."""
 
 
-def make_app(roots: Sequence[Path], index_path: Path, host: str = "127.0.0.1") -> web.Application:
-    """The application; raises `BadRequest` where there is no run."""
+def make_app(
+    roots: Sequence[Path], index_path: Path, host: str = "127.0.0.1", *, trusted: bool = False
+) -> web.Application:
+    """The application; raises `BadRequest` where there is no run.
+
+    `trusted` draws pictures with settings of an environment that name code or addresses, too.
+    """
     index = Index(index_path)
     index.forget_runs_that_are_gone()
     runs = Runs(roots, index)
     indexer = Indexer(index)
     app = web.Application(middlewares=[guard(host)])
-    app.add_routes(Api(runs, index, indexer).routes())
+    app.add_routes(Api(runs, index, indexer, trusted=trusted).routes())
     app.add_routes(_page_routes())
 
     async def follow() -> None:

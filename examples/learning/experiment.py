@@ -97,8 +97,8 @@ def play(arm: Arm, collector: Collector) -> dict[str, Any] | None:
 def train(arm: Arm, collector: Collector) -> bool:
     """What `agentgym train` does, from the last checkpoint if there is one."""
     store = RunStore(arm.path)
-    begun = store.read_json("run.json") is not None and resumed_config(arm.path) == arm.config
-    if not begun:
+    begun = store.read_json("run.json") is not None
+    if not begun or resumed_config(arm.path, trusted=True) != arm.config:
         return run.start(arm.config, _SILENT, collector) == 0
     if store.read_json("summary.json") is not None:
         return True

@@ -105,7 +105,7 @@ def test_a_killed_run_that_plays_ahead_resumes_to_what_the_unbroken_one_became(t
     wait_for(lambda: any(run.glob("checkpoints/*/horizon.json")), process)
     process.kill()
     process.communicate()
-    status, output = finish(Command("train", "--resume", run))
+    status, output = finish(Command("train", "--resume", run, "--trust"))
     assert status == 0, output
     rows, broken = RunStore.open(run).metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and not broken

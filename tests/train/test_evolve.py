@@ -214,7 +214,7 @@ def test_a_run_killed_anywhere_becomes_what_the_unbroken_one_did(unbroken, tmp_p
     process.kill()
     process.communicate()
     assert not (folder / "iteration-1" / "iteration.json").exists(), "it was killed in time"
-    status, output = finish(Command("train", "--resume", folder))
+    status, output = finish(Command("train", "--resume", folder, "--trust"))
     assert status == 0, output
     for iteration in (1, 2):
         assert episodes(folder, iteration) == episodes(whole, iteration)
@@ -232,7 +232,7 @@ def test_a_run_killed_anywhere_becomes_what_the_unbroken_one_did(unbroken, tmp_p
         for one in figures:
             del one["train_seconds"]
         assert figures[0] == pytest.approx(figures[1], rel=1e-4)
-    status, output = finish(Command("train", "--resume", folder))
+    status, output = finish(Command("train", "--resume", folder, "--trust"))
     assert status == 0 and "is complete" in output
 
 
