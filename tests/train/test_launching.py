@@ -172,7 +172,8 @@ def became(monkeypatch) -> list[list[str]]:
     return commands
 
 
-CONFIG = config_from({"model": "org/m", "env": "e", "output_dir": "o", "prompts_per_step": 32})
+MODEL = Path(__file__).parents[2] / "examples" / "train" / "textcraft" / "warm_policy"
+CONFIG = config_from({"model": str(MODEL), "env": "e", "output_dir": "o", "prompts_per_step": 32})
 
 
 def test_the_launcher_becomes_accelerate_with_the_same_words(became):
