@@ -115,6 +115,25 @@ class StopOnInterrupt(TrainerCallback):
             control.should_training_stop = True
 
 
+class LastStepReached(Exception):
+    """The checkpoint that a run resumes from is that of its last step."""
+
+
+class StopAtLastStep(TrainerCallback):
+    """Ends a resumed training that has no step left, by `LastStepReached`.
+
+    transformers compares the step with `max_steps` only after a step, and so trains one too many.
+    When it calls `on_train_begin`, the checkpoint's weights are loaded, and sharded if need be.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Raise when there is no step left; a control flag would be read after the next step."""
+        if state.global_step >= state.max_steps:
+            raise LastStepReached
+
+
 class HorizonState(TrainerCallback):
     """Keeps the horizon schedule's state in each checkpoint, and says when and why it grew.
 

@@ -20,7 +20,13 @@ from agentgym_env.run_store import RunStore, next_free_name
 from agentgym_env.trust import trust_option
 from agentgym_train.adapter_base import keep_base
 from agentgym_train.attention import use_attention
-from agentgym_train.callbacks import Metrics, StopOnInterrupt, last_checkpoint
+from agentgym_train.callbacks import (
+    LastStepReached,
+    Metrics,
+    StopAtLastStep,
+    StopOnInterrupt,
+    last_checkpoint,
+)
 from agentgym_train.collector import Collector
 from agentgym_train.evaluate import EvalReport, evaluate
 from agentgym_train.method import MakeTrainer, Method, Say
@@ -125,7 +131,10 @@ def load_policy_for(config: RunConfig, collector: Collector | None, device: Any)
 def train(
     trainer: Any, checkpoint: str | None, method: Method, store: RunStore, console: Console
 ) -> None:
-    """Train to the last step; raises `KeyboardInterrupt` when Ctrl-C ended it before."""
+    """Train to the last step, if the checkpoint is not there yet.
+
+    Raises `KeyboardInterrupt` when Ctrl-C ended it before.
+    """
     trainer.remove_callback(PrinterCallback)
     with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
         if trainer.is_world_process_zero():
@@ -133,7 +142,11 @@ def train(
         trainer.add_callback(stop)
         for callback in method.callbacks(trainer, checkpoint, progress):
             trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.add_callback(StopAtLastStep())
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except LastStepReached:
+            console.print(f"All {trainer.state.max_steps} steps are trained already.")
     if stop.asked and trainer.state.global_step < trainer.args.max_steps:
         raise KeyboardInterrupt
 
