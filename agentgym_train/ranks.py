@@ -8,6 +8,7 @@ ends of an evaluation. Each of these is reached equally often by every process.
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -28,6 +29,9 @@ def join(processes: int, wait_s: float = WAIT_S) -> PartialState:
     """Come together; raises `BadRequest` unless there are as many as the launcher started."""
     # Without `cpu`, processes on a machine without a GPU would each believe to be alone.
     cpu = not torch.cuda.is_available()
+    if cpu and processes > 1:
+        # Otherwise accelerate chooses cpu:0, and torch.load cannot map a checkpoint to that name.
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     state = PartialState(cpu=cpu, timeout=timedelta(seconds=wait_s))
     if state.num_processes != processes:
         raise BadRequest(
