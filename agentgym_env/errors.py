@@ -8,6 +8,7 @@ AgentGymError
 ├── EpisodeOver             step() before reset(), or after the episode's end
 ├── MissingExtra            an optional dependency is not installed
 ├── BadRequest              a message, option or argument the receiver does not accept
+├── FolderInUse             another process writes to the folder
 ├── ServerStartFailed       a local environment server did not come up
 └── EpisodeFailure          an episode that cannot go on through no fault of the policy
     ├── EnvironmentLost     the server, its connection or the session is gone
@@ -53,6 +54,10 @@ class BadRequest(AgentGymError, ValueError):
     def __init__(self, message: str, code: str = "bad_request") -> None:
         super().__init__(message)
         self.code = code
+
+
+class FolderInUse(AgentGymError):
+    """Another process writes to the folder, or may do so."""
 
 
 class ServerStartFailed(AgentGymError, RuntimeError):

@@ -7,6 +7,7 @@ RUN/trajectories/*.jsonl    one episode a line, append-only
 RUN/tokens/                 what training keeps of tokens: agentgym_train/kept_tokens.py
 RUN/checkpoints/            the trainer's
 RUN/summary.json            written at the end
+RUN/.lock                   the process that writes to the folder now: run_lock.py
 ```
 A process killed while writing leaves at most one cut line, which readers report and pass over.
 """
@@ -22,7 +23,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, FolderInUse
+from agentgym_env.run_lock import LOCK_FILE, is_unused
 from agentgym_env.trajectory import Trajectory
 
 _T = TypeVar("_T")
@@ -47,8 +49,8 @@ class RunStore:
     @classmethod
     def create(cls, path: Path, run: Mapping[str, Any]) -> RunStore:
         """Start a run in `path`; whatever was there is moved aside, never overwritten."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            path.rename(next_free_name(path))
+        if not is_unused(path):
+            move_aside(path)
         (path / "trajectories").mkdir(parents=True, exist_ok=True)
         store = cls(path)
         store.write_json("run.json", run)
@@ -152,11 +154,39 @@ def each_line(path: Path, kind: type[_T]) -> Iterator[tuple[int, _T | BrokenLine
 
 
 def next_free_name(path: Path) -> Path:
-    """`NAME.old-1`, `NAME.old-2`, ...: the first that is not taken."""
-    number = 1
+    """`NAME.old-1`, `NAME.old-2`, ...: the first that is not taken, beside a link's target."""
+    path, number = _target(path), 1
     while (candidate := path.with_name(f"{path.name}.old-{number}")).exists():
         number += 1
     return candidate
+
+
+def move_aside(path: Path) -> None:
+    """Rename a run to its next free name. A lock on it stays locked, at the old path."""
+    path, aside = _target(path), next_free_name(path)
+    if not (path / LOCK_FILE).exists():
+        path.rename(aside)
+        return
+    # The lock moves into a new folder, which then takes the old one's place. If another process
+    # creates and locks the folder between the renames, the last one fails.
+    fresh = path.with_name(f".{path.name}.new-{os.getpid()}")
+    fresh.mkdir()
+    path.rename(aside)
+    (aside / LOCK_FILE).rename(fresh / LOCK_FILE)
+    try:
+        fresh.rename(path)
+    except OSError as error:
+        (fresh / LOCK_FILE).unlink()
+        fresh.rmdir()
+        raise FolderInUse(
+            f"{path} was locked by another process at this moment; wait until it ends, or choose "
+            "another folder"
+        ) from error
+
+
+def _target(path: Path) -> Path:
+    """What a link leads to: a run on another disk is replaced there, and the link stays."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def _last_byte(path: Path) -> bytes:

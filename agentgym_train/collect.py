@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.attempt import EpisodeStart
@@ -44,8 +45,13 @@ def collect(
     """Play what is not there yet and sum up what is. Returns the exit status.
 
     Raises `BadRequest` for what cannot be done, before anything is played, and when every episode
-    was lost.
+    was lost; `FolderInUse` while another process writes to the folder.
     """
+    with folder_lock(Path(config.output_dir), "--out"):
+        return _collect(config, console, concurrency, api_key)
+
+
+def _collect(config: CollectConfig, console: Console, concurrency: int, api_key: str | None) -> int:
     who = WhoPlays(
         config.policy,
         config.temperature,

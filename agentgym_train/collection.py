@@ -23,6 +23,7 @@ from rich.console import Console
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import BadRequest
 from agentgym_env.failures import teaches
+from agentgym_env.run_lock import is_unused
 from agentgym_env.run_store import BrokenLine, RunStore
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory
@@ -110,7 +111,7 @@ def check_settings(config: CollectConfig) -> None:
     Starts, samples and what is kept may change, since all that was played stays good.
     """
     path = Path(config.output_dir)
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    if is_unused(path):
         return
     earlier = collect_config_of(path)
     if earlier is None:

@@ -10,8 +10,11 @@ import typer
 from rich.console import Console
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.trust import Trust
 
+ANOTHER_FOLDER = "output_dir=FOLDER"
+"""How to choose another run folder."""
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -54,10 +57,14 @@ def train(
                 f"{resume} is complete; its figures are in {resume}/summary.json.", soft_wrap=True
             )
             return
+    folder = Path(values.output_dir)
     if accelerate is not None or num_processes is not None:
+        if accelerate is None:  # An accelerate config may start the second machine of a run.
+            check_unlocked(folder, ANOTHER_FOLDER)
         launch_if_asked(values, words, accelerate, num_processes)
     obey_cpu()
-    with prepared(values, here.processes) or nullcontext() as stage:
+    lock = folder_lock(folder, ANOTHER_FOLDER) if here.is_first else nullcontext()
+    with lock, prepared(values, here.processes) or nullcontext() as stage:
         runner = runner_of(values)
         if resume is None:
             status = runner.start(values, console, stage, here.processes)

@@ -16,6 +16,7 @@ from accelerate import PartialState
 from rich.console import Console
 from transformers import PrinterCallback
 
+from agentgym_env.run_lock import is_unused
 from agentgym_env.run_store import RunStore, next_free_name
 from agentgym_env.trust import trust_option
 from agentgym_train.adapter_base import keep_base
@@ -99,7 +100,7 @@ def method_of(config: RunConfig) -> Method:
 
 def new_folder(config: RunConfig, path: Path, console: Console) -> None:
     """Begin a run folder; an earlier one is moved aside."""
-    if path.exists() and any(path.iterdir()):
+    if not is_unused(path):
         console.print(
             f"{path} holds an earlier run; it is moved to {next_free_name(path)}.", soft_wrap=True
         )

@@ -11,16 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from agentgym_env.errors import BadRequest
-from agentgym_env.run_store import RunStore, next_free_name
+from agentgym_env.run_lock import folder_lock, is_unused
+from agentgym_env.run_store import RunStore, move_aside
 from agentgym_train.policy_names import PolicyName
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows has none: two processes in one folder are then not noticed
-    fcntl = None  # type: ignore[assignment]
 
 KIND: Final = "evaluation"
 FOLDER: Final = Path("runs/eval")
@@ -100,17 +96,13 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
 
     Raises `BadRequest` where the folder holds anything else. `fresh` moves what it holds aside.
     """
-    if path.exists() and not path.is_dir():
-        raise BadRequest(f"{path} is a file; name a folder by --out")
-    if fresh and path.exists():
-        with _held(path / ".lock"):
-            path.rename(next_free_name(path))
-    path.mkdir(parents=True, exist_ok=True)
-    with _held(path / ".lock") as lock:
+    with folder_lock(path, "--out"):
+        if fresh and not is_unused(path):
+            move_aside(path)
         if (path / "run.json").is_file():
             store = RunStore.open(path)
             _check_same(store, plan)
-        elif any(file.name != lock for file in path.iterdir()):
+        elif not is_unused(path):
             raise BadRequest(f"{path} holds something else than an evaluation; name another folder")
         else:
             (path / "trajectories").mkdir()
@@ -175,25 +167,6 @@ def _facts(plan: EvalPlan) -> dict[str, Any]:
         "command": " ".join(sys.argv),
         "versions": versions,
     }
-
-
-@contextlib.contextmanager
-def _held(path: Path) -> Iterator[str]:
-    """Hold a lock that ends with this process, however it ends."""
-    with path.open("a") as file:
-        _lock(file, path.parent)
-        yield path.name
-
-
-def _lock(file: IO[str], folder: Path) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise BadRequest(
-            f"another process evaluates in {folder}; wait for it, or name another folder by --out"
-        ) from error
 
 
 def _file_name(text: str) -> str:

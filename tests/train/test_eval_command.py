@@ -134,7 +134,9 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
             assert time.monotonic() < deadline and first.poll() is None
             time.sleep(0.01)
         first.send_signal(signal.SIGSTOP)  # or it may be done before the second begins
-        assert "another process evaluates in here" in run(tmp_path, *words, status=2)
+        said = run(tmp_path, *words, status=2)
+        assert f"here is in use by process {first.pid} on host" in said
+        assert "choose another folder with --out" in said
     finally:
         first.kill()
         first.communicate()
