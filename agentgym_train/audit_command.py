@@ -52,6 +52,10 @@ def audit(
         raise BadRequest(f"dtype {dtype!r} is none of {', '.join(_DTYPES)}")
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise BadRequest(f"there is no folder {json_path.parent} to write {json_path.name} to")
+    from agentgym_train.hub import check_available
+
+    if not Path(run_or_model).is_dir():
+        check_available(run_or_model)
     from agentgym_train.audit import check, report
     from agentgym_train.quiet import quiet_libraries
 
