@@ -102,7 +102,7 @@ def folder_lock(folder: Path, option: str) -> Iterator[None]:
 def check_unlocked(folder: Path, option: str) -> None:
     """Raise `FolderInUse` when another process has the lock of `folder`; takes no lock itself."""
     try:
-        fd = os.open(folder / LOCK_FILE, os.O_RDWR)
+        fd = _open_existing(folder / LOCK_FILE)
     except OSError:
         return
     try:
@@ -128,9 +128,13 @@ class _Lock:
     fd: int | None
     """None where there is no `flock`: there the existence of the file is the lock."""
     identity: Identity
+    pid: int
+    """The process that took it; a child that was forked since does not release it."""
 
     def release(self) -> None:
         """Remove the file, unless somebody replaced it, and then release the `flock`."""
+        if os.getpid() != self.pid:
+            return
         with suppress(OSError):
             if _identity(os.stat(self.path)) == self.identity:
                 self.path.unlink()
@@ -166,7 +170,7 @@ def _acquire(path: Path, folder: Path, option: str) -> _Lock:
             # A file that was removed meanwhile is no lock: others would create it anew.
             if verdict == "free" and _is_at(path, identity):
                 _write(fd, Holder.this_process())
-                lock = _Lock(path, fd if flock == "granted" else None, identity)
+                lock = _Lock(path, fd if flock == "granted" else None, identity, os.getpid())
                 return lock
         finally:
             if lock is None or lock.fd is None:
@@ -213,7 +217,12 @@ def _open(path: Path) -> tuple[int, bool]:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
     except FileExistsError:
-        return os.open(path, os.O_RDWR), False
+        return _open_existing(path), False
+
+
+def _open_existing(path: Path) -> int:
+    """Open a lock file that is there; raises `OSError` for a link, which may lead anywhere."""
+    return os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
 
 
 def _flock(fd: int) -> Flock:

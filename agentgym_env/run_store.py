@@ -72,7 +72,10 @@ class RunStore:
         """Write one JSON file, whole or not at all."""
         target = self.path / name
         partial = target.with_name(target.name + ".partial")
-        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        # A file or link of this name is an earlier write's, or a trap: it is not written through.
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=2) + "\n")
         partial.replace(target)
 
     def read_json(self, name: str) -> dict[str, Any] | None:

@@ -42,6 +42,8 @@ _USED_AS_NAME: Final = re.compile(
 )
 """Keys whose texts name something, whatever they look like."""
 _FLAGS: Final = ("trust_remote_code", "push_to_hub", "hub_always_push", "use_vllm")
+_OFF: Final = ("false", "none", "", "0", "no", "off")
+"""Values of a flag that libraries read as off."""
 _MOST: Final = 10_000
 """Characters of a list of names."""
 _ENV: Final = re.compile(r"(envs\[\d+\]\.)?env")
@@ -94,8 +96,11 @@ def _values(place: str, last: str, value: Any) -> Iterator[tuple[str, str, Any]]
 def _is_name(place: str, last: str, value: Any) -> bool:
     if place.startswith(_VLLM):
         return value is not None and value is not False
+    if last in _FLAGS:
+        # Libraries take any true value for yes, and some take words.
+        return str(value).lower() not in _OFF
     if not isinstance(value, str):
-        return value is True and last in _FLAGS
+        return False
     if _ENV.fullmatch(place):
         return ":" in value
     if not value or place.startswith(_NOT_CODE):

@@ -126,7 +126,7 @@ async def _serve_call(
     receive: Receive,
     send: Send,
 ) -> None:
-    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    headers = headers_of(scope)
     content_type = headers.get(b"content-type", "")
     authorization = headers.get(b"authorization", "")
     declared = headers.get(b"content-length", "")
@@ -138,7 +138,11 @@ async def _serve_call(
     body = b"" if error is not None else await read_body(receive, desk.max_body_bytes)
     if body is None:
         return
-    error = error or desk.too_large(len(body)) or check_content_type(body, content_type)
+    error = (
+        error
+        or desk.too_large(len(body))
+        or check_content_type(scope["method"], body, content_type)
+    )
     own_fields: Sequence[tuple[bytes, bytes]] = ()
     if error is not None:
         status, content_type, content = desk.fail(error)
@@ -169,6 +173,15 @@ async def _serve_call(
         fields.append((b"allow", METHOD_OF[scope["path"]].encode()))
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": content})
+
+
+def headers_of(scope: MutableMapping[str, Any]) -> dict[bytes, str]:
+    """The header fields by lower-case name; repeated fields are joined, as HTTP defines it."""
+    headers: dict[bytes, str] = {}
+    for name, value in scope["headers"]:
+        text = value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    return headers
 
 
 async def read_body(receive: Receive, limit: int) -> bytes | None:

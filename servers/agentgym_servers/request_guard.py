@@ -8,6 +8,7 @@ each request with a `RequestGuard` before it does any work.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -19,6 +20,8 @@ from agentgym_env.wire import JSON, MSGPACK, WireError
 ANY_HOST: Final = "*"
 _REMEMBERED = 64
 _MAX_SHOWN = 100
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?")
+"""An address of IPv6 in brackets, or a name; and a port."""
 
 
 class RequestGuard:
@@ -76,16 +79,18 @@ class RequestGuard:
             name = (page.hostname or "").lower()
         except ValueError:
             return False
+        if page.scheme not in ("http", "https"):
+            return False
         return name in self._allowed or (name != "" and page.netloc.lower() == host.lower())
 
 
-def check_content_type(body: bytes, content_type: str) -> WireError | None:
-    """Why a body of this type is not read, or None. A request without a body needs no type.
+def check_content_type(method: str, body: bytes, content_type: str) -> WireError | None:
+    """Why a request with a body of this type is rejected, or None.
 
     A page can send a body to another site without asking first only if it is plain text, a form
-    or of no type.
+    or of no type. A request without a body needs no type, and a GET has no body to read.
     """
-    if content_type == JSON or not body:
+    if content_type == JSON or method in ("GET", "HEAD") or not (body or content_type):
         return None
     sent = media_type(content_type)
     if sent in (JSON, MSGPACK):
@@ -122,15 +127,9 @@ def checked_host(name: str) -> str:
 
 
 def _host_name(header: str) -> str | None:
-    """The name in a Host header; None if it is malformed."""
-    try:
-        parts = urlsplit(f"//{header}")
-        parts.port  # noqa: B018 raises where it is no number
-    except ValueError:
-        return None
-    if parts.netloc != header or "@" in header:
-        return None
-    return parts.hostname
+    """The name in a Host header in lower case; None if it is malformed."""
+    found = _HOST.fullmatch(header.lower())
+    return None if found is None else found[1] or found[2]
 
 
 def _is_ip(name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from agentgym_adapters.served import Said, Talk
-from agentgym_servers.app import App, Receive, Send
+from agentgym_servers.app import App, Receive, Send, headers_of
 from agentgym_servers.desk import Desk
 from agentgym_servers.metrics import count
 from agentgym_servers.request_guard import RequestGuard
@@ -26,7 +26,7 @@ def web_socket_app(
 
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         await receive()  # that somebody wants to connect
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        headers = headers_of(scope)
         error = guard.check_headers(headers) or desk.unauthorized(
             scope["path"], headers.get(b"authorization", "")
         )

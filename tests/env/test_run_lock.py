@@ -337,3 +337,26 @@ def test_sigterm_leaves_a_lock_that_is_taken_over(tmp_path, holder_of):
     assert named_in(tmp_path)["pid"] == first.pid
     with folder_lock(tmp_path, "--out"):
         assert named_in(tmp_path)["pid"] == os.getpid()
+
+
+def test_a_link_in_place_of_the_lock_is_not_written_through(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / LOCK_FILE).symlink_to(precious)
+    with pytest.raises(BadRequest, match="cannot lock"), folder_lock(folder, "--out"):
+        pass
+    assert precious.read_text() == "mine" and (folder / LOCK_FILE).is_symlink()
+
+
+def test_a_forked_child_does_not_release_the_lock_of_its_parent(tmp_path):
+    lock = run_lock._acquire(tmp_path / LOCK_FILE, tmp_path, "--out")
+    child = os.fork()
+    if child == 0:
+        lock.release()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert named_in(tmp_path)["pid"] == os.getpid()
+    lock.release()
+    assert not (tmp_path / LOCK_FILE).exists()

@@ -72,3 +72,14 @@ def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(BadRequest, match=r"has no run\.json"):
         RunStore.open(tmp_path)
+
+
+def test_a_link_in_place_of_a_partial_file_is_not_written_through(tmp_path):
+    store = RunStore.create(tmp_path / "run", {})
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (store.path / "summary.json.partial").symlink_to(precious)
+    store.write_json("summary.json", {"done": 1})
+    assert precious.read_text() == "mine"
+    assert store.read_json("summary.json") == {"done": 1}
+    assert not (store.path / "summary.json").is_symlink()

@@ -117,6 +117,20 @@ def test_what_is_registered_built_in_or_prose_is_no_name():
     assert (trust_option(PLAIN), trust_option(NAMED)) == ("", " --trust")
 
 
+@pytest.mark.parametrize("yes", [True, 1, 2.5, "true", "yes", "1"])
+def test_a_flag_is_found_whatever_true_value_it_has(yes):
+    for flag in ("push_to_hub", "use_vllm", "trust_remote_code", "hub_always_push"):
+        assert list(names_in({"trl": {flag: yes}})) == [f"trl.{flag}"]
+    assert "trl.model_init_kwargs.trust_remote_code" in names_in(
+        {"trl": {"model_init_kwargs": {"trust_remote_code": 1}}}
+    )
+
+
+@pytest.mark.parametrize("no", [False, 0, None, "", "false", "no"])
+def test_a_flag_that_is_off_names_nothing(no):
+    assert names_in({"trl": {"push_to_hub": no, "trust_remote_code": no}}) == {}
+
+
 @pytest.mark.parametrize("odd", [None, 3, [], ["a:b"], {"x": [None, {"y": 1.5}]}, "\x1b[2Ja:b"])
 def test_settings_of_any_shape_are_read(odd):
     for key in NAMED:

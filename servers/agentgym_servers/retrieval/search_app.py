@@ -12,7 +12,7 @@ import msgspec
 
 from agentgym_env.errors import AgentGymError
 from agentgym_env.wire import STATUS, ErrorBody, WireError
-from agentgym_servers.app import App, Receive, Send, read_body
+from agentgym_servers.app import App, Receive, Send, headers_of, read_body
 from agentgym_servers.request_guard import RequestGuard, check_content_type
 from agentgym_servers.retrieval.passages import Hit, Retriever
 from agentgym_servers.retrieval.route import (
@@ -54,7 +54,7 @@ def make_search_app(
 
     async def answer(scope: MutableMapping[str, Any], receive: Receive) -> _Answer | None:
         path = scope["path"]
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        headers = headers_of(scope)
         if (error := guarded.check_headers(headers)) is not None:
             return _failed(STATUS[error.code], error.code, error.message)
         if path not in _METHODS:
@@ -67,7 +67,9 @@ def make_search_app(
         if len(body) > max_body_bytes:
             text = f"the body is above {max_body_bytes} bytes; ask in several calls"
             return _failed(413, "too_large", text)
-        if (error := check_content_type(body, headers.get(b"content-type", ""))) is not None:
+        content_type = headers.get(b"content-type", "")
+        error = check_content_type(scope["method"], body, content_type)
+        if error is not None:
             return _failed(STATUS[error.code], error.code, error.message)
         if path == "/health":
             return 200, _encode(health)
