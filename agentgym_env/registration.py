@@ -119,8 +119,8 @@ def env_class(env_id: str) -> type[TextEnv]:
                 f"{env_id} needs {error.name}: pip install 'agentgym-sdk[{entry.extra}]'"
             ) from error
         raise UnknownEnvironment(
-            f"{env_id} is {entry.entry_point}, which cannot be imported: {error}. Name a module "
-            "that is installed or in the working directory"
+            f"{env_id} cannot be imported (entry point {entry.entry_point}): {error}. Name a "
+            "module that is installed or in the working directory"
         ) from error
     except BadRequest as error:
         raise UnknownEnvironment(f"{env_id} is {entry.entry_point}, but {error}") from error

@@ -42,11 +42,12 @@ def train(
     console = Console(quiet=not here.is_first)
     if resume is None and config is not None:
         values, words = read_method_config(config, context.args), [str(config), *context.args]
-    elif resume is None or config is not None:
+    elif resume is None:
         raise BadRequest("name a config file, or a run with --resume RUN")
-    elif context.args:
+    elif config is not None or context.args:
+        word = config if config is not None else context.args[0]
         raise BadRequest(
-            f"a resumed run keeps its config; {context.args[0]} cannot be changed. Start a new "
+            f"a resumed run keeps its config; {word} cannot be changed. Start a new "
             f"run from {resume}/config.yaml to change it"
         )
     else:

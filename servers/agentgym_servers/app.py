@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from agentgym_env.wire import JSON, MSGPACK
 from agentgym_servers.desk import Answer, Batch, Desk, Scrape
 from agentgym_servers.metrics import Figures
 from agentgym_servers.request_guard import RequestGuard, check_content_type
@@ -84,10 +85,11 @@ def make_app(
     """
     answer = answerer or partial(answer_call, service)
     guarded = guard or RequestGuard()
+    accepted = (JSON, MSGPACK) if answerer is None else (JSON,)
 
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await _serve_call(service.desk, guarded, answer, scope, receive, send)
+            await _serve_call(service.desk, guarded, accepted, answer, scope, receive, send)
         elif scope["type"] == "lifespan":
             await _live(service, receive, send)
         elif web_sockets is not None:
@@ -121,6 +123,7 @@ async def answer_call(service: Service, call: HttpCall) -> Answer:
 async def _serve_call(
     desk: Desk,
     guard: RequestGuard,
+    accepted: Sequence[str],
     answer: Answerer,
     scope: MutableMapping[str, Any],
     receive: Receive,
@@ -141,7 +144,7 @@ async def _serve_call(
     error = (
         error
         or desk.too_large(len(body))
-        or check_content_type(scope["method"], body, content_type)
+        or check_content_type(scope["method"], body, content_type, accepted)
     )
     own_fields: Sequence[tuple[bytes, bytes]] = ()
     if error is not None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 from functools import partial
-from typing import Final
 
 from agentgym_adapters.mcp_server import McpServer
 from agentgym_adapters.nemo_gym_server import NemoGymServer
 from agentgym_adapters.openenv_server import OpenEnvServer
-from agentgym_adapters.served import HttpProtocol, Question, Reply
+from agentgym_adapters.served import HttpProtocol, Question
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.wire import JSON, encode
 from agentgym_servers import routes
@@ -21,12 +20,9 @@ from agentgym_servers.app import App, HeadedAnswer, HttpCall, Service, answer_ca
 from agentgym_servers.compat_worlds import original_protocol
 from agentgym_servers.desk import Answer
 from agentgym_servers.metrics import count
-from agentgym_servers.request_guard import media_type
 from agentgym_servers.settings import OPENENV, OWN, ServeSettings
 from agentgym_servers.single_calls import SingleCalls
 from agentgym_servers.web_sockets import web_socket_app
-
-_WRONG_TYPE: Final = Reply(415, {"detail": "send JSON: Content-Type: application/json"})
 
 
 def app_of(service: Service, settings: ServeSettings) -> App:
@@ -70,11 +66,8 @@ async def _answer(
     """Answer a neighbour's call. The metrics are ours: none of them has any."""
     if call.path == routes.METRICS.path:
         return await answer_call(service, call)
-    if call.body and media_type(call.content_type) != JSON:
-        reply = _WRONG_TYPE
-    else:
-        headers = {name.decode("latin-1"): value for name, value in call.headers.items()}
-        reply = await protocol.answer(Question(call.method, call.path, call.body, headers))
+    headers = {name.decode("latin-1"): value for name, value in call.headers.items()}
+    reply = await protocol.answer(Question(call.method, call.path, call.body, headers))
     count(service.desk.figures.requests, protocol.route(call.path))
     body = b"" if reply.body is None else encode(reply.body)
     fields = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers.items()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -84,7 +84,9 @@ class RequestGuard:
         return name in self._allowed or (name != "" and page.netloc.lower() == host.lower())
 
 
-def check_content_type(method: str, body: bytes, content_type: str) -> WireError | None:
+def check_content_type(
+    method: str, body: bytes, content_type: str, accepted: Sequence[str] = (JSON, MSGPACK)
+) -> WireError | None:
     """Why a request with a body of this type is rejected, or None.
 
     A page can send a body to another site without asking first only if it is plain text, a form
@@ -93,12 +95,12 @@ def check_content_type(method: str, body: bytes, content_type: str) -> WireError
     if content_type == JSON or method in ("GET", "HEAD") or not (body or content_type):
         return None
     sent = media_type(content_type)
-    if sent in (JSON, MSGPACK):
+    if sent in accepted:
         return None
     return WireError(
         "unsupported_media_type",
-        f"a body of type {sent[:_MAX_SHOWN]!r} is not accepted; send Content-Type: {JSON} "
-        f"or {MSGPACK}",
+        f"a body of type {sent[:_MAX_SHOWN]!r} is not accepted; send Content-Type: "
+        f"{' or '.join(accepted)}",
     )
 
 

@@ -19,6 +19,7 @@ from websockets.sync.client import connect
 import cdp
 from agentgym_env import EnvClient
 from agentgym_env.errors import BadRequest
+from agentgym_env.wire import MSGPACK
 from agentgym_servers.request_guard import RequestGuard, check_content_type, checked_host
 from agentgym_servers.retrieval.search_app import make_search_app
 from agentgym_servers.settings import ServeSettings
@@ -105,6 +106,7 @@ def test_every_protocol_rejects_what_a_web_page_can_send(start, protocol):
         ({"Content_Type": "text/plain;charset=UTF-8"}, 415, "unsupported_media_type"),
         ({"Content_Type": "application/x-www-form-urlencoded"}, 415, "unsupported_media_type"),
         ({"Content_Type": "multipart/form-data; boundary=x"}, 415, "unsupported_media_type"),
+        ({"Content_Type": "application/x-msgpack"}, 415, "unsupported_media_type"),
         ({"Origin": "https://example.org"}, 403, "foreign_origin"),
         ({"Origin": "null"}, 403, "foreign_origin"),
         ({"Origin": f"http://localhost:{int(port) + 1}"}, 403, "foreign_origin"),
@@ -115,6 +117,9 @@ def test_every_protocol_rejects_what_a_web_page_can_send(start, protocol):
     for headers, status, code in cases:
         response = send(address, path, body, **headers)
         assert (response.status_code, response.json()["error"]["code"]) == (status, code), headers
+    if protocol != "agentgym-sdk":
+        packed = send(address, path, msgspec.msgpack.encode(body), Content_Type=MSGPACK)
+        assert packed.status_code == 415 and "send Content-Type: application/json" in packed.text
     # With a body or without one: a page's Origin is always there.
     assert send(address, path, b"", Content_Type=None, Origin="null").status_code == 403
     assert opened(address) == 0

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from agentgym_env.errors import AgentGymError
-from agentgym_env.wire import STATUS, ErrorBody, WireError
+from agentgym_env.wire import JSON, STATUS, ErrorBody, WireError
 from agentgym_servers.app import App, Receive, Send, headers_of, read_body
 from agentgym_servers.request_guard import RequestGuard, check_content_type
 from agentgym_servers.retrieval.passages import Hit, Retriever
@@ -68,7 +68,7 @@ def make_search_app(
             text = f"the body is above {max_body_bytes} bytes; ask in several calls"
             return _failed(413, "too_large", text)
         content_type = headers.get(b"content-type", "")
-        error = check_content_type(scope["method"], body, content_type)
+        error = check_content_type(scope["method"], body, content_type, (JSON,))
         if error is not None:
             return _failed(STATUS[error.code], error.code, error.message)
         if path == "/health":
