@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 LONG_S = 900
+_without_browser = 0
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count the tests that a browser is missing for."""
+    global _without_browser
+    if report.skipped and "Chromium" in str(report.longrepr):
+        _without_browser += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Name in the last line the tests that a browser is missing for, and how to get one."""
+    if _without_browser and not hasattr(config, "workerinput"):
+        sys.stdout.write(
+            f"\n{_without_browser} tests were skipped because there is no Chromium: "
+            "apt install chromium-headless-shell\n"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -58,6 +58,7 @@ def play(tmp_path, run):
     return play
 
 
+@pytest.mark.slow
 @in_chromium
 @pytest.mark.timeout(900)
 def test_twenty_expert_episodes_in_browsergym_give_the_rewards_of_the_native_road(play):
@@ -78,6 +79,7 @@ def test_an_action_may_be_a_message_to_the_user_too(play):
         assert told["rewards"] == list(one.rewards) and told["terminated"]
 
 
+@pytest.mark.slow
 @in_chromium
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("loop", "count"), [("experiments", 2), ("agentlab", 20)])
@@ -158,6 +160,7 @@ def test_every_registered_id_of_a_family_is_a_task(tmp_path, monkeypatch):
     env.close()
 
 
+@pytest.mark.slow
 @in_chromium
 @pytest.mark.timeout(600)
 def test_browsergym_plays_our_sites_as_tasks_of_its_own_and_pays_as_webarena_does(tmp_path):

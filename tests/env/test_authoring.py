@@ -50,6 +50,7 @@ def test_it_is_three_files_and_the_entry_point_names_the_class(installed):
     assert project["entry-points"]["agentgym.environments"] == {env_id: "my_maze:MyMaze"}
 
 
+@pytest.mark.slow
 def test_every_command_knows_it_once_it_is_installed(installed, tmp_path):
     env_id, site, _ = installed
     rows = json.loads(run("envs", "--json", cwd=tmp_path, path=site))
@@ -77,6 +78,7 @@ env.close()
     assert done.stdout.strip() == "I have a number from 1 to 100 in mind. 50"
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(installed):
     _, _, folder = installed
     subprocess.run(

@@ -27,6 +27,7 @@ def test_what_an_environment_does_not_have_is_not_counted_against_it():
     assert all(f.passed for f in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "broken", "reason"),
     [

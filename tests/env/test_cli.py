@@ -29,6 +29,7 @@ def test_help_lists_every_rooms_commands_without_importing_them():
         assert command in done.stdout
 
 
+@pytest.mark.slow
 def test_environments_are_listed_with_their_splits():
     done = run("envs", "--json")
     (textcraft,) = [row for row in json.loads(done.stdout) if row["id"] == "agentgym/TextCraft-v0"]

@@ -143,6 +143,7 @@ def test_what_cannot_be_told_as_text_is_refused_at_once():
         TextEnv.from_gymnasium(Numbers, size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "name"), FILES.items())
 def test_each_example_is_short_and_keeps_every_promise_of_an_environment(examples, module, name):
     assert len((EXAMPLES / f"{module}.py").read_text().splitlines()) < 40

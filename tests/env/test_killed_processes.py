@@ -29,6 +29,7 @@ def sessions_of(address: str) -> int:
     return int(requests.get(address + "/health", timeout=10).json()["sessions"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_killed_client_leaves_no_session_past_its_time(run, workers):
     ttl_s = 1.5

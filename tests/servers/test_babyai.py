@@ -177,6 +177,7 @@ def test_what_is_not_possible_is_explained_and_changes_nothing():
         assert (reward, terminated, env.available_actions()) == (0.0, False, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", sorted(set(level_ids()) - BOT_FAILS))
 def test_the_oracle_solves_the_levels_that_the_bot_can_do(level):
     env = BabyAI()
@@ -186,6 +187,7 @@ def test_the_oracle_solves_the_levels_that_the_bot_can_do(level):
         assert info is not None and info["success"], f"{level}/{seed} after {turns} turns"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", sorted(BOT_FAILS))
 def test_where_the_bot_fails_the_oracle_says_nothing_and_soon(level):
     env = BabyAI()

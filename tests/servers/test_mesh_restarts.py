@@ -149,6 +149,7 @@ def test_a_worker_is_replaced_however_often_it_and_its_replacements_are_killed(s
     assert "Traceback" not in served.errors and "Fatal Python error" not in served.errors
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_again_stops_the_server_with_one_line(start, tmp_path):
     (tmp_path / "breakable.py").write_text(BREAKABLE)
     served = start(

@@ -71,6 +71,7 @@ def test_no_word_is_similar_to_two_families():
     assert len(words) == len(set(words))
 
 
+@pytest.mark.slow
 @in_chromium
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_tasks_begin_and_take_a_step(env, part):
@@ -85,6 +86,7 @@ def test_all_tasks_begin_and_take_a_step(env, part):
         assert after.endswith("# Last action\nnoop(10.0)")
 
 
+@pytest.mark.slow
 @in_chromium
 @pytest.mark.parametrize("name", EXPERTS)
 def test_an_expert_solves_its_task_with_every_seed_of_test(env, name):

@@ -76,6 +76,7 @@ def test_the_command_says_what_it_made_and_a_second_run_changes_nothing(tmp_path
     assert json.loads((tmp_path / "i" / "index.json").read_text())["settings"]["k1"] == 0.9
 
 
+@pytest.mark.slow
 def test_a_build_that_was_killed_goes_on_and_ends_with_the_same_bytes(tmp_path):
     corpus = write_corpus(tmp_path / "c.jsonl", zipf_passages(20_000))
     words = (corpus, "--chunk-passages", 100, "--out")
@@ -117,6 +118,7 @@ def test_a_build_stopped_at_any_stage_ends_with_the_same_bytes(tmp_path, stage, 
     assert contents_of(out) == contents_of(whole)
 
 
+@pytest.mark.slow
 def test_the_size_of_a_chunk_changes_no_file_but_the_manifest(tmp_path):
     passages = [*zipf_passages(300), Passage("empty", ""), Passage("stop words", "the of")]
     one = contents_of(bm25_index(tmp_path / "all", passages, chunk_passages=302))
@@ -232,6 +234,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         build_index(corpus, corpus / "index", Bm25Maker())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -66,6 +66,7 @@ def test_there_are_thirty_tasks_with_7207_variations_in_three_splits():
     assert tasks.category("boil/3") == "boil"
 
 
+@pytest.mark.slow
 def test_the_tasks_and_splits_are_the_simulators_own(env):
     start(env, "boil/0")
     simulator = env._simulator
@@ -102,6 +103,7 @@ def test_the_first_observation_is_the_task_and_the_place(env):
     assert (info["score"], info["success"], info["task"]) == (0.0, False, "boil/0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", QUICK)
 def test_the_oracles_rewards_add_up_to_a_whole_score(env, task):
     for variation in (0, variations_of("test", task + "/")[0]):
@@ -118,6 +120,7 @@ def test_the_oracle_solves_every_task(env, task):
     assert play_expert(env, f"{task}/{variation}")[2]["score"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("task", ["grow-fruit/2", "find-plant/3", "chemistry-mix/1"])
 def test_an_episode_is_the_same_every_time_and_in_every_jvm(env, task):
@@ -274,6 +277,7 @@ def test_a_way_is_found_once_and_then_kept(monkeypatch):
     assert len(path.actions) > 3 and path.moves > 3
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_is_made_again(caplog):
     path = gold_path("find-animal", 2, "")
     (file,) = (_sciworld_gold.cache_folder()).rglob("find-animal/2.json")
@@ -314,6 +318,7 @@ def test_a_closed_environment_leaves_its_jvm_to_the_next():
     heir.close()
 
 
+@pytest.mark.slow
 def test_only_so_many_jvms_stand_idle_and_none_leaks_a_file(monkeypatch):
     monkeypatch.setattr(_sciworld_pool, "MOST_IDLE", 0)
     monkeypatch.setattr(_sciworld_pool, "_idle", [])
@@ -386,6 +391,7 @@ def jvms(served):
     return [child for child in below if "java" in child.name()]
 
 
+@pytest.mark.slow
 def test_a_killed_jvm_behind_a_server_loses_only_its_own_session(run):
     served = run("sciworld", "--port", "0", "--workers", "2")
     with EnvClient(served.address()) as client:

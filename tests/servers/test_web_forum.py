@@ -107,6 +107,7 @@ def test_the_forum_has_twenty_templates_of_which_a_quarter_is_for_testing():
     assert len(TASKS) >= 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", sorted({t.config["intent_template_id"] for t in TASKS}))
 def test_the_expert_earns_the_reward_and_doing_nothing_does_not(sites, template):
     for task in TASKS:

@@ -192,6 +192,7 @@ def test_a_client_that_is_too_slow_loses_its_connection(open_door, limits, data,
     assert send(open_door(linger_s=0.02, **limits), data)[:12] == told
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_in_loses_its_connection(open_door):
     door = open_door(write_s=0.02, linger_s=0.02)
     with connect(door) as client:

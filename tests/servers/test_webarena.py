@@ -153,6 +153,7 @@ def test_wrong_settings_are_refused():
         WebArena(seed=-1)
 
 
+@pytest.mark.slow
 def test_it_keeps_every_promise_of_an_environment():
     found = check_environment("agentgym/WebArena-v0", tasks_per_split=3)
     assert not [finding for finding in found if not finding.passed]

@@ -156,6 +156,7 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tmp_path):
     assert trainer.credit.critic._model.head.weight.abs().max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp", "grpo", "rloo", "gigpo"])
 def test_a_lost_episode_is_in_nothing_that_trains(tmp_path, algorithm):
     # The same three episodes, with and without a fourth that was lost.

@@ -62,6 +62,7 @@ def test_the_same_evaluation_twice_gives_the_same_figures(tmp_path):
     assert 0 < found["random"]["success"] < 1
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_and_no_finished_episode_is_played_again(tmp_path):
     run(tmp_path, *MANY, "--out", "whole")
     store = tmp_path / "killed"
@@ -78,6 +79,7 @@ def test_killed_in_the_middle_it_goes_on_and_no_finished_episode_is_played_again
     assert (store / "report.csv").read_text() == (tmp_path / "whole" / "report.csv").read_text()
 
 
+@pytest.mark.slow
 def test_a_complete_evaluation_plays_nothing_and_finds_its_own_folder(tmp_path):
     words = [*TEXTCRAFT, "--limit", "3"]
     run(tmp_path, *words)
@@ -93,6 +95,7 @@ def test_a_complete_evaluation_plays_nothing_and_finds_its_own_folder(tmp_path):
     assert "already" not in run(tmp_path, *words, "--fresh")
 
 
+@pytest.mark.slow
 def test_another_command_on_the_same_folder_is_refused_and_says_what_differs(tmp_path):
     words = [*TEXTCRAFT, "--limit", "2", "--out", "here"]
     run(tmp_path, *words)

@@ -59,6 +59,7 @@ def closed_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "said"),
     [

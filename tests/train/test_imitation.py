@@ -28,6 +28,7 @@ def settings(out: Path, **changes) -> ImitationConfig:
     return ImitationConfig(model="tiny", data=["made here"], output_dir=str(out), **values)
 
 
+@pytest.mark.slow
 def test_fitting_to_demonstrations_lowers_their_loss_and_saves_the_policy(tmp_path):
     tokenizer, model = textcraft_tokenizer(), tiny_model()
     tasks = random.Random(0).sample(list(TextCraft().tasks.split("train")), 8)

@@ -123,6 +123,7 @@ def test_an_unreachable_hub_is_told_at_once_with_what_to_do(cache, monkeypatch):
     assert str(cache) in str(caught.value) and "cannot be reached" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_is_in_the_cache_is_used_without_a_connection(cache, monkeypatch):
     asking(monkeypatch, NOBODY)
     model, tokenizer = load_policy(REPOSITORY)

@@ -50,6 +50,7 @@ def test_rollouts_are_near_the_bound_and_lockstep_is_not(seed):
     assert measured.lockstep_s(episodes, 64, steps_in_turn=True) >= 2 * seconds
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_a_real_model_rollouts_are_near_the_bound_and_lockstep_is_not():
     """In processor time, so that a busy machine does not count."""

@@ -100,6 +100,7 @@ def reference(before, trajectories, average, length):
     return {name: weight.grad for name, weight in model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("average", "changes"),
     [

@@ -58,6 +58,7 @@ def play(engine: HFEngine, temperature: float, at_once: int) -> list[list[int]]:
     return asyncio.run(every())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_batch_changes_no_turn(temperature):
     model, pad = model_of_near_twins(), textcraft_tokenizer().pad_token_id

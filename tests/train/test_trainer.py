@@ -99,6 +99,7 @@ def test_a_step_moves_the_weights_by_the_gradient_of_the_plain_reference(tmp_pat
     assert_step_is_the_reference(trainer, before, {0, 1, 2, 3})
 
 
+@pytest.mark.slow
 def test_a_step_in_several_passes_is_the_same_step(tmp_path):
     task = first_task(tmp_path)
     script = [next(n for n in "123456" if n not in (task, "2")), task, "9", "9"]
@@ -143,6 +144,7 @@ def test_a_step_that_loses_no_more_than_it_may_goes_on_and_counts_them(tmp_path)
     assert row["retried"] == sum(t.attempts > 1 for t in trainer._trajectories) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*rollout_func.*experimental")
 def test_a_step_on_single_turns_is_the_step_of_trls_own_trainer(tmp_path):
     task = first_task(tmp_path)
@@ -168,6 +170,7 @@ def test_a_step_on_single_turns_is_the_step_of_trls_own_trainer(tmp_path):
         assert torch.allclose((one - two) / LEARNING_RATE, torch.zeros(()), atol=1e-5), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_the_token_budget_of_a_pass_does_not_change_the_step(tmp_path, tokens):
     task = first_task(tmp_path)

@@ -271,6 +271,7 @@ READY = {
 }
 
 
+@pytest.mark.slow
 @needs_axe
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])

@@ -79,6 +79,7 @@ def test_names_on_the_command_line_are_found_in_every_process_of_a_run(folder):
     assert [row["step"] for row in store.metrics()[0]] == [1]
 
 
+@pytest.mark.slow
 def test_the_environment_is_found_by_eval(folder):
     words = ["--policy", "expert", "--limit", 1, "--out", "report", "--horizon", "40"]
     agentgym(folder, "eval", "--env", "courier:Courier", *words)

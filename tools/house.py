@@ -1,0 +1,132 @@
+"""Figures of the code base: files, lines and import cycles per package, now or at another commit.
+
+python tools/house.py             # the working tree
+python tools/house.py f6948e9     # a commit, and beside it the working tree
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import statistics
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {
+    "agentgym_env": "agentgym_env",
+    "agentgym_train": "agentgym_train",
+    "agentgym_servers": "servers/agentgym_servers",
+    "agentgym_adapters": "adapters/agentgym_adapters",
+    "tests": "tests",
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one package."""
+
+    files: int
+    lines: int
+    median: int
+    longest: int
+    top: int
+    """Modules and packages directly in it."""
+    cycles: int
+    """Modules that are in or behind a circle of imports."""
+
+
+def main() -> None:
+    """Print a table for each package."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("commit", nargs="?", help="a commit to compare with")
+    commit = parser.parse_args().commit
+    sources = [("working tree", working_tree())]
+    if commit is not None:
+        sources.insert(0, (commit, at_commit(commit)))
+    print(
+        f"{'package':<20}{'':<14}{'files':>7}{'lines':>8}{'median':>8}{'max':>6}{'top':>5}{'cycles':>8}"
+    )
+    for package, folder in PACKAGES.items():
+        for name, texts in sources:
+            f = figures(package, folder, texts)
+            print(
+                f"{package:<20}{name:<14}{f.files:>7}{f.lines:>8,}{f.median:>8}{f.longest:>6}"
+                f"{f.top:>5}{f.cycles:>8}"
+            )
+
+
+def working_tree() -> dict[str, str]:
+    """Path -> text of every Python file that git knows or could know."""
+    listed = git("ls-files", "--cached", "--others", "--exclude-standard", "*.py").splitlines()
+    return {p: (ROOT / p).read_text(encoding="utf-8") for p in listed if (ROOT / p).is_file()}
+
+
+def at_commit(commit: str) -> dict[str, str]:
+    """Path -> text of every Python file of a commit."""
+    listed = git("ls-tree", "-r", "--name-only", commit).splitlines()
+    return {p: git("show", f"{commit}:{p}") for p in listed if p.endswith(".py")}
+
+
+def figures(package: str, folder: str, texts: Mapping[str, str]) -> Figures:
+    """Figures of the files below a folder."""
+    own = {p: text for p, text in texts.items() if p.startswith(f"{folder}/")}
+    lengths = [len(text.splitlines()) for text in own.values()]
+    top = {Path(p).relative_to(folder).parts[0] for p in own}
+    modules = {module_name(package, folder, p): text for p, text in own.items()}
+    return Figures(
+        len(own),
+        sum(lengths),
+        round(statistics.median(lengths or [0])),
+        max(lengths, default=0),
+        len(top),
+        0 if package == "tests" else in_circles(modules),
+    )
+
+
+def module_name(package: str, folder: str, path: str) -> str:
+    """The dotted name of a file."""
+    parts = (package, *Path(path).relative_to(folder).with_suffix("").parts)
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def in_circles(modules: Mapping[str, str]) -> int:
+    """How many modules cannot be put in an order of imports."""
+    edges = {name: imported(text, modules) - {name} for name, text in modules.items()}
+    while free := [name for name, needs in edges.items() if not needs]:
+        for name in free:
+            del edges[name]
+        for needs in edges.values():
+            needs.difference_update(free)
+    return len(edges)
+
+
+def imported(text: str, modules: Mapping[str, str]) -> set[str]:
+    """The modules of the same package that a file imports when it is imported."""
+    found: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(text)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        pending.extend(ast.iter_child_nodes(node))
+    names = found & set(modules)
+    # A package is not imported for its own sake where a module of it is named.
+    return {n for n in names if not any(other.startswith(f"{n}.") for other in names)}
+
+
+def git(*words: str) -> str:
+    """The output of a git command."""
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+if __name__ == "__main__":
+    main()
