@@ -47,8 +47,8 @@ def train(
     elif config is not None or context.args:
         word = config if config is not None else context.args[0]
         raise BadRequest(
-            f"a resumed run keeps its config; {word} cannot be changed. Start a new "
-            f"run from {resume}/config.yaml to change it"
+            f"a resumed run keeps its config; leave out {word}, or start a new run from "
+            f"{resume}/config.yaml"
         )
     else:
         values, words = resumed_config(resume, trusted=trust), ["--resume", str(resume)]
