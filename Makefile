@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUICKSTART := examples/train/textcraft/quickstart.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-full test-all test-vllm test-adapters test-protocols lint bench warm-start clean
+.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-full test-all test-others test-vllm test-adapters test-protocols lint bench warm-start clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
@@ -46,7 +46,9 @@ test: $(VENV)/.dev  ## Run the default tests: every contract, and samples of eac
 test-full: $(VENV)/.dev  ## Run the default tests and the slow ones: sweeps, whole runs, the wheel.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-test-all: $(WEB)/.ready test-full  ## Run all tests, in every environment that this machine can have.
+test-all: $(WEB)/.ready test-full test-others  ## Run all tests, in every environment that this machine can have.
+
+test-others:  ## Run the tests that need environments of their own: vLLM, verifiers, OpenEnv, NeMo Gym.
 	$(MAKE) test-vllm test-adapters
 	@if [ -n "$(PROTOCOLS_PYTHON)" ]; then $(MAKE) test-protocols; \
 	else echo "There is no Python 3.13 here: the tests against NeMo Gym's and OpenEnv's packages are left out."; fi

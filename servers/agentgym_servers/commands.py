@@ -19,21 +19,12 @@ from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.compat_worlds import original_kwargs
 from agentgym_servers.logs import configure_logs
 from agentgym_servers.neighbours import check_protocol
-from agentgym_servers.request_guard import checked_host, is_loopback
+from agentgym_servers.request_guard import ALLOWED_HOST_HELP, checked_host, is_loopback
 from agentgym_servers.serving import listen, make_service, run_server
 from agentgym_servers.settings import ServeSettings
 from agentgym_servers.supervisor import run_mesh
 
 logger = logging.getLogger(__name__)
-
-
-AllowedHosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Accept requests to this host name too, besides the address to listen on and "
-        "loopback names; repeatable. * accepts any.",
-    ),
-]
 
 
 class Protocol(StrEnum):
@@ -64,7 +55,7 @@ def serve(
         int | None, typer.Option(help="Most sessions at once. Default: as the world asks for.")
     ] = None,
     session_ttl: Annotated[float, typer.Option(help="Seconds a session may stand idle.")] = 3600.0,
-    allowed_host: AllowedHosts = None,
+    allowed_host: Annotated[list[str] | None, typer.Option(help=ALLOWED_HOST_HELP)] = None,
     max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
     max_items: Annotated[int, typer.Option(help="Maximum items of one call.")] = MAX_ITEMS,
     isolate: Annotated[

@@ -27,24 +27,23 @@ from agentgym_servers.web_sockets import web_socket_app
 
 def app_of(service: Service, settings: ServeSettings) -> App:
     """The application that speaks the protocol of the settings."""
+    guard = settings.guard()
     if settings.protocol == OWN:
-        return make_app(service, guard=settings.guard())
+        return make_app(service, guard=guard)
     if settings.protocol == "agentgym":
         return make_app(
             service,
             original_protocol(service, settings.env_id, settings.session_ttl_s),
-            guard=settings.guard(),
+            guard=guard,
         )
     served = SingleCalls(service)
     if settings.protocol == OPENENV:
         openenv = OpenEnvServer(served)
-        sockets = web_socket_app(
-            service.desk, openenv.talk, settings.session_ttl_s, settings.guard()
-        )
-        return make_app(service, partial(_answer, service, openenv), sockets, settings.guard())
+        sockets = web_socket_app(service.desk, openenv.talk, settings.session_ttl_s, guard)
+        return make_app(service, partial(_answer, service, openenv), sockets, guard)
     server_type = NemoGymServer if settings.protocol == "nemo-gym" else McpServer
     protocol: HttpProtocol = server_type(served, settings.session_ttl_s, settings.max_sessions)
-    return make_app(service, partial(_answer, service, protocol), guard=settings.guard())
+    return make_app(service, partial(_answer, service, protocol), guard=guard)
 
 
 def check_protocol(settings: ServeSettings) -> None:

@@ -18,6 +18,11 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.wire import JSON, MSGPACK, WireError
 
 ANY_HOST: Final = "*"
+ALLOWED_HOST_HELP: Final = (
+    "Accept requests to this host name too, besides the address to listen on and loopback names; "
+    "repeatable. * accepts any."
+)
+"""The help of `--allowed-host`, of every command that serves."""
 _REMEMBERED = 64
 _MAX_SHOWN = 100
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?")

@@ -13,7 +13,7 @@ import typer
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.logs import configure_logs
-from agentgym_servers.request_guard import RequestGuard, is_loopback
+from agentgym_servers.request_guard import ALLOWED_HOST_HELP, RequestGuard, is_loopback
 from agentgym_servers.retrieval.manifest import Manifest
 from agentgym_servers.retrieval.retriever import IndexRetriever
 from agentgym_servers.retrieval.search_app import MAX_HITS, make_search_app
@@ -33,13 +33,7 @@ def serve_retriever(
     encoder: Annotated[
         str | None, typer.Option(help="Of a dense index, if not where it was made.")
     ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Accept requests to this host name too, besides the address to listen on and "
-            "loopback names; repeatable. * accepts any.",
-        ),
-    ] = None,
+    allowed_host: Annotated[list[str] | None, typer.Option(help=ALLOWED_HOST_HELP)] = None,
     max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
     log_json: Annotated[bool, typer.Option(help="Log JSON lines.")] = False,
 ) -> None:
