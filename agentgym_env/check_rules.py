@@ -15,14 +15,7 @@ from agentgym_env.errors import EpisodeOver
 from agentgym_env.launch import child_environment
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TextEnv
-from agentgym_env.transcript import (
-    Scripts,
-    Transcript,
-    difference,
-    plain,
-    play,
-    shorten,
-)
+from agentgym_env.transcript import Scripts, Transcript, difference, plain, play, shorten
 from agentgym_env.wire import decode
 
 _EXPERT_TURNS = 1000

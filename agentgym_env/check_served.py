@@ -12,7 +12,14 @@ from agentgym_env.errors import AgentGymError
 from agentgym_env.launch import local_server
 from agentgym_env.transcript import Script, Transcript, difference, plain, play, shorten
 from agentgym_env.transports import Call, HttpTransport, InProcessTransport, Transport
-from agentgym_env.wire import CreateReply, ResetRequest, SessionRequest, StepRequest, decode, encode
+from agentgym_env.wire import (
+    CreateReply,
+    ResetRequest,
+    SessionRequest,
+    StepRequest,
+    decode,
+    encode,
+)
 
 
 def http_agrees_to_the_byte(subject: Subject) -> str:

@@ -4,7 +4,7 @@
 RUN/run.json                what was asked for: config, versions, git revision, seed, command
 RUN/metrics.jsonl           one line an optimizer step
 RUN/trajectories/*.jsonl    one episode a line, append-only
-RUN/tokens/                 what training keeps of tokens: agentgym_train/kept_tokens.py
+RUN/tokens/                 what training keeps of tokens: agentgym_train/data/token_store.py
 RUN/checkpoints/            the trainer's
 RUN/summary.json            written at the end
 RUN/.lock                   the process that writes to the folder now: run_lock.py
@@ -14,8 +14,12 @@ A process killed while writing leaves at most one cut line, which readers report
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,3 +200,30 @@ def _last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1)
+
+
+_VERSIONS = ("agentgym-sdk", "torch", "transformers", "trl", "accelerate", "gymnasium")
+
+
+def run_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as plain values, its seed, the command, versions and revision."""
+    versions = {"python": platform.python_version()}
+    for name in _VERSIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "unknown"
+    return {
+        "config": dict(config),
+        "seed": config.get("seed"),
+        "command": " ".join(sys.argv),
+        "versions": versions,
+        "git_revision": _git_revision(),
+    }
+
+
+def _git_revision() -> str | None:
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10
+    )
+    return done.stdout.strip() or None

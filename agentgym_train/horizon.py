@@ -1,4 +1,4 @@
-"""Horizon schedules: how many turns an episode may take, read when the episode starts.
+"""Horizon schedules: the maximum turns of an episode, read when the episode starts.
 
 A schedule's numbers rise. It never takes a turn back, and never goes past the last number.
 """

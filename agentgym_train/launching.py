@@ -1,4 +1,4 @@
-"""Processes: starts a run in several of them, and refuses one that has fewer than were asked for.
+"""Starts a run in several processes, and rejects one that has fewer than requested.
 
 Knows nothing about torch: all of it is done before anything heavy is loaded.
 
@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_train.run_config import RunConfig
+from agentgym_train.config.base import RunConfig
 
 ASKED: Final = "AGENTGYM_PROCESSES"
 """Variable with the number of processes that were asked for; the launcher below sets it."""

@@ -9,7 +9,7 @@ import importlib
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from accelerate import PartialState
@@ -17,30 +17,36 @@ from rich.console import Console
 from transformers import PrinterCallback
 
 from agentgym_env.run_lock import is_unused
-from agentgym_env.run_store import RunStore, next_free_name
+from agentgym_env.run_store import RunStore, next_free_name, run_facts
 from agentgym_env.trust import trust_option
-from agentgym_train.adapter_base import keep_base
-from agentgym_train.attention import use_attention
-from agentgym_train.callbacks import (
+from agentgym_train.config.base import RunConfig
+from agentgym_train.console import progress_bar
+from agentgym_train.distributed import gathered, join
+from agentgym_train.evaluation.evaluate import EvalReport, evaluate
+from agentgym_train.models import keep_base, quiet_libraries, use_attention
+from agentgym_train.report import success_table
+from agentgym_train.rollout.policy import Policy, make_policy
+from agentgym_train.rollout.runner import Collector
+from agentgym_train.trainers.callbacks import (
     LastStepReached,
+    MakeTrainer,
+    Method,
     Metrics,
+    Say,
     StopAtLastStep,
     StopOnInterrupt,
     last_checkpoint,
 )
-from agentgym_train.collector import Collector
-from agentgym_train.evaluate import EvalReport, evaluate
-from agentgym_train.method import MakeTrainer, Method, Say
-from agentgym_train.policy import Policy, make_policy
-from agentgym_train.progress import progress_bar
-from agentgym_train.quiet import quiet_libraries
-from agentgym_train.ranks import gathered, join
-from agentgym_train.report import success_table
-from agentgym_train.run_config import RunConfig
-from agentgym_train.run_facts import run_facts
 
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C stopped, by the shell's convention."""
+
+_METHODS: Final = {
+    "rl": "agentgym_train.trainers.trainer",
+    "sft": "agentgym_train.trainers.sft",
+    "dpo": "agentgym_train.trainers.dpo",
+}
+"""The module with the `METHOD` of each training method; each loads other libraries."""
 
 
 def start(
@@ -93,7 +99,7 @@ def say_on(console: Console) -> Say:
 
 def method_of(config: RunConfig) -> Method:
     """What is the method's own."""
-    module = importlib.import_module(f"agentgym_train.{config.method}_method")
+    module = importlib.import_module(_METHODS[config.method])
     method: Method = module.METHOD
     return method
 

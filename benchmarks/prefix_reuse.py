@@ -24,8 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from agentgym_train.engines.base import GenerationEngine, Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.protocol import GenerationEngine, Sampling
 from agentgym_train.models import load_policy, small_policy, small_tokenizer
 
 NO_VLLM = "vLLM is not installed here and is left out; `make setup-vllm` makes .venv-vllm with it."
@@ -136,7 +136,7 @@ def on_transformers(model: Any, plan: Plan, *, keeps: bool) -> Held:
 
 def on_vllm(model: Any, plan: Plan, *, keeps: bool) -> Held:
     """By a colocated vLLM, with prefix caching or without."""
-    from agentgym_train.engines.settings import ColocateSettings
+    from agentgym_train.config.engines import ColocateSettings
     from agentgym_train.engines.vllm_colocate import VLLMColocateEngine
 
     extra = {} if keeps else {"enable_prefix_caching": False}

@@ -41,12 +41,12 @@ from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.transports import Answer, AsyncInProcessTransport, Call
 from agentgym_servers.host import Host
 from agentgym_servers.sessions import SessionTable
-from agentgym_train.chat import Chat
+from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.protocol import Generation, GenerationEngine, Sampling
 from agentgym_train.models import small_policy, small_tokenizer
-from agentgym_train.players import model_player
-from agentgym_train.rollout import EpisodeStart, Rollouts
+from agentgym_train.rollout.actors import model_player
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.loop import EpisodeStart, Rollouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from prefix_reuse import the_model
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentgym_train.engines import _dense_attention
+from agentgym_train.engines import hf_batch
+from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.protocol import Sampling
 
 ROADS = {
     "transformers' sdpa": sdpa_attention_forward,
-    "ours": _dense_attention.grouped_attention,
+    "ours": hf_batch.grouped_attention,
 }
 
 
@@ -50,7 +50,7 @@ async def rates(model: Any, conversations: int, context: int, tokens: int) -> li
         await all_turns(1)
         seconds = dict.fromkeys(ROADS, 0.0)
         for road in (*reversed(ROADS), *ROADS):
-            AttentionInterface.register(_dense_attention.GROUPED, ROADS[road])
+            AttentionInterface.register(hf_batch.GROUPED, ROADS[road])
             seconds[road] += await all_turns(tokens)
         return [2 * conversations * tokens / seconds[road] for road in ROADS]
     finally:

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from agentgym_train.models import small_tokenizer
-from agentgym_train.update import PackedUpdate
+from agentgym_train.trainers.update import PackedUpdate
 
 SIZES = {
     "small": {"vocab_size": 1024, "hidden_size": 128, "num_hidden_layers": 4},

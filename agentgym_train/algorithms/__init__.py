@@ -10,15 +10,20 @@ import msgspec
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.named_code import load_named
-from agentgym_train.algorithms.actor_critic import ActorCritic, CriticTargets, value_loss
 from agentgym_train.algorithms.base import Algorithm, LossSettings, TokenBatch
-from agentgym_train.algorithms.gigpo import GiGPO
-from agentgym_train.algorithms.grpo import BNPO, CISPO, DAPO, GRPO, GSPO, DrGRPO
-from agentgym_train.algorithms.ppo import PPO
-from agentgym_train.algorithms.reinforce_pp import ReinforcePP, ReinforcePPBaseline
-from agentgym_train.algorithms.rloo import RLOO
-from agentgym_train.algorithms.turn_gae import TurnGAE
-from agentgym_train.algorithms.turn_returns import TurnReturns
+from agentgym_train.algorithms.gae import PPO, ActorCritic, CriticTargets, TurnGAE, value_loss
+from agentgym_train.algorithms.grpo import (
+    BNPO,
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    RLOO,
+    DrGRPO,
+    ReinforcePP,
+    ReinforcePPBaseline,
+)
+from agentgym_train.algorithms.turn_level import GiGPO, TurnReturns
 
 __all__ = [
     "ALGORITHMS",

@@ -1,4 +1,4 @@
-"""What an algorithm sees and what it gives: a batch of episodes, and an advantage a token."""
+"""Algorithm and TokenBatch: what an algorithm sees, and what it returns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from agentgym_env.errors import BadRequest
 
@@ -103,3 +104,173 @@ def given(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
             f"{algorithm} needs {name}, and the batch has none; fill TokenBatch.{name}"
         )
     return tensor.to(torch.float64)
+
+
+_TINY = 1e-4
+
+"""TRL's own, so that a group's advantages are TRL's to the last digit."""
+
+
+def centered(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """(M,) each value minus its group's mean, 0 in a group of one; (M,) the group's size."""
+    if not len(values):
+        return values, values
+    sums = values.new_zeros(int(groups.max()) + 1)
+    sizes = sums.index_add(0, groups, torch.ones_like(values))[groups]  # (M,)
+    means = sums.index_add(0, groups, values)[groups] / sizes  # (M,)
+    return values - means, sizes
+
+
+def against_group(values: Tensor, groups: Tensor, *, scale: bool) -> Tensor:
+    """(M,) (value - group mean), over the group's standard deviation (with n - 1) if `scale`."""
+    differences, sizes = centered(values, groups)
+    if not scale or not len(values):
+        return differences
+    sums = values.new_zeros(int(groups.max()) + 1)
+    squares = sums.index_add(0, groups, differences.square())[groups]  # (M,)
+    return differences / ((squares / (sizes - 1).clamp(min=1)).sqrt() + _TINY)
+
+
+def group_of_rows(batch: TokenBatch) -> Tensor:
+    """(B,) int64: which group each episode is of."""
+    rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
+    return rows // batch.group_size
+
+
+def episodes_against_group(batch: TokenBatch, *, scale: bool) -> Tensor:
+    """(B,) float64: each return against those of its group that teach; 0 for one that does not."""
+    returns = batch.rewards.to(torch.float64).sum(1)  # (B,)
+    teaching = batch.teaches
+    advantages = torch.zeros_like(returns)  # (B,)
+    advantages[teaching] = against_group(
+        returns[teaching], group_of_rows(batch)[teaching], scale=scale
+    )
+    return advantages
+
+
+def on_tokens(episodes: Tensor, batch: TokenBatch) -> Tensor:
+    """(B,) to (B, T) float32: the same on every sampled token of an episode."""
+    return (episodes.unsqueeze(1) * batch.trained).to(torch.float32)
+
+
+_TINY_RAGGED = 1e-8
+
+
+def ranks(mask: Tensor) -> Tensor:
+    """(B, T) int64: how many entries of the row's mask stand before each place."""
+    return mask.long().cumsum(1) - mask.long()
+
+
+def valid(mask: Tensor) -> Tensor:
+    """(B, N) bool: the places of a packed row that are filled; N is the fullest row's, or 1."""
+    sizes = mask.sum(1, keepdim=True)  # (B, 1)
+    width = max(1, int(sizes.max()) if len(mask) else 1)
+    return torch.arange(width, device=mask.device).unsqueeze(0) < sizes  # (B, N)
+
+
+def pack(x: Tensor, mask: Tensor) -> Tensor:
+    """(B, T) to (B, N): the masked entries of each row moved to its front, zeros after them."""
+    places = valid(mask)  # (B, N)
+    packed = x.new_zeros(places.shape)  # (B, N)
+    packed[places] = x[mask]
+    return packed
+
+
+def unpack(x: Tensor, mask: Tensor) -> Tensor:
+    """(B, N) to (B, T), `pack`'s inverse; zeros off the mask."""
+    spread = x.new_zeros(mask.shape)  # (B, T)
+    spread[mask] = x[valid(mask)]
+    return spread
+
+
+def discounted_sums(x: Tensor, discount: float) -> Tensor:
+    """(B, N): y_t = x_t + discount * y_{t+1}.
+
+    By doubling: after j rounds y_t holds the next 2^j terms, so log2(N) rounds do.
+    """
+    sums, reach = x, 1
+    while reach < x.shape[1]:
+        near = sums[:, :-reach] + discount**reach * sums[:, reach:]  # (B, N - reach)
+        sums = torch.cat([near, sums[:, -reach:]], 1)  # (B, N)
+        reach *= 2
+    return sums
+
+
+def whiten(x: Tensor, mask: Tensor) -> Tensor:
+    """(B, N): mean 0 and standard deviation 1 (with n - 1) over the mask, zero off it."""
+    whitened = torch.zeros_like(x)  # (B, N)
+    chosen = x[mask]  # (M,)
+    if len(chosen):
+        centered = chosen - chosen.mean()  # (M,)
+        deviation = (centered.square().sum() / max(1, len(chosen) - 1)).sqrt()
+        whitened[mask] = centered / (deviation + _TINY_RAGGED)
+    return whitened
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns with a sampled token, in order, of the episodes that teach: A at most in one."""
+
+    valid: Tensor
+    """(B, A) bool, False past an episode's last."""
+    rewards: Tensor
+    """(B, A) float64."""
+    starts: Tensor
+    """(B, A) int64 column of the turn's first sampled token; 0 past the end."""
+    states: Tensor
+    """(B, A) int64 id of the observation the turn answers; -1 past the end."""
+    of_token: Tensor
+    """(B, T) int64 which of them a sampled token is of; 0 off the mask."""
+
+    def on_tokens(self, x: Tensor, batch: TokenBatch) -> Tensor:
+        """(B, A) to (B, T) float32: each turn's number on every token sampled in it."""
+        return (x.gather(1, self.of_token) * batch.trained).to(torch.float32)
+
+
+def token_rewards(batch: TokenBatch) -> Tensor:
+    """(B, N) float64: each turn's reward at its last sampled token, sampled tokens alone."""
+    packed = valid(batch.trained)  # (B, N)
+    rewards = torch.zeros(packed.shape, dtype=torch.float64, device=packed.device)  # (B, N)
+    rewards.scatter_add_(1, _landing(batch), batch.rewards.to(torch.float64))
+    return rewards * packed
+
+
+def turns_of(batch: TokenBatch) -> Turns:
+    """The batch's turns as steps."""
+    mask = batch.trained  # (B, T)
+    ends = _sampled_by_end(batch)  # (B, K)
+    begins = pad(ends[:, :-1], (1, 0))  # (B, K) tokens sampled before the turn
+    acted = ends > begins  # (B, K)
+    filled = valid(acted)  # (B, A)
+
+    first = torch.zeros_like(valid(mask))  # (B, N) True at a turn's first token
+    rows, _ = acted.nonzero(as_tuple=True)
+    first[rows, begins[acted]] = True
+    turn = (first.long().cumsum(1) - 1).clamp(min=0)  # (B, N)
+
+    rewards = torch.zeros(filled.shape, dtype=torch.float64, device=mask.device)  # (B, A)
+    rewards.scatter_add_(1, turn.gather(1, _landing(batch)), batch.rewards.to(torch.float64))
+    columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)  # (B, T)
+    firsts = pack(columns, mask).gather(1, begins.clamp(max=first.shape[1] - 1))  # (B, K)
+    return Turns(
+        valid=filled,
+        rewards=rewards * filled,
+        starts=pack(firsts, acted),
+        states=pack(batch.states, acted).masked_fill(~filled, -1),
+        of_token=unpack(turn, mask),
+    )
+
+
+def _sampled_by_end(batch: TokenBatch) -> Tensor:
+    """(B, K) int64: tokens sampled up to the end of each turn; 0 past the last turn."""
+    before = ranks(pad(batch.trained, (0, 1)))  # (B, T + 1)
+    return before.gather(1, batch.turn_ends)
+
+
+def _landing(batch: TokenBatch) -> Tensor:
+    """(B, K) int64: the sampled token that takes a turn's reward.
+
+    The last one sampled by the turn's end, which is of an earlier turn if this one has none; the
+    episode's first if nothing had been sampled yet.
+    """
+    return (_sampled_by_end(batch) - 1).clamp(min=0)

@@ -1,4 +1,4 @@
-"""The audit's episodes: through the real rollout, engine, batch and trainer, in a world of its own.
+"""The audit's episodes: through the real rollout, engine, batch and trainer.
 
 Half of the sampled ones have turns cut short. Others are written beforehand: they hold what a
 model seldom says, such as turns without a word.
@@ -8,38 +8,132 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from agentgym_env.actions import ActionFormat, action_format
 from agentgym_env.async_client import AsyncEnvClient
+from agentgym_env.errors import AgentGymError
 from agentgym_env.failures import teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.transports import AsyncInProcessTransport
-from agentgym_train.audit.findings import Drift
-from agentgym_train.audit.recorder import EPISODE, Exchange, Recorder
-from agentgym_train.audit.settings import Settings
-from agentgym_train.audit.world import ENV_ID, AuditHost, observations
-from agentgym_train.chat import Chat
-from agentgym_train.collector import Collector
-from agentgym_train.config import TrainConfig
-from agentgym_train.engines.scripted import ScriptedEngine
-from agentgym_train.players import PlayerFactory
-from agentgym_train.policy import Policy
-from agentgym_train.rollout import EpisodeStart, Rollouts
-from agentgym_train.trainer import AgentTrainer
+from agentgym_train.audit.rules import (
+    ENV_ID,
+    AuditHost,
+    Drift,
+    NotApplicable,
+    Place,
+    Settings,
+    Template,
+    observations,
+)
+from agentgym_train.config.methods import TrainConfig
+from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
+from agentgym_train.engines.hf import HFEngine
+from agentgym_train.rollout.actors import PlayerFactory
+from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
+from agentgym_train.rollout.loop import EpisodeStart, Rollouts
+from agentgym_train.rollout.policy import Policy
+from agentgym_train.rollout.runner import Collector
+from agentgym_train.trainers.trainer import AgentTrainer
+
+EPISODE: ContextVar[int] = ContextVar("EPISODE", default=-1)
+
+"""Number of the episode that the present task plays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One turn as the engine saw it; copies, which nobody else can change."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    stop_ids: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(slots=True)
+class Record:
+    """The exchanges of one episode's last attempt, in order."""
+
+    conversation: Hashable | None = None
+    exchanges: list[Exchange] = field(default_factory=list)
+
+
+class Recorder:
+    """A generation engine that passes everything on to another and keeps a record."""
+
+    def __init__(self, engine: GenerationEngine) -> None:
+        self._engine = engine
+        self.records: dict[int, Record] = {}
+
+    @property
+    def is_exact(self) -> bool:
+        """What the engine says of itself."""
+        return self._engine.is_exact
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        conversation: Hashable | None = None,
+    ) -> Generation:
+        """The engine's turn."""
+        asked = tuple(prompt_ids)
+        generation = await self._engine.generate(prompt_ids, sampling, conversation)
+        record = self.records.setdefault(EPISODE.get(), Record())
+        if record.conversation is not conversation:
+            # The attempt before this one was lost.
+            record.conversation = conversation
+            record.exchanges.clear()
+        record.exchanges.append(
+            Exchange(
+                asked,
+                tuple(generation.token_ids),
+                tuple(generation.logprobs),
+                generation.finish_reason,
+                sampling.stop_ids,
+                sampling.max_tokens,
+            )
+        )
+        return generation
+
+    async def forget(self, conversation: Hashable) -> None:
+        """Passed on."""
+        await self._engine.forget(conversation)
+
+    async def update_weights(self, model: Any, version: int) -> None:
+        """Passed on."""
+        await self._engine.update_weights(model, version)
+
+    async def sleep(self) -> None:
+        """Passed on."""
+        await self._engine.sleep()
+
+    async def close(self) -> None:
+        """Passed on."""
+        await self._engine.close()
+
 
 _T = TypeVar("_T")
 
 WRITTEN = 8
+
 """Episodes whose turns are written beforehand."""
+
 _CUT = 4
+
 """Most tokens of a turn in the episodes that are cut short."""
 
 
@@ -251,3 +345,116 @@ def _script(turns: Sequence[Sequence[int]]) -> Any:
         return turns[(EPISODE.get() + turn) % len(turns)]
 
     return script
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The episodes that a run kept, and the model they are held against."""
+
+    config: TrainConfig
+    trajectories: dict[str, Sequence[Trajectory]]
+    """By file name."""
+    version: int | None
+    """Weight version of the audited model; None if it is not known."""
+
+
+class Subject:
+    """The audited model, and what is found out about it once and used by several rules."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        settings: Settings,
+        *,
+        engine: GenerationEngine | None = None,
+        stored: Stored | None = None,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.stored = stored
+        self._engine = engine
+        self.format: ActionFormat = action_format(settings.action_format)
+        told = (settings.instruction, self.format.instructions)
+        self.instruction = "\n\n".join(part for part in told if part)
+        self.template = Template(tokenizer, self.instruction)
+        self.kept_reasoning = False
+        """Whether the chat is append-only although its template alone would not be."""
+        self.chat_error: str | None = None
+        self.chat: Chat | None = None
+        try:
+            self.chat = self._make_chat()
+        except Exception as error:
+            # Templates are programs of others and raise what they like; a rule reports it.
+            self.chat_error = str(error) or type(error).__name__
+
+    @cached_property
+    def engine(self) -> GenerationEngine:
+        """What samples."""
+        return self._engine or HFEngine(self.model, self.tokenizer.pad_token_id)
+
+    @cached_property
+    def _played(self) -> Episodes | Exception:
+        try:
+            return play(self._policy(), self.settings, self.template.control_tokens())
+        except Exception as error:
+            return error
+
+    @property
+    def played(self) -> Episodes:
+        """The episodes, as the trainer got them; raises what kept them from being played."""
+        if isinstance(self._played, Exception):
+            raise self._played
+        return self._played
+
+    @property
+    def episodes(self) -> Episodes:
+        """`played`, for rules that say nothing of why there are none."""
+        self.require_chat()
+        if isinstance(self._played, Exception):
+            raise NotApplicable("the episodes could not be played")
+        return self._played
+
+    def require_chat(self) -> Chat:
+        """The chat; skips the rule where there is none."""
+        if self.chat is None:
+            raise NotApplicable("agentgym cannot use the chat template")
+        return self.chat
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def place(self, where: str, at: int, expected: Sequence[int], found: Sequence[int]) -> Place:
+        """The place of token `at`, with some ids and the text of both sides from there on."""
+        sides = [list(ids[at : at + 6]) for ids in (expected, found)]
+        return Place(where, at, sides[0], sides[1], *map(self.decode, sides))
+
+    def _make_chat(self) -> Chat:
+        try:
+            chat = Chat(self.tokenizer, self.instruction)
+        except TemplateRewritesHistory as error:
+            # The other rules can still be looked at; this one is told as it is.
+            chat = Chat(self.tokenizer, self.instruction, keep_reasoning=True)
+            self.kept_reasoning = True
+            if not self.settings.keep_reasoning:
+                self.chat_error = str(error)
+        return chat
+
+    def _policy(self) -> Policy:
+        if self.chat is None:
+            raise AgentGymError("no episode can be played without a chat template")
+        return Policy(
+            name=self.name,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            chat=self.chat,
+            engine=self.engine,
+            action_format=self.format,
+            instruction=self.instruction,
+            turn_max_tokens=self.settings.turn_max_tokens,
+            max_tokens=self.settings.max_tokens,
+        )

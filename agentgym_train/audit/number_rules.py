@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentgym_train.audit.episodes import Row
-from agentgym_train.audit.findings import Drift, NotApplicable, Passed, Place, Rule
-from agentgym_train.audit.subject import Subject
+from agentgym_train.audit.episodes import Row, Subject
+from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
 
 
 @dataclass(frozen=True, slots=True)

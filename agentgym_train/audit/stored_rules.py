@@ -2,27 +2,102 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
+from agentgym_env.actions import ActionFormat
+from agentgym_env.async_client import AsyncSession
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.agents import format_of
-from agentgym_train.audit.findings import Drift, NotApplicable, Passed, Place, Rule
-from agentgym_train.audit.findings import first_difference as difference
-from agentgym_train.audit.replay import replayed
-from agentgym_train.audit.rows import check_mask, check_separators
-from agentgym_train.audit.subject import Stored, Subject
-from agentgym_train.config import TrainConfig
+from agentgym_train.audit.episodes import Stored, Subject
+from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
+from agentgym_train.audit.rules import first_difference as difference
+from agentgym_train.audit.token_rules import check_mask, check_separators, trained_spans
+from agentgym_train.config.methods import TrainConfig
+from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.rollout.actors import model_player
+from agentgym_train.rollout.agent import Agent, agent_factory, format_of
+from agentgym_train.rollout.chat import Chat
+
+_NO_LIMIT = 2**31
+
+
+def replayed(trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat) -> list[Tokens]:
+    """The episode's rows as they follow from its texts and from the ids of its turns.
+
+    Only ids, masks and turn ends are told again. Raises `NotApplicable` for an agent of one's own
+    that plays an episode more than once: where its trials end is not stored.
+    """
+    said = [
+        row.completion_ids[start:end]
+        for row in trajectory.rows
+        for start, end in trained_spans(row.loss_mask)
+    ]
+    turn = iter(said)
+    player = model_player(
+        ScriptedEngine(lambda prompt, number: next(turn)),
+        chat,
+        Sampling(_NO_LIMIT),
+        max_tokens=_NO_LIMIT,
+        policy="",
+        action_format=form,
+        agent=agent,
+    )()
+    lessons = _lessons(trajectory, type(agent_factory(agent, form)()), agent)
+    return asyncio.run(_told_of_replay(player, trajectory, lessons))
+
+
+async def _told_of_replay(player: Any, trajectory: Trajectory, lessons: set[int]) -> list[Tokens]:
+    # The players of models need no session.
+    await player.begin(cast(AsyncSession, None), trajectory.observation, 0)
+    turns = trajectory.turns
+    acted = False
+    for number, turn in enumerate(turns):
+        if number in lessons:
+            lesson = await player.lesson("failure", turns[number - 1].observation)
+            await player.begin_again(lesson, turn.observation)
+            continue
+        acted = (await player.act()).action is not None
+        if acted and number + 1 < len(turns) and number + 1 not in lessons:
+            await player.observe(turn.observation)
+    rows: list[Tokens] = await player.end()
+    stored = trajectory.rows[-1]
+    if acted and len(rows[-1].completion_ids) < len(stored.completion_ids):
+        # The policy was told, and had no room or no time to answer.
+        await player.observe(turns[-1].observation)
+        rows = await player.end()
+    return rows
+
+
+def _lessons(trajectory: Trajectory, kind: type[Agent], name: str) -> set[int]:
+    """Which of the turns are answers to a question after the episode."""
+    if kind.lesson is Agent.lesson:
+        return set()
+    if name != "reflect":
+        raise NotApplicable(f"where the trials of {name} end is not stored")
+    ends, count = set(), 0
+    for row in trajectory.rows[:-1]:
+        count += len(row.turn_ends)
+        ends.add(count - 1)
+    return ends
+
 
 _PLAIN = ("plain", "react", "act_only")
+
 """Agents that tell the observations as they come."""
+
 _SCORED = 8
+
 """Stored rows whose log-probabilities are computed again."""
+
 _CHANGED = "the file was changed after the run, or the agent was; audit another run"
+
 _AGREE = 1e-3
+
 """Of a stored log-probability: the run's batches were others, and JSON holds every digit."""
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime
 
-from agentgym_train.audit.findings import (
+from agentgym_train.audit.episodes import Subject
+from agentgym_train.audit.rules import (
+    CLEAN,
+    PLAIN,
     Drift,
     NotApplicable,
     Passed,
     Place,
     Rule,
     first_difference,
+    message,
     text_place,
 )
-from agentgym_train.audit.subject import Subject
-from agentgym_train.audit.template import message
-from agentgym_train.audit.world import CLEAN, PLAIN
 
 _PLAIN_TURNS = [("look around", CLEAN[1]), ("get 2 oak logs", CLEAN[0])]
 _THOUGHT = "<think>\nI need wood first.\n</think>\n\nlook around"

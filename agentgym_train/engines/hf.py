@@ -1,4 +1,4 @@
-"""HFEngine: generation with a transformers model, in one batch of whatever is asked for.
+"""HFEngine: generates with a transformers model, in one batch of all requests.
 
 The KV cache of a conversation is kept between its turns, so that a turn costs its own tokens and
 not the whole conversation again. Knows nothing about chat or environments.
@@ -9,20 +9,62 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.engines._attention_kinds import check_full_attention
-from agentgym_train.engines._dense_attention import dense_attention
-from agentgym_train.engines._gate import UpdateGate
-from agentgym_train.engines._turn_batch import Finished, TurnBatch, TurnRequest
-from agentgym_train.engines.protocol import EngineLost, Generation, Sampling
+from agentgym_train.engines.base import EngineLost, Generation, Sampling
+from agentgym_train.engines.hf_batch import (
+    Finished,
+    TurnBatch,
+    TurnRequest,
+    check_full_attention,
+    dense_attention,
+)
+
+
+class UpdateGate:
+    """An update waits for the turns under way; turns that come later wait for the update."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._updating = False
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """While a turn is sampled."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._updating)
+            self._turns += 1
+        try:
+            yield
+        finally:
+            # No wait in between: a cancelled turn must be counted out, too.
+            self._turns -= 1
+            await asyncio.shield(self._tell())
+
+    @asynccontextmanager
+    async def update(self) -> AsyncIterator[None]:
+        """While the weights change."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._updating)
+            self._updating = True
+            await self._changed.wait_for(lambda: self._turns == 0)
+        try:
+            yield
+        finally:
+            self._updating = False
+            await asyncio.shield(self._tell())
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
 
 class HFEngine:

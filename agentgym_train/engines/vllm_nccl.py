@@ -1,4 +1,4 @@
-"""NCCLTransport: weights from the trainer's GPU to vLLM's, by vLLM's own weight transfer.
+"""Sends weights from the trainer's GPU to vLLM's by vLLM's own weight transfer.
 
 Written for vLLM 0.28 to 0.31 from their sources. It has not been run: it needs several GPUs.
 """
@@ -12,10 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from agentgym_env.errors import MissingExtra
-from agentgym_train.engines._weights import checkpoint_weights
-from agentgym_train.engines.protocol import EngineLost
-from agentgym_train.engines.vllm_fleet import Member
-from agentgym_train.engines.vllm_wire import VLLMWire
+from agentgym_train.engines.base import EngineLost
+from agentgym_train.engines.vllm_server import Member, VLLMWire
+from agentgym_train.models import checkpoint_weights
 
 try:
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource

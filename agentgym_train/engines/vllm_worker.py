@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers: taking new weights in place, on a GPU as on a CPU.
+"""Runs inside vLLM's workers: replaces weights in place.
 
 A server loads it with `--worker-extension-cls agentgym_train.engines.vllm_worker.WeightReader`.
 To import it makes the weights of a CPU build updatable, so it must be imported before a model is

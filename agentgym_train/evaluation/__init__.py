@@ -1,1 +1,1 @@
-"""Evaluation: what was played as figures, tables and a chart, and what differs between policies."""
+"""Evaluation: a policy's success on the tasks of a split, with intervals and comparisons."""

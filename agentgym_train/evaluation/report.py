@@ -1,21 +1,162 @@
-"""EvalReport: played episodes as figures, whole and by category; and two policies compared."""
+"""EvalReport: episodes as figures with intervals, and paired comparisons of two policies."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.failures import teaches
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.engines.openai_chat import Usage, cost
-from agentgym_train.evaluation import estimators
-from agentgym_train.evaluation.estimators import Comparison, Interval, Values
+from agentgym_train.engines.openai import Usage, cost
+
+RESAMPLES: Final = 2000
+
+"""Of a bootstrap."""
+
+FLIPS: Final = 10_000
+
+"""Random sign patterns of a permutation test; all of them where there are no more."""
+
+_AT_ONCE: Final = 2_000_000
+
+"""Numbers that are drawn at once, so that 50,000 tasks need no gigabyte."""
+
+Interval = tuple[float, float]
+
+Values = Sequence[Sequence[float]]
+
+"""Of each task, one value a sample; a task has at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Policy A against policy B on the same tasks: `effect` is A's mean less B's."""
+
+    effect: float
+    interval: Interval | None
+    """95 % of the effect, resampling tasks; None for a single task."""
+    p: float
+    """Of the effect, where the two do not differ; two-sided."""
+    tasks: int
+    better: int
+    """Tasks on which A's mean is above B's."""
+    worse: int
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that of `k` samples one succeeds, from `n` of which `c` did; 1 <= k <= n.
+
+    Unbiased: 1 - C(n-c, k) / C(n, k) (Chen et al., arXiv:2107.03374, equation 1).
+    """
+    if not 1 <= k <= n or not 0 <= c <= n:
+        raise ValueError(f"pass@k wants 1 <= k <= n and 0 <= c <= n, got n={n}, c={c}, k={k}")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def mean_of_means(values: Values) -> float:
+    """The mean over tasks of each task's mean: avg@k, where a value says whether it succeeded."""
+    return float(np.mean([np.mean(task) for task in values]))
+
+
+def bootstrap_interval(values: Values, seed: int) -> Interval | None:
+    """95 % of the mean of all values when tasks are drawn anew (percentile bootstrap, Efron 1979).
+
+    None for fewer than two tasks, of which nothing is to be learned about others.
+    """
+    if len(values) < 2:
+        return None
+    sums = np.array([math.fsum(task) for task in values])  # (tasks,)
+    counts = np.array([len(task) for task in values])  # (tasks,)
+    rates = [sums[draw].sum(1) / counts[draw].sum(1) for draw in _draws(len(values), seed)]
+    low, high = np.quantile(np.concatenate(rates), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def rate_interval(values: Values, seed: int) -> Interval | None:
+    """`bootstrap_interval` of values from 0 to 1, with a width where all of them are 0 or all 1.
+
+    There every resample is the same, which says nothing; the limit is then the exact one of a
+    binomial of as many tasks (Clopper and Pearson 1934), as if each had a single sample.
+    """
+    each = {value for task in values for value in task}
+    if len(values) < 2 or each not in ({0.0}, {1.0}):
+        return bootstrap_interval(values, seed)
+    reach = 0.025 ** (1 / len(values))
+    return (reach, 1.0) if each == {1.0} else (0.0, 1.0 - reach)
+
+
+def compare_values(first: Values, second: Values, seed: int) -> Comparison:
+    """Task for task: `first[i]` and `second[i]` are of one task.
+
+    The p-value is of a permutation test: if the policies do not differ, which of them a task's
+    difference speaks for is a coin's toss, so its sign is tossed again, for all tasks (Fisher 1935;
+    for such tables, Smucker, Allan and Carterette 2007). All 2^m sign patterns are counted where
+    there are at most `FLIPS`, else so many random ones, with the observed one among them (Phipson
+    and Smyth 2010): p is never 0.
+    """
+    if len(first) != len(second) or not first:
+        raise ValueError(f"as many tasks each, and one at least: {len(first)} and {len(second)}")
+    differences = np.array(
+        [np.mean(a) - np.mean(b) for a, b in zip(first, second, strict=True)]
+    )  # (tasks,)
+    return Comparison(
+        effect=float(differences.mean()),
+        interval=bootstrap_interval(differences[:, None].tolist(), seed),
+        p=_sign_flip_p(differences, seed),
+        tasks=len(differences),
+        better=int((differences > 0).sum()),
+        worse=int((differences < 0).sum()),
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of several comparisons, each so that one below 0.05 may be called significant.
+
+    Step-down (Holm 1979): the chance of any false claim among them stays below 0.05.
+    """
+    adjusted = [0.0] * len(p_values)
+    reached = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        reached = max(reached, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = reached
+    return adjusted
+
+
+def _sign_flip_p(differences: NDArray[np.float64], seed: int) -> float:
+    moved = differences[differences != 0]  # (m,): a task without a difference has no sign
+    if not len(moved):
+        return 1.0
+    # Sums that only rounding keeps apart are as extreme as one another.
+    observed = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
+    if 2 ** len(moved) <= FLIPS:
+        patterns = np.arange(2 ** len(moved))[:, None] >> np.arange(len(moved)) & 1  # (2^m, m)
+        return float(np.mean(np.abs((2 * patterns - 1) @ moved) >= observed))
+    generator = np.random.default_rng(seed)
+    extreme = 0
+    for rows in _chunks(FLIPS, len(moved)):
+        signs = 2 * generator.integers(2, size=(rows, len(moved))) - 1  # (rows, m)
+        extreme += int((np.abs(signs @ moved) >= observed).sum())
+    return (extreme + 1) / (FLIPS + 1)
+
+
+def _draws(tasks: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    generator = np.random.default_rng(seed)
+    for rows in _chunks(RESAMPLES, tasks):
+        yield generator.integers(tasks, size=(rows, tasks))  # (rows, tasks)
+
+
+def _chunks(rows: int, width: int) -> list[int]:
+    most = max(1, _AT_ONCE // width)
+    return [min(most, rows - start) for start in range(0, rows, most)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,18 +318,18 @@ def report_of(
         episodes=len(kept),
         lost=len(episodes) - len(kept),
         success=fmean(e.success for e in kept),
-        success_interval=estimators.rate_interval(successes, seed),
+        success_interval=rate_interval(successes, seed),
         reward=fmean(e.reward for e in kept),
         turns=fmean(e.turns for e in kept),
         sampled_tokens=sum(e.tokens for e in kept),
         outcomes=dict(sorted(Counter(e.outcome for e in episodes).items())),
         categories={name: _category(part, seed) for name, part in sorted(by_category.items())},
-        avg_at_k=estimators.mean_of_means(successes),
+        avg_at_k=mean_of_means(successes),
         pass_at_k=passes,
         pass_at_k_intervals=intervals,
         score=fmean(e.score for e in kept),
-        score_interval=estimators.bootstrap_interval(_by_task(kept, "score"), seed),
-        turns_interval=estimators.bootstrap_interval(_by_task(kept, "turns"), seed),
+        score_interval=bootstrap_interval(_by_task(kept, "score"), seed),
+        turns_interval=bootstrap_interval(_by_task(kept, "turns"), seed),
         tokens=fmean(e.tokens for e in kept),
         invalid_actions=_invalid_rate(kept),
         usage=dict(sorted(usage.items())),
@@ -212,7 +353,7 @@ def compare(
         raise BadRequest("the two policies share no episode that both finished")
     ours = _by_task([a for a, _ in pairs], figure)
     theirs = _by_task([b for _, b in pairs], figure)
-    return estimators.compare(ours, theirs, seed)
+    return compare_values(ours, theirs, seed)
 
 
 def _by_task(episodes: Iterable[EpisodeFigures], figure: str) -> Values:
@@ -226,13 +367,9 @@ def _pass_at_k(successes: Values, seed: int) -> tuple[list[float], list[Interval
     passes: list[float] = []
     intervals: list[Interval | None] = []
     for k in range(1, max(map(len, successes)) + 1):
-        each = [
-            [estimators.pass_at_k(len(task), int(sum(task)), k)]
-            for task in successes
-            if len(task) >= k
-        ]
+        each = [[pass_at_k(len(task), int(sum(task)), k)] for task in successes if len(task) >= k]
         passes.append(fmean(value for (value,) in each))
-        intervals.append(estimators.rate_interval(each, seed))
+        intervals.append(rate_interval(each, seed))
     return passes, intervals
 
 
@@ -243,7 +380,7 @@ def _category(episodes: Sequence[EpisodeFigures], seed: int) -> CategoryReport:
         success=fmean(e.success for e in episodes),
         turns=fmean(e.turns for e in episodes),
         tasks=len(successes),
-        success_interval=estimators.rate_interval(successes, seed),
+        success_interval=rate_interval(successes, seed),
         pass_at_k=_pass_at_k(successes, seed)[0],
         score=fmean(e.score for e in episodes),
         tokens=fmean(e.tokens for e in episodes),

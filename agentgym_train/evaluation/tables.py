@@ -1,23 +1,158 @@
-"""Reports as tables: one grid of texts each, shown in a terminal or written as Markdown or CSV."""
+"""Evaluation reports as tables and charts, for the terminal, Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentgym_env.errors import BadRequest
 from agentgym_env.printable import one_line
-from agentgym_train.evaluation.estimators import Comparison, Interval
-from agentgym_train.evaluation.paper import paper_figures
-from agentgym_train.evaluation.report import CategoryReport, EvalReport
+from agentgym_env.run_store import RunStore
+from agentgym_train.evaluation.evaluate import EvalPlan
+from agentgym_train.evaluation.report import (
+    CategoryReport,
+    Comparison,
+    EpisodeFigures,
+    EvalReport,
+    Interval,
+    compare,
+    holm,
+    report_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperFigure:
+    """One model's success in one world."""
+
+    name: str
+    success: float
+    categories: dict[str, float] = field(default_factory=dict)
+
+
+_SCALED: Final = "AgentGym-RL 7B, ScalingInter (paper)"
+
+_FIGURES: Final[dict[str, tuple[PaperFigure, ...]]] = {
+    "agentgym/TextCraft-v0": (PaperFigure(_SCALED, 0.910),),
+    "agentgym/BabyAI-v0": (PaperFigure(_SCALED, 0.967),),
+    "agentgym/SciWorld-v0": (PaperFigure(_SCALED, 0.570),),
+    "agentgym/Search-v0": (PaperFigure(_SCALED, 0.382),),
+    "agentgym/WebArena-v0": (
+        PaperFigure(
+            _SCALED,
+            0.260,
+            # The paper has one figure for GitLab and Reddit together.
+            {
+                "shopping": 0.333, "shopping_admin": 0.267, "map": 0.200,
+                "gitlab": 0.200, "reddit": 0.200,
+            },
+        ),
+        PaperFigure("AgentGym-RL 7B, fixed horizon (paper)", 0.220),
+        PaperFigure("Qwen2.5-7B-Instruct (paper)", 0.0976),
+    ),
+}  # fmt: skip
+
+
+def paper_figures(env_id: str) -> tuple[PaperFigure, ...]:
+    """The paper's figures of a world; none where it has none."""
+    return _FIGURES.get(env_id, ())
+
+
+MOST_CATEGORIES: Final = 40
+
+"""More than these are too many bars; only the whole is shown then."""
+
+_COLORS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#6b6b6b")
+
+"""Okabe and Ito's, which colour-blind readers tell apart."""
+
+_LINES: Final = (("#222222", "--"), ("#222222", ":"), ("#777777", "-."))
+
+
+def bar_chart(reports: Mapping[str, EvalReport], path: Path) -> None:
+    """Success over all and by category, a bar a policy, as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    first = next(iter(reports.values()))
+    names = [name for name in first.categories if name != "all"]
+    groups = ["all", *(names if len(names) <= MOST_CATEGORIES else [])]
+    thick = 0.8 / len(reports)
+    height = 1.8 + len(groups) * max(0.45, 0.22 * len(reports))
+    figure, axis = plt.subplots(figsize=(8, height), layout="constrained")
+    for number, (label, report) in enumerate(reports.items()):
+        parts: dict[str, EvalReport | CategoryReport] = {**report.categories, "all": report}
+        there = [(row, parts[name]) for row, name in enumerate(groups) if name in parts]
+        axis.barh(
+            [row - 0.4 + thick * (number + 0.5) for row, _ in there],
+            [part.success for _, part in there],
+            height=thick * 0.92,
+            xerr=_whiskers([part for _, part in there]),
+            color=_COLORS[number % len(_COLORS)],
+            error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
+            label=_plain(label),
+        )
+    _reference_lines(axis, first.env, groups)
+    axis.set_yticks(range(len(groups)), [_plain(name) for name in groups])
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1.02)
+    axis.set_xlabel("success, with 95 % intervals over tasks")
+    axis.set_title(_plain(f"{first.env}, split {first.split}, horizon {first.horizon}"), loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="x", alpha=0.25)
+    figure.legend(loc="outside lower left", frameon=False, ncols=2, fontsize="small")
+    with warnings.catch_warnings():
+        # A name may be in a script that the font has not; a box is drawn then.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _reference_lines(axis: Any, env: str, groups: list[str]) -> None:
+    for number, paper in enumerate(paper_figures(env)):
+        color, dashes = _LINES[number % len(_LINES)]
+        label = f"{paper.name}: {paper.success:.3f}"
+        places = {"all": paper.success, **paper.categories}
+        for row, name in enumerate(groups):
+            if name in places:
+                # Of each group its own: what the paper says of the whole says nothing of a part.
+                axis.plot(
+                    [places[name]] * 2, [row - 0.46, row + 0.46], dashes, color=color,
+                    linewidth=1.6, label=label if name == "all" else None,
+                )  # fmt: skip
+
+
+def _whiskers(parts: list[EvalReport | CategoryReport]) -> list[list[float]]:
+    """(below, above) of each bar; none where there is no interval."""
+    below, above = [], []
+    for part in parts:
+        low, high = part.success_interval or (part.success, part.success)
+        below.append(max(0.0, part.success - low))
+        above.append(max(0.0, high - part.success))
+    return [below, above]
+
+
+def _plain(text: str) -> str:
+    """Text in which Matplotlib finds no formula; a leading underscore would hide it."""
+    shown = one_line(text, 60).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
 
 Reports = Mapping[str, EvalReport]
+
 _CSV_COLUMNS: Final = (
     "policy", "category", "tasks", "samples", "episodes", "lost", "success", "success_low",
     "success_high", "avg_at_k", "score", "score_low", "score_high", "reward", "turns", "turns_low",
@@ -245,3 +380,124 @@ def _markdown(text: str) -> str:
     for sign in "\\`*_[]<>|&":
         shown = shown.replace(sign, f"&#{ord(sign)};" if sign in "<>&|" else f"\\{sign}")
     return shown
+
+
+Played = Mapping[str, Sequence[EpisodeFigures]]
+
+"""Label of a policy -> its episodes."""
+
+_COMPARED = ("success", "score")
+
+
+def reports_of(
+    plan: EvalPlan, played: Played, prices: tuple[float, float] = (0.0, 0.0)
+) -> dict[str, EvalReport]:
+    """A report a policy; `prices` are those of the endpoints among them."""
+    return {
+        label: report_of(
+            episodes,
+            env=plan.env,
+            split=plan.split,
+            horizon=plan.horizon,
+            samples=plan.samples,
+            seed=plan.seed,
+            prices=prices,
+        )
+        for label, episodes in played.items()
+    }
+
+
+def comparisons_of(plan: EvalPlan, played: Played, baseline: str | None) -> list[Versus]:
+    """Every other policy against `baseline`, by default the first, by success and by score.
+
+    Raises `BadRequest` for a baseline that is none of them.
+    """
+    check_baseline(list(played), baseline)
+    against = baseline or next(iter(played))
+    others = [label for label in played if label != against]
+    found: list[Versus] = []
+    for figure in _COMPARED:
+        each = [compare(played[o], played[against], plan.seed, figure) for o in others]
+        corrected = holm([comparison.p for comparison in each])
+        found += [
+            Versus(*parts) for parts in zip(
+                others, [against] * len(others), [figure] * len(others), each, corrected,
+                strict=True,
+            )
+        ]  # fmt: skip
+    return found
+
+
+def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
+    """Raise `BadRequest` where no policy is called so."""
+    if baseline is not None and baseline not in labels:
+        raise BadRequest(f"--baseline {baseline!r} is none of {', '.join(map(repr, labels))}")
+
+
+def as_json(
+    plan: EvalPlan, reports: Mapping[str, EvalReport], comparisons: Sequence[Versus]
+) -> str:
+    """Everything that was found, and what it was found by."""
+    asked = {name: value for name, value in plan.as_dict().items() if name != "tasks"}
+    whole: dict[str, Any] = {
+        "evaluation": asked,
+        "reports": {label: report.as_dict() for label, report in reports.items()},
+        "comparisons": [comparison.as_dict() for comparison in comparisons],
+    }
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def grids_of(reports: dict[str, EvalReport], comparisons: Sequence[Versus]) -> list[Grid]:
+    """The tables of an evaluation."""
+    by_category = category_grid(reports, "By category")
+    return [
+        policy_grid(reports),
+        *([by_category] if by_category.rows else []),
+        *([versus_grid(comparisons)] if comparisons else []),
+    ]
+
+
+def conclude(
+    store: RunStore,
+    plan: EvalPlan,
+    reports: dict[str, EvalReport],
+    comparisons: Sequence[Versus],
+    console: Console,
+    json_path: Path | None = None,
+) -> None:
+    """Write the files, and show the tables."""
+    grids = grids_of(reports, comparisons)
+    for grid in grids:
+        console.print(grid.as_table())
+    for label, report in reports.items():
+        if report.lost:
+            console.print(Text(f"{one_line(label)}: {_lost(report)}", "yellow"), soft_wrap=True)
+        if report.usage:
+            console.print(Text(f"{one_line(label)}: used {_used(report)}"), soft_wrap=True)
+    paper = paper_grid(plan.env)
+    pages = [grid.as_markdown() for grid in [*grids, *([paper] if paper else [])]]
+    text = as_json(plan, reports, comparisons)
+    for name, content in (
+        ("report.json", text),
+        ("report.csv", as_csv(reports)),
+        ("report.md", "\n".join(pages)),
+    ):
+        (store.path / name).write_text(content, encoding="utf-8")
+    bar_chart(reports, store.path / "report.png")
+    if json_path is not None:
+        json_path.write_text(text, encoding="utf-8")
+    console.print(
+        f"Figures: {store.path}/report.json, .csv, .md, .png   Episodes: {store.path}/trajectories",
+        soft_wrap=True, markup=False, highlight=False,
+    )  # fmt: skip
+
+
+def _lost(report: EvalReport) -> str:
+    return (
+        f"{report.lost} episodes were lost and are in no figure; the same command plays them again."
+    )
+
+
+def _used(report: EvalReport) -> str:
+    counted = ", ".join(f"{value:,} {name}" for name, value in report.usage.items())
+    return counted + (f", cost {report.cost:,.4f}" if report.cost is not None else "")

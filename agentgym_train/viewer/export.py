@@ -1,15 +1,22 @@
-"""What leaves the page: one episode as a page that needs nothing else, many as lines."""
+"""Exports: one episode as a self-contained page, or many as JSON lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+import numpy as np
+
+from agentgym_env.errors import AgentGymError
+from agentgym_env.registration import env_class, registered
+from agentgym_env.trust import names_in, require_trust
 from agentgym_train.viewer.index import Index, Place
-from agentgym_train.viewer.search import MOST_ROWS, Query
-from agentgym_train.viewer.stored import Stored
-from agentgym_train.viewer.visible import visible
+from agentgym_train.viewer.query import MOST_ROWS, Query, Stored, visible
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d9e0; --soft: #f4f5f8; --faint: #586069;
@@ -94,3 +101,102 @@ def _block(title: str, text: str) -> str:
 
 def _text(value: Any) -> str:
     return escape(visible(str(value)))
+
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+_RGB = 2
+
+
+def png(pixels: Any) -> bytes:
+    """The file of (H, W, 3) bytes."""
+    array = np.ascontiguousarray(pixels, dtype=np.uint8)  # (H, W, 3)
+    height, width, _ = array.shape
+    # Each line begins with the number of its filter: 0, none.
+    lines = np.zeros((height, 1 + width * 3), dtype=np.uint8)
+    lines[:, 1:] = array.reshape(height, width * 3)
+    header = struct.pack(">IIBBBBB", width, height, 8, _RGB, 0, 0, 0)
+    body = zlib.compress(lines.tobytes(), 6)
+    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    checked = zlib.crc32(data, zlib.crc32(name))
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", checked)
+
+
+_KEPT_EPISODES = 8
+
+_MODE = "rgb_array"
+
+
+class NoPicture(AgentGymError):
+    """The episode cannot be drawn; the message says why."""
+
+
+class Pictures:
+    """Draws episodes, one at a time; the last few are kept."""
+
+    def __init__(self, *, trusted: bool = False) -> None:
+        self._trusted = trusted
+        self._lock = threading.Lock()
+        self._drawn: OrderedDict[tuple[int, str, int], list[bytes]] = OrderedDict()
+
+    def draws(self, env_id: str) -> bool:
+        """Whether an environment can be drawn here."""
+        try:
+            return _MODE in _class_of(env_id).metadata["render_modes"]
+        except AgentGymError:
+            return False
+
+    def of(
+        self, key: tuple[int, str, int], episode: Stored, settings: Mapping[str, Any]
+    ) -> list[bytes]:
+        """PNGs of the start and after each turn; `key` is the episode's run, file and place.
+
+        Raises `NoPicture`, which names the first turn at which the world answered otherwise.
+        """
+        with self._lock:
+            if key not in self._drawn:
+                try:
+                    names = names_in({"env_kwargs": settings})
+                    require_trust("the run", names, trusted=self._trusted)
+                    self._drawn[key] = _draw(episode, settings)
+                except (AgentGymError, TypeError, ValueError, LookupError) as error:
+                    raise NoPicture(str(error)) from error
+                if len(self._drawn) > _KEPT_EPISODES:
+                    self._drawn.popitem(last=False)
+            self._drawn.move_to_end(key)
+            return self._drawn[key]
+
+
+def _class_of(env_id: str) -> Any:
+    if env_id not in {entry.env_id for entry in registered()}:
+        raise NoPicture(f"{env_id[:100]} is not among the environments installed here")
+    return env_class(env_id)
+
+
+def _draw(episode: Stored, settings: Mapping[str, Any]) -> list[bytes]:
+    made = _class_of(episode.env)
+    if _MODE not in made.metadata["render_modes"]:
+        raise NoPicture(f"{episode.env} has no pictures")
+    env = made(render_mode=_MODE, **settings)
+    try:
+        observation, _ = env.reset(seed=episode.seed, options={"task": episode.task})
+        _check(0, observation, episode.observation)
+        drawn = [png(env.render())]
+        for number, turn in enumerate(episode.turns, 1):
+            observation = env.step(turn.action)[0]
+            _check(number, observation, turn.observation)
+            drawn.append(png(env.render()))
+        return drawn
+    finally:
+        env.close()
+
+
+def _check(turn: int, observation: str, stored: str) -> None:
+    if observation != stored:
+        raise NoPicture(
+            f"played again, the world answers otherwise at turn {turn}: it has other settings or "
+            "another version here"
+        )

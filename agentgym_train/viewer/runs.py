@@ -1,4 +1,4 @@
-"""The runs that are shown: their names, facts, figures and what of them could not be read."""
+"""The runs on the page: names, facts, figures and read errors."""
 
 from __future__ import annotations
 

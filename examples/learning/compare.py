@@ -21,10 +21,10 @@ from rich.console import Console
 
 from agentgym_env.errors import AgentGymError
 from agentgym_train.algorithms import make_algorithm
-from agentgym_train.config import TrainConfig, read_config
-from agentgym_train.prepare import world_of
-from agentgym_train.progress import progress_bar
-from agentgym_train.quiet import quiet_libraries
+from agentgym_train.config.methods import TrainConfig, read_config
+from agentgym_train.console import progress_bar
+from agentgym_train.models import quiet_libraries
+from agentgym_train.preflight import world_of
 
 HERE = Path(__file__).resolve().parent
 CONTROL = "control"

@@ -12,18 +12,16 @@ from typing import Any
 from rich.console import Console
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
-from agentgym_env.run_store import RunStore
+from agentgym_env.run_store import RunStore, run_facts
 from agentgym_train import run
-from agentgym_train.callbacks import Metrics
-from agentgym_train.collector import Collector
-from agentgym_train.config import TrainConfig
-from agentgym_train.evaluate import evaluate
-from agentgym_train.policy import make_policy
-from agentgym_train.prepare import resumed_config
-from agentgym_train.progress import progress_bar
-from agentgym_train.rl_method import METHOD
-from agentgym_train.run_facts import run_facts
-from agentgym_train.trainer import AgentTrainer
+from agentgym_train.config.methods import TrainConfig
+from agentgym_train.console import progress_bar
+from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.preflight import resumed_config
+from agentgym_train.rollout.policy import make_policy
+from agentgym_train.rollout.runner import Collector
+from agentgym_train.trainers.callbacks import Metrics
+from agentgym_train.trainers.trainer import METHOD, AgentTrainer
 
 RESULT = "result.json"
 _SILENT = Console(quiet=True)

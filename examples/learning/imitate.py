@@ -23,15 +23,14 @@ from rich.console import Console
 
 from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
-from agentgym_train.collect import collect
-from agentgym_train.collection import CollectConfig
-from agentgym_train.collector import Collector
-from agentgym_train.evaluate import evaluate
-from agentgym_train.methods import read_method_config, runner_of
-from agentgym_train.policy import make_policy
-from agentgym_train.prepare import is_complete, prepared
-from agentgym_train.quiet import quiet_libraries
-from agentgym_train.run_config import RunConfig
+from agentgym_train.config.base import RunConfig
+from agentgym_train.config.methods import read_method_config, runner_of
+from agentgym_train.data.collect import CollectConfig, collect
+from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.models import quiet_libraries
+from agentgym_train.preflight import is_complete, prepared
+from agentgym_train.rollout.policy import make_policy
+from agentgym_train.rollout.runner import Collector
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "train" / "textcraft"

@@ -26,11 +26,10 @@ from transformers import Qwen3ForCausalLM
 
 from agentgym_env import TextEnv, env_class
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.imitation import imitate
-from agentgym_train.imitation_config import ImitationConfig
-from agentgym_train.models import small_policy, small_tokenizer
-from agentgym_train.quiet import quiet_libraries
-from agentgym_train.replay import Replay, training_row
+from agentgym_train.config.methods import ImitationConfig
+from agentgym_train.data.tokenize import Replay, training_row
+from agentgym_train.models import quiet_libraries, small_policy, small_tokenizer
+from agentgym_train.trainers.sft import imitate
 
 ROWS_PER_STEP = 16
 

@@ -8,16 +8,7 @@ from typing import Any
 from agentgym_env.text_env import TextEnv
 from agentgym_servers._babyai_bot import follow_bot
 from agentgym_servers._babyai_levels import babyai_tasks, make_level
-from agentgym_servers._babyai_view import (
-    DROP,
-    FORWARD,
-    LEFT,
-    PICKUP,
-    RIGHT,
-    TOGGLE,
-    Seen,
-    View,
-)
+from agentgym_servers._babyai_view import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE, Seen, View
 
 _MAX_COMMAND = 200
 _CHECK = "check available actions"

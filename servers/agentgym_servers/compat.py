@@ -12,13 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from agentgym_adapters import served
-from agentgym_env.wire import (
-    JSON,
-    CreateRequest,
-    ResetRequest,
-    SessionRequest,
-    StepRequest,
-)
+from agentgym_env.wire import JSON, CreateRequest, ResetRequest, SessionRequest, StepRequest
 from agentgym_servers import routes
 from agentgym_servers.app import HttpCall, Service, answer_call
 from agentgym_servers.compat_fields import Field, Misfit, read_body, read_query

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
+from agentgym_env.errors import (
+    BadRequest,
+    EnvironmentFault,
+    EpisodeOver,
+    UnknownSplit,
+    UnknownTask,
+)
 from agentgym_env.spaces import clean_text
 from agentgym_env.wire import STATUS, WireError
 from agentgym_servers.logs import event, where

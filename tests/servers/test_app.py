@@ -8,13 +8,7 @@ import msgspec
 import pytest
 import requests
 
-from agentgym_env.wire import (
-    MSGPACK,
-    CreateReply,
-    EnvCard,
-    TaskList,
-    encode,
-)
+from agentgym_env.wire import MSGPACK, CreateReply, EnvCard, TaskList, encode
 from worlds import Trouble
 
 

@@ -10,11 +10,7 @@ import pytest
 
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_servers.web.actions import write_call
-from agentgym_servers.web.chromium.interpreter import (
-    package_folder,
-    web_environment,
-    web_python,
-)
+from agentgym_servers.web.chromium.interpreter import package_folder, web_environment, web_python
 from agentgym_servers.web.embedded import embedded
 from agentgym_servers.web.front.front import Front
 from agentgym_servers.web.front.origins import open_origins

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from agentgym_train.audit import check
-from agentgym_train.audit.findings import apply
-from agentgym_train.audit.settings import Settings
-from agentgym_train.audit.subject import Subject
-from agentgym_train.chatml import CHATML
+from agentgym_train.audit import audit
+from agentgym_train.audit.episodes import Subject
+from agentgym_train.audit.rules import Settings, apply
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.models import small_policy
+from agentgym_train.models import CHATML, small_policy
 from tests.train.templates import tokenizer_with
 
 QUICK = Settings(turns=2, episodes=2, turn_max_tokens=8, instruction="Craft.")
-RULES = {rule.name: rule for rule in check.RULES}
+RULES = {rule.name: rule for rule in audit.RULES}
 
 
 def subject_with(template=CHATML, settings=QUICK, engine=None, **model):

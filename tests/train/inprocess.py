@@ -9,12 +9,11 @@ from typing import Any
 from agentgym_env.actions import action_format
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.transports import Answer, AsyncInProcessTransport, Call
-from agentgym_train.chat import Chat
-from agentgym_train.engines.protocol import Sampling
-from agentgym_train.engines.scripted import ScriptedEngine
-from agentgym_train.players import PlayerFactory, model_player
-from agentgym_train.rollout import RolloutLimits, Rollouts
-from agentgym_train.traffic import Traffic
+from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.rollout.actors import PlayerFactory, model_player
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.limits import Traffic
+from agentgym_train.rollout.loop import RolloutLimits, Rollouts
 from tests.train.templates import APPEND_ONLY, tokenizer_with
 
 Answers = Callable[[str, int], str]

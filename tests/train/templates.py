@@ -6,8 +6,7 @@ from functools import cache
 
 from transformers import PreTrainedTokenizerFast
 
-from agentgym_train.chatml import CHATML
-from agentgym_train.models import small_tokenizer
+from agentgym_train.models import CHATML, small_tokenizer
 
 LLAMA3 = (
     "{{ '<|begin_of_text|>' }}{% for m in messages %}"

@@ -6,13 +6,12 @@ import pytest
 
 from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
-from agentgym_train.agents import Agent, Message, agent_factory, format_of
-from agentgym_train.chat import Chat
-from agentgym_train.config import config_from
-from agentgym_train.engines.protocol import Sampling
-from agentgym_train.engines.scripted import ScriptedEngine
-from agentgym_train.players import model_player
-from agentgym_train.rollout import EpisodeStart
+from agentgym_train.config.methods import config_from
+from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.rollout.actors import model_player
+from agentgym_train.rollout.agent import Agent, Message, agent_factory, format_of
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.loop import EpisodeStart
 from tests.train.inprocess import rollouts
 from tests.train.templates import APPEND_ONLY, tokenizer_with
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.algorithms import TokenBatch, make_algorithm
-from agentgym_train.algorithms.ppo import PPO
-from agentgym_train.algorithms.reinforce_pp import ReinforcePP
+from agentgym_train.algorithms.gae import PPO
+from agentgym_train.algorithms.grpo import ReinforcePP
 from tests.train.ragged import Episode, PlayedTurn, Step, cases, close, steps, whitened
 
 shares = st.sampled_from([0.0, 0.5, 0.9, 1.0])

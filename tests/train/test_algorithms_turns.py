@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym_train.algorithms.gigpo import GiGPO
-from agentgym_train.algorithms.turn_gae import TurnGAE
-from agentgym_train.algorithms.turn_returns import TurnReturns
+from agentgym_train.algorithms.gae import TurnGAE
+from agentgym_train.algorithms.turn_level import GiGPO, TurnReturns
 from tests.train.ragged import (
     Episode,
     PlayedTurn,

@@ -14,16 +14,17 @@ from typer.testing import CliRunner
 from agentgym_env.errors import BadRequest
 from agentgym_env.printable import one_line
 from agentgym_env.run_store import RunStore
-from agentgym_train.audit import check, report
-from agentgym_train.audit.findings import Place
-from agentgym_train.audit_command import audit
+from agentgym_train.audit import audit as check
+from agentgym_train.audit import audit as report
+from agentgym_train.audit.rules import Place
+from agentgym_train.cli import audit as audit_command
 from agentgym_train.models import small_policy
 from tests.train.auditing import QUICK, RULES, failed, findings, subject_with
 from tests.train.small import save_tiny_policy, textcraft_tokenizer
 from tests.train.templates import APPEND_ONLY, DROPS_REASONING, tokenizer_with
 
 APP = typer.Typer()
-APP.command()(audit)
+APP.command()(audit_command)
 
 
 @pytest.mark.parametrize("name", APPEND_ONLY)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentgym_train import batch
-from agentgym_train.chat import Chat
-from agentgym_train.chatml import CHATML
-from agentgym_train.engines.protocol import EngineLost
-from agentgym_train.episode import EpisodeTokens
+from agentgym_train.engines.base import EngineLost
+from agentgym_train.models import CHATML
+from agentgym_train.rollout.actors import EpisodeTokens
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.trainers import batch
 from tests.train.auditing import QUICK, Wrapped, failed, findings, subject_with
 from tests.train.templates import DROPS_REASONING, LLAMA3, tokenizer_with
 

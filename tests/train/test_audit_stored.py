@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.agents import Agent, Message, format_of
-from agentgym_train.audit import check
-from agentgym_train.chat import Chat
+from agentgym_train.audit import audit
+from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.protocol import Sampling
 from agentgym_train.models import CHATML, small_policy
-from agentgym_train.players import model_player
-from agentgym_train.rollout import EpisodeStart
+from agentgym_train.rollout.actors import model_player
+from agentgym_train.rollout.agent import Agent, Message, format_of
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.loop import EpisodeStart
 from tests.train.auditing import findings
 from tests.train.inprocess import rollouts
 from tests.train.templates import tokenizer_with
@@ -60,7 +60,7 @@ def run_of(tmp_path, make_host, agent, change=lambda t: t, **limits):
     config = {"model": "gone", "env": "gone/World-v0", "output_dir": "x", "steps": 5,
               "instruction": INSTRUCTION, "agent": agent}  # fmt: skip
     store.write_json("run.json", {"config": config})
-    return check.subject_of(str(store.path), "float32", {}, trusted=True), trajectories
+    return audit.subject_of(str(store.path), "float32", {}, trusted=True), trajectories
 
 
 @pytest.mark.parametrize(

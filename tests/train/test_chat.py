@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.chat import Chat, TemplateRewritesHistory
-from agentgym_train.engines.protocol import Generation
-from agentgym_train.episode import EpisodeTokens
+from agentgym_train.engines.base import Generation
+from agentgym_train.rollout.actors import EpisodeTokens
+from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
 from tests.train.templates import APPEND_ONLY, DROPS_REASONING, tokenizer_with
 
 TURNS = [("get 2 bamboo", "Got 2 bamboo"), ("craft 1 stick", "No."), ("inventory", "Inventory: x")]

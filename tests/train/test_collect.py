@@ -21,17 +21,24 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.launch import local_server
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.collect import INTERRUPTED, collect
-from agentgym_train.collection import CollectConfig, collected, opened, play, starts_of
-from agentgym_train.collector import Collector
-from agentgym_train.demonstrations import read_demonstrations
-from agentgym_train.keep import Keep
-from agentgym_train.pairs import make_pairs
+from agentgym_train.config.values import Keep
+from agentgym_train.data.collect import (
+    INTERRUPTED,
+    CollectConfig,
+    collect,
+    collected,
+    opened,
+    play,
+    starts_of,
+)
+from agentgym_train.data.datasets import read_demonstrations
+from agentgym_train.data.pairs import make_pairs
+from agentgym_train.rollout.runner import Collector
 from tests.train.small import save_tiny_policy
 from tests.train.test_collector import killing
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
-COMMAND = "import typer; from agentgym_train.collect_command import collect; typer.run(collect)"
+COMMAND = "import typer; from agentgym_train.cli import collect; typer.run(collect)"
 QUIET = Console(quiet=True)
 
 

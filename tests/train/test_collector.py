@@ -11,9 +11,9 @@ import hosting
 import worlds
 from agentgym_env.errors import BadRequest, ServerStartFailed
 from agentgym_env.launch import local_server
-from agentgym_train.collector import Collector
-from agentgym_train.players import ExpertPlayer, RandomPlayer
-from agentgym_train.rollout import EpisodeStart
+from agentgym_train.rollout.actors import ExpertPlayer, RandomPlayer
+from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.runner import Collector
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
 

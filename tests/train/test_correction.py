@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.config import config_from
-from agentgym_train.correction import Correction, drift
+from agentgym_train.config.methods import config_from
+from agentgym_train.trainers.advantages import Correction, drift
 from tests.train.test_trainer import first_task, guesses, train_one_step
 
 TRAINER = torch.tensor([[-1.0, -2.0, -9.0], [-0.5, -0.5, -7.0]])

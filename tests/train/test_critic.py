@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.algorithms.actor_critic import CriticTargets
-from agentgym_train.algorithms.ppo import PPO
-from agentgym_train.critic import Critic
-from agentgym_train.update import PackedUpdate
+from agentgym_train.algorithms.gae import PPO, CriticTargets
+from agentgym_train.trainers.critic import Critic
+from agentgym_train.trainers.update import PackedUpdate
 from tests.train.ragged_rows import episodes, llama, make_trainer, padded
 from tests.train.test_trainer import first_task, guesses, train_one_step
 

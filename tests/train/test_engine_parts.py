@@ -10,15 +10,18 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.engines._gate import UpdateGate
-from agentgym_train.engines._weights import checkpoint_weights
-from agentgym_train.engines.protocol import EngineLost, Sampling
-from agentgym_train.engines.settings import ServerSettings, engine_settings
-from agentgym_train.engines.vllm_arguments import engine_values
-from agentgym_train.engines.vllm_fleet import Fleet, Member
-from agentgym_train.engines.vllm_launch import command_line
-from agentgym_train.engines.vllm_server import VLLMServerEngine
-from agentgym_train.engines.vllm_wire import Unreachable, VLLMWire
+from agentgym_train.config.engines import ServerSettings, engine_settings
+from agentgym_train.engines.base import EngineLost, Sampling
+from agentgym_train.engines.hf import UpdateGate
+from agentgym_train.engines.vllm_process import command_line, engine_values
+from agentgym_train.engines.vllm_server import (
+    Fleet,
+    Member,
+    Unreachable,
+    VLLMServerEngine,
+    VLLMWire,
+)
+from agentgym_train.models import checkpoint_weights
 from tests.train.small import tiny_model
 
 

@@ -10,11 +10,11 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from agentgym_train.evaluation.estimators import (
+from agentgym_train.evaluation.report import (
     FLIPS,
     RESAMPLES,
     bootstrap_interval,
-    compare,
+    compare_values,
     holm,
     mean_of_means,
     pass_at_k,
@@ -115,23 +115,23 @@ def test_p_is_the_share_of_all_signs_that_are_as_extreme():
         abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= observed - 1e-12
         for signs in itertools.product((-1, 1), repeat=9)
     ]
-    found = compare(first, second, 0)
+    found = compare_values(first, second, 0)
     assert found.p == pytest.approx(fmean(every))
     assert found.effect == pytest.approx(fmean(differences))
     assert (found.better, found.worse) == (
         sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     )  # fmt: skip
-    assert compare(second, first, 0).p == found.p
-    assert compare(second, first, 0).effect == pytest.approx(-found.effect)
+    assert compare_values(second, first, 0).p == found.p
+    assert compare_values(second, first, 0).effect == pytest.approx(-found.effect)
 
 
 def test_random_signs_come_near_to_all_of_them_and_p_is_never_zero():
     moved = [[1.0]] * 6 + [[0.0]] * 10  # 2^16 patterns are more than FLIPS
     still = [[0.0]] * 6 + [[1.0]] * 10
     exact = 2 * sum(math.comb(16, n) for n in range(7)) / 2**16
-    assert compare(moved, still, 0).p == pytest.approx(exact, abs=0.015)
-    assert compare([[1.0]] * 200, [[0.0]] * 200, 0).p == 1 / (FLIPS + 1)
-    assert compare([[1.0]] * 5, [[1.0]] * 5, 0).p == 1.0
+    assert compare_values(moved, still, 0).p == pytest.approx(exact, abs=0.015)
+    assert compare_values([[1.0]] * 200, [[0.0]] * 200, 0).p == 1 / (FLIPS + 1)
+    assert compare_values([[1.0]] * 5, [[1.0]] * 5, 0).p == 1.0
 
 
 def test_of_policies_that_do_not_differ_one_in_twenty_is_called_different_at_most():
@@ -142,14 +142,16 @@ def test_of_policies_that_do_not_differ_one_in_twenty_is_called_different_at_mos
         one, other = (
             [[float(draws.random() < rate) for _ in range(2)] for rate in rates] for _ in range(2)
         )
-        called += compare(one, other, seed).p < 0.05
+        called += compare_values(one, other, seed).p < 0.05
     assert 0.015 <= called / 400 <= 0.075
 
 
 def test_of_policies_that_differ_by_a_fifth_nearly_all_are_found():
     found = 0
     for seed in range(50):
-        result = compare(draw_tasks(seed, 100, 2, 0.6), draw_tasks(seed + 999, 100, 2, 0.4), seed)
+        result = compare_values(
+            draw_tasks(seed, 100, 2, 0.6), draw_tasks(seed + 999, 100, 2, 0.4), seed
+        )
         found += result.p < 0.05
         assert result.interval[0] < result.effect < result.interval[1]
     assert found >= 45
@@ -160,7 +162,7 @@ def test_fifty_thousand_tasks_need_no_gigabyte():
 
     values = draw_tasks(0, 50_000, 1)
     tracemalloc.start()
-    compare(values[:20_000], values[20_000:40_000], 0)
+    compare_values(values[:20_000], values[20_000:40_000], 0)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 300e6

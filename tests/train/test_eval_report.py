@@ -13,15 +13,20 @@ from rich.console import Console
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.collector import Collector
-from agentgym_train.evaluate import EvalReport, eval_starts, summarize
-from agentgym_train.evaluation.chart import MOST_CATEGORIES, bar_chart
-from agentgym_train.evaluation.conclusion import as_json, comparisons_of, grids_of, reports_of
-from agentgym_train.evaluation.paper import paper_figures
-from agentgym_train.evaluation.plan import EvalPlan
+from agentgym_train.evaluation.evaluate import EvalPlan, EvalReport, eval_starts, summarize
 from agentgym_train.evaluation.report import compare, figures_of
-from agentgym_train.evaluation.tables import as_csv
-from agentgym_train.players import RandomPlayer
+from agentgym_train.evaluation.tables import (
+    MOST_CATEGORIES,
+    as_csv,
+    as_json,
+    bar_chart,
+    comparisons_of,
+    grids_of,
+    paper_figures,
+    reports_of,
+)
+from agentgym_train.rollout.actors import RandomPlayer
+from agentgym_train.rollout.runner import Collector
 
 PLAN = EvalPlan(
     env="agentgym/WebArena-v0", env_kwargs={}, env_version="1", split="test", tasks=["a", "b"],

@@ -8,9 +8,9 @@ import hosting
 from agentgym_env.errors import BadRequest, UnknownSplit
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.collector import Collector
-from agentgym_train.evaluate import EvalReport, eval_starts, evaluate, summarize
-from agentgym_train.players import ExpertPlayer, RandomPlayer
+from agentgym_train.evaluation.evaluate import EvalReport, eval_starts, evaluate, summarize
+from agentgym_train.rollout.actors import ExpertPlayer, RandomPlayer
+from agentgym_train.rollout.runner import Collector
 
 TASKS = TaskSet({"train": ["a", "b"], "test": ["c", "d", "e"]}, {"c": "easy", "d": "hard"})
 

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Turn
-from agentgym_train.evolve_config import EvolveConfig, World
-from agentgym_train.exploration import Found, good, merged, weighted
-from agentgym_train.methods import method_config
+from agentgym_train.agent_evol import Found, good, merged, weighted
+from agentgym_train.config.methods import EvolveConfig, World, method_config
 from tests.train.command import MAIN, Command, finish
 from tests.train.demonstrating import demonstration
 from tests.train.small import save_tiny_policy

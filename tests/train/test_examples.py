@@ -9,12 +9,14 @@ import pytest
 
 from agentgym_env.registration import find
 from agentgym_env.run_store import RunStore
-from agentgym_train.config import read_config
-from agentgym_train.evolve_config import EvolveConfig
+from agentgym_train.config.methods import (
+    EvolveConfig,
+    ImitationConfig,
+    PreferenceConfig,
+    read_config,
+    read_method_config,
+)
 from agentgym_train.horizon import Adaptive, Fixed, ScalingInterStepwise
-from agentgym_train.imitation_config import ImitationConfig
-from agentgym_train.methods import read_method_config
-from agentgym_train.preference_config import PreferenceConfig
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train"

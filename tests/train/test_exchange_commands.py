@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.demonstrations import read_demonstrations
-from agentgym_train.exchange_commands import export, import_
+from agentgym_train.cli import export, import_
+from agentgym_train.data.datasets import read_demonstrations
 from tests.train.test_formats import BAD, episode
 
 EPISODES = [

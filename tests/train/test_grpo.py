@@ -70,7 +70,8 @@ def test_algorithms_are_found_by_name_or_path():
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [("grop", {}, "no algorithm 'grop'; there are grpo"), ("grpo", {"gamma": 1}, "has no gamma"),
-     ("nowhere:X", {}, "cannot import"), ("agentgym_train.batch:Nothing", {}, "cannot import")],
+     ("nowhere:X", {}, "cannot import"),
+     ("agentgym_train.trainers.batch:Nothing", {}, "cannot import")],
 )  # fmt: skip
 def test_an_unknown_algorithm_or_field_says_what_there_is(name, values, said):
     with pytest.raises(BadRequest, match=said):

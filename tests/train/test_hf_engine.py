@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from agentgym_env.errors import BadRequest
+from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.protocol import EngineLost, Generation, Sampling
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13, 14, 15], [20], [9, 10, 11, 12]]

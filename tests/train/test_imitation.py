@@ -10,10 +10,10 @@ import torch
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.textcraft import TextCraft
-from agentgym_train.imitation import ImitationTrainer, imitate
-from agentgym_train.imitation_config import ImitationConfig
-from agentgym_train.passes import check_packing
-from agentgym_train.replay import Replay, training_row
+from agentgym_train.config.methods import ImitationConfig
+from agentgym_train.data.tokenize import Replay, training_row
+from agentgym_train.trainers.sft import ImitationTrainer, imitate
+from agentgym_train.trainers.update import check_packing
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer, tiny_model
 

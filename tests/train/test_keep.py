@@ -6,9 +6,10 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory
-from agentgym_train.chat import Chat
-from agentgym_train.keep import Keep, sift
-from agentgym_train.token_count import tokens_in
+from agentgym_train.config.values import Keep
+from agentgym_train.data.collect import sift
+from agentgym_train.data.tokenize import tokens_in
+from agentgym_train.rollout.chat import Chat
 from tests.train.small import save_tiny_policy, textcraft_tokenizer
 from tests.train.test_formats import episode
 

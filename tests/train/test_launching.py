@@ -16,7 +16,7 @@ from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.launch import child_environment
 from agentgym_env.run_store import RunStore
 from agentgym_train import launching
-from agentgym_train.config import config_from
+from agentgym_train.config.methods import config_from
 from agentgym_train.launching import Place, launch_if_asked, place
 from tests.train.command import MAIN, Command, finish
 from tests.train.test_run import write_config

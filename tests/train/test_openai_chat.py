@@ -17,16 +17,10 @@ from aiohttp import web
 
 from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
-from agentgym_train.chat_player import ChatSampling, chat_players
-from agentgym_train.engines.openai_chat import (
-    ChatEndpoint,
-    ContextFull,
-    EndpointSettings,
-    Usage,
-    cost,
-)
-from agentgym_train.engines.protocol import EngineLost
-from agentgym_train.rollout import EpisodeStart
+from agentgym_train.engines.base import EngineLost
+from agentgym_train.engines.openai import ChatEndpoint, ContextFull, EndpointSettings, Usage, cost
+from agentgym_train.rollout.actors import ChatSampling, chat_players
+from agentgym_train.rollout.loop import EpisodeStart
 from tests.train.inprocess import rollouts
 
 KEY = "sk-very-secret"

@@ -6,7 +6,7 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.failures import TEACHES
-from agentgym_train.outcomes import trained_outcomes
+from agentgym_train.config.values import trained_outcomes
 
 
 def test_endings_may_be_left_out_one_by_one():

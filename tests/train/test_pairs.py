@@ -6,7 +6,8 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.pairs import PairRules, make_pairs
+from agentgym_train.config.values import PairRules
+from agentgym_train.data.pairs import make_pairs
 
 
 def episode(words: str, success: bool, **changes: object) -> Trajectory:

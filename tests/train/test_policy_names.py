@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.policy_names import PolicyName, parse_labelled, parse_policy
+from agentgym_train.rollout.policy_spec import PolicyName, parse_labelled, parse_policy
 
 
 def test_every_form_is_read_and_written_back():

@@ -11,11 +11,10 @@ import torch
 from transformers import TrainerCallback
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.pair_rows import pair_row
-from agentgym_train.pairs import make_pairs
-from agentgym_train.preference import PreferenceTrainer
-from agentgym_train.preference_config import PreferenceConfig
-from agentgym_train.replay import Replay
+from agentgym_train.config.methods import PreferenceConfig
+from agentgym_train.data.pairs import make_pairs
+from agentgym_train.data.tokenize import Replay
+from agentgym_train.trainers.dpo import PreferenceTrainer, pair_row
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.templates import APPEND_ONLY, tokenizer_with

@@ -10,12 +10,11 @@ import pytest
 from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Turn
-from agentgym_train.agents import agent_factory, format_of
-from agentgym_train.chat import Chat
-from agentgym_train.engines.protocol import Sampling
-from agentgym_train.engines.scripted import ScriptedEngine
-from agentgym_train.players import ModelPlayer
-from agentgym_train.replay import IGNORED, Replay, said_in, training_row
+from agentgym_train.data.tokenize import IGNORED, Replay, said_in, training_row
+from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.rollout.actors import ModelPlayer
+from agentgym_train.rollout.agent import agent_factory, format_of
+from agentgym_train.rollout.chat import Chat
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer
 from tests.train.templates import APPEND_ONLY, tokenizer_with

@@ -9,8 +9,8 @@ from matplotlib import pyplot
 from rich.console import Console
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config import config_from
-from agentgym_train.evaluate import CategoryReport, EvalReport
+from agentgym_train.config.methods import config_from
+from agentgym_train.evaluation.evaluate import CategoryReport, EvalReport
 from agentgym_train.report import figure_of, next_commands, plot, success_table, summary
 
 CONFIG = config_from(

@@ -10,12 +10,11 @@ import pytest
 from agentgym_env.actions import action_format
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.failures import teaches
-from agentgym_train.chat import Chat
-from agentgym_train.engines.protocol import EngineLost, Sampling
-from agentgym_train.engines.scripted import ScriptedEngine
-from agentgym_train.players import ExpertPlayer, RandomPlayer, model_player
-from agentgym_train.rollout import EpisodeStart, RolloutLimits, Rollouts
-from agentgym_train.traffic import Traffic
+from agentgym_train.engines.base import EngineLost, Sampling, ScriptedEngine
+from agentgym_train.rollout.actors import ExpertPlayer, RandomPlayer, model_player
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.limits import Traffic
+from agentgym_train.rollout.loop import EpisodeStart, RolloutLimits, Rollouts
 from tests.train.templates import APPEND_ONLY, DROPS_REASONING, tokenizer_with
 from worlds import Guess, Trouble
 

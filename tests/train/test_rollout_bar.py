@@ -8,10 +8,10 @@ import re
 
 from rich.console import Console
 
-from agentgym_train.progress import progress_bar
-from agentgym_train.rollout import EpisodeStart
-from agentgym_train.rollout_bar import RolloutBar, TrafficText
-from agentgym_train.traffic import Traffic
+from agentgym_train.console import progress_bar
+from agentgym_train.rollout.limits import Traffic
+from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.runner import RolloutBar, TrafficText
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 
 
@@ -63,7 +63,7 @@ async def test_a_silent_world_is_what_is_waited_for(make_host):
 
 def test_tokens_a_second_are_of_the_step_and_not_of_the_run(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("agentgym_train.rollout_bar.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("agentgym_train.rollout.runner.time.monotonic", lambda: now[0])
     traffic = Traffic()
     traffic.turns, traffic.tokens = 1000, 50_000
     text = TrafficText(traffic)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from agentgym_env.async_client import AsyncEnvClient
-from agentgym_train.rollout import EpisodeStart, Rollouts
+from agentgym_train.rollout.loop import EpisodeStart, Rollouts
 from tests.train.inprocess import Waiting
 
 

@@ -14,8 +14,7 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from agentgym_train.packing import lay_out
-from agentgym_train.scoring import UnscorableModel, backbone_of, score
+from agentgym_train.trainers.update import UnscorableModel, backbone_of, lay_out, score
 from tests.train.ragged_rows import FAMILIES, TEMPERATURE, VOCABULARY, episodes, padded
 from tests.train.small import tiny_model
 

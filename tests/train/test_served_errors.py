@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.engines.vllm_served import served_engine, served_model
+from agentgym_train.engines.vllm_server import served_engine, served_model
 from tests.train.small import textcraft_tokenizer
 
 

@@ -8,10 +8,10 @@ import random
 import pytest
 import torch
 
-from agentgym_train.engines import _turn_batch
-from agentgym_train.engines._choice import NEAR, choose
+from agentgym_train.engines import hf_batch
+from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.protocol import Sampling
+from agentgym_train.engines.hf_batch import NEAR, choose
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 EPISODES, TURNS, TOKENS = 24, 3, 8
@@ -83,7 +83,7 @@ def test_few_choices_of_a_model_that_is_sure_of_something_are_settled_alone(monk
         near.extend(choice.is_near.float().tolist())
         return choice
 
-    monkeypatch.setattr(_turn_batch, "choose", watched)
+    monkeypatch.setattr(hf_batch, "choose", watched)
     play(HFEngine(tiny_model(), textcraft_tokenizer().pad_token_id), 0.1, EPISODES)
     assert len(near) >= EPISODES * TURNS * TOKENS
     assert sum(near) / len(near) < 0.05

@@ -13,15 +13,14 @@ import yaml
 from rich.console import Console
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.attempt import EpisodeStart
-from agentgym_train.collect import collect
-from agentgym_train.collection import CollectConfig
-from agentgym_train.collector import Collector
-from agentgym_train.keep import Keep
-from agentgym_train.model_folders import base_of, has_adapters
-from agentgym_train.models_command import models
-from agentgym_train.players import draw_seed
-from agentgym_train.policy import make_policy
+from agentgym_train.cli import models
+from agentgym_train.config.values import Keep
+from agentgym_train.data.collect import CollectConfig, collect
+from agentgym_train.local_models import base_of, has_adapters
+from agentgym_train.rollout.actors import draw_seed
+from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.policy import make_policy
+from agentgym_train.rollout.runner import Collector
 from tests.train.smollm2 import NAME, needs_smollm2
 
 TOLD = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentgym_env.trajectory import Tokens, Trajectory
-from agentgym_train.step_figures import StepTokens, step_figures, without_tokens
+from agentgym_train.trainers.trainer import StepTokens, step_figures, without_tokens
 
 
 def episode(*versions, outcome="success", further=()) -> Trajectory:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from agentgym_env.task_set import TaskSet
-from agentgym_train.config import config_from
-from agentgym_train.rollout import EpisodeStart
-from agentgym_train.step_episodes import StepEpisodes
-from agentgym_train.stragglers import GroupPool
+from agentgym_train.config.methods import config_from
+from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.runner import GroupPool
+from agentgym_train.trainers.sampler import StepEpisodes
 from tests.train.inprocess import Waiting, rollouts
 
 

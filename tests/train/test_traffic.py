@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from agentgym_env.failures import teaches
-from agentgym_train.players import ExpertPlayer
-from agentgym_train.rollout import EpisodeStart, RolloutLimits
-from agentgym_train.traffic import Traffic
+from agentgym_train.rollout.actors import ExpertPlayer
+from agentgym_train.rollout.limits import Traffic
+from agentgym_train.rollout.loop import EpisodeStart, RolloutLimits
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 from worlds import Trouble
 

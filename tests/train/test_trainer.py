@@ -11,15 +11,13 @@ from trl import GRPOTrainer
 import hosting
 from agentgym_env.actions import Plain
 from agentgym_env.run_store import RunStore
-from agentgym_train.batch import rollout_output
-from agentgym_train.chat import Chat
-from agentgym_train.collector import Collector
-from agentgym_train.config import TrainConfig
-from agentgym_train.engines.protocol import EngineLost
-from agentgym_train.engines.scripted import ScriptedEngine
-from agentgym_train.policy import Policy
-from agentgym_train.step_figures import TooManyLost
-from agentgym_train.trainer import AgentTrainer, trajectory_reward
+from agentgym_train.config.methods import TrainConfig
+from agentgym_train.engines.base import EngineLost, ScriptedEngine
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.policy import Policy
+from agentgym_train.rollout.runner import Collector
+from agentgym_train.trainers.batch import rollout_output
+from agentgym_train.trainers.trainer import AgentTrainer, TooManyLost, trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 TEMPERATURE = 0.7

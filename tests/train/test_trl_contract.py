@@ -37,7 +37,7 @@ LEARNING = {
     ],
     (DPOTrainer, "_get_train_sampler"): ["self", "train_dataset"],
 }  # fmt: skip
-REMEDY = "look at agentgym_train/update.py and trainer.py before raising the bound on trl"
+REMEDY = "look at agentgym_train/trainers/update.py and trainer.py before raising the bound on trl"
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -51,7 +51,7 @@ def test_an_overridden_method_of_sft_and_dpo_takes_what_it_took(trainer, name):
     found = list(inspect.signature(getattr(trainer, name)).parameters)
     assert found == LEARNING[trainer, name], (
         f"trl {trl.__version__} changed {trainer.__name__}.{name}: look at "
-        "agentgym_train/imitation.py and preference.py before raising the bound on trl"
+        "agentgym_train/trainers/sft.py and preference.py before raising the bound on trl"
     )
 
 

@@ -12,16 +12,14 @@ from trl import GRPOConfig, GRPOTrainer
 import hosting
 from agentgym_env.actions import Plain
 from agentgym_env.errors import BadRequest
-from agentgym_train.chat import Chat
-from agentgym_train.collector import Collector
+from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.protocol import EngineLost
-from agentgym_train.engines.scripted import ScriptedEngine
 from agentgym_train.horizon import make_horizon
-from agentgym_train.policy import Policy
-from agentgym_train.step_figures import TooManyLost
-from agentgym_train.trainer import trajectory_reward
-from agentgym_train.trl_rollout import TrlRollout
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.policy import Policy
+from agentgym_train.rollout.runner import Collector
+from agentgym_train.trainers.trainer import TooManyLost, trajectory_reward
+from agentgym_train.trainers.trl_rollout import TrlRollout
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rollout_func.*experimental")

@@ -12,8 +12,8 @@ from agentgym_env.named_code import load_named
 from agentgym_env.registration import register
 from agentgym_env.run_store import RunStore
 from agentgym_train import launching
-from agentgym_train.viewer.pictures import NoPicture, Pictures
-from agentgym_train.viewer.stored import Stored
+from agentgym_train.viewer.export import NoPicture, Pictures
+from agentgym_train.viewer.query import Stored
 from tests.env.test_trust import NAMED, PLACES, agentgym, folder
 from tests.train.small import save_tiny_policy
 

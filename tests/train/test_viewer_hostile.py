@@ -11,11 +11,10 @@ import agentgym_train.viewer
 import cdp
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Tokens, Turn
-from agentgym_train.kept_tokens import write_pieces
+from agentgym_train.data.token_store import write_pieces
 from agentgym_train.viewer.export import html_of
 from agentgym_train.viewer.index import Place
-from agentgym_train.viewer.stored import Stored, StoredTurn
-from agentgym_train.viewer.visible import _STEERING, visible
+from agentgym_train.viewer.query import _STEERING, Stored, StoredTurn, visible
 from cdp import needs_chromium
 from tests.train.viewing import episode, viewer, watched
 

@@ -12,10 +12,9 @@ from itertools import islice
 import pytest
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.viewer.index import Index
-from agentgym_train.viewer.indexer import Indexer
+from agentgym_train.viewer.index import Index, Indexer
+from agentgym_train.viewer.query import count_of, neighbours, page_of, query_of
 from agentgym_train.viewer.runs import Runs
-from agentgym_train.viewer.search import count_of, neighbours, page_of, query_of
 from cdp import needs_chromium
 from tests.train.viewing import made_up, watched
 

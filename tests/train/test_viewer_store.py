@@ -9,12 +9,18 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore
-from agentgym_train.viewer import indexer as indexing
-from agentgym_train.viewer.index import Index
-from agentgym_train.viewer.indexer import Indexer
+from agentgym_train.viewer import index as indexing
+from agentgym_train.viewer.index import Index, Indexer
+from agentgym_train.viewer.query import (
+    Shelf,
+    count_of,
+    facets,
+    neighbours,
+    page_of,
+    played,
+    query_of,
+)
 from agentgym_train.viewer.runs import Runs
-from agentgym_train.viewer.search import count_of, facets, neighbours, page_of, played, query_of
-from agentgym_train.viewer.stored import Shelf
 from tests.train.viewing import as_line, episode, made_up, small_run
 
 

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from agentgym_env.errors import BadRequest, ServerStartFailed
 from agentgym_env.run_store import RunStore
-from agentgym_train.engines.protocol import Sampling
+from agentgym_train.engines.base import Sampling
 from agentgym_train.models import load_policy
 from tests.train.small import tiny_model
 from tests.train.vllm_engines import (
@@ -248,7 +248,7 @@ def test_a_killed_server_loses_no_turn_and_comes_back_with_the_present_weights(
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path):
-    from agentgym_train.engines.vllm_launch import launch_vllm
+    from agentgym_train.engines.vllm_process import launch_vllm
 
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     with pytest.raises(ServerStartFailed, match="no-such-model"):
@@ -261,7 +261,7 @@ def test_a_server_ends_with_its_owner():
             sys.executable,
             "-c",
             "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-P', '-m', "
-            "'agentgym_train.engines.vllm_serving', '--help=all'], stdin=subprocess.PIPE, "
+            "'agentgym_train.engines.vllm_process', '--help=all'], stdin=subprocess.PIPE, "
             "stdout=subprocess.DEVNULL, start_new_session=True); print(p.pid, flush=True); "
             "time.sleep(60)",
         ],

@@ -19,7 +19,7 @@ SHORT = ["steps=1", "prompts_per_step=2", "group_size=2", "horizon=[2]"]
 SHORT += ["eval_before=false", "eval_after=false"]
 MINE = """
 from dataclasses import dataclass
-from agentgym_train.agents import Agent
+from agentgym_train.rollout.agent import Agent
 from agentgym_train.algorithms import Algorithm
 
 class Shouting(Agent):

@@ -14,10 +14,9 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from agentgym_train.algorithms.actor_critic import CriticTargets
-from agentgym_train.algorithms.ppo import PPO
-from agentgym_train.critic import Critic
-from agentgym_train.update import PackedUpdate
+from agentgym_train.algorithms.gae import PPO, CriticTargets
+from agentgym_train.trainers.critic import Critic
+from agentgym_train.trainers.update import PackedUpdate
 from tests.train.ragged_rows import episodes, llama, make_trainer, padded
 
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "entropy bonus")

@@ -15,7 +15,7 @@ from aiohttp import web
 import cdp
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.kept_tokens import KeptTokens, pack, write_pieces
+from agentgym_train.data.token_store import KeptTokens, pack, write_pieces
 from agentgym_train.viewer.server import make_app
 
 ENVS = ("agentgym/TextCraft-v0", "tests/Guess-v0")

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from agentgym_train.config.engines import ColocateSettings, ServerSettings
+from agentgym_train.engines.base import Generation, Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.protocol import Generation, Sampling
-from agentgym_train.engines.settings import ColocateSettings, ServerSettings
 from agentgym_train.models import load_policy
 from tests.train.small import textcraft_tokenizer, tiny_model
 
@@ -38,7 +38,7 @@ class Stage:
 
     def start_servers(self, models: dict[str, tuple[Any, int]]) -> None:
         """So many servers of each model, side by side: most of a start is waiting its turn."""
-        from agentgym_train.engines.vllm_launch import launch_for
+        from agentgym_train.engines.vllm_process import launch_for
 
         def start(model):
             return launch_for(model, ServerSettings(), max_tokens=MAX_TOKENS)
@@ -51,8 +51,7 @@ class Stage:
         self.servers = {name: [f.result() for f in futures] for name, futures in started.items()}
 
     def server(self, name: str, **settings: Any) -> Any:
-        from agentgym_train.engines.vllm_fleet import Member
-        from agentgym_train.engines.vllm_server import VLLMServerEngine
+        from agentgym_train.engines.vllm_server import Member, VLLMServerEngine
 
         members = [Member(local.address, local) for local in self.servers[name]]
         engine = VLLMServerEngine(members, ServerSettings(**settings), max_tokens=MAX_TOKENS)

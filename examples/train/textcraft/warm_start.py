@@ -28,10 +28,10 @@ import torch
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_servers._crafting import recipe_book
 from agentgym_servers.textcraft import TextCraft
-from agentgym_train.imitation import imitate
-from agentgym_train.imitation_config import ImitationConfig
+from agentgym_train.config.methods import ImitationConfig
+from agentgym_train.data.tokenize import Replay, training_row
 from agentgym_train.models import small_policy, small_tokenizer
-from agentgym_train.replay import Replay, training_row
+from agentgym_train.trainers.sft import imitate
 
 ROWS_PER_STEP = 16
 MAX_ROW_TOKENS = 768

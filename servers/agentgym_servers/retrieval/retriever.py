@@ -7,7 +7,12 @@ from importlib import import_module
 from pathlib import Path
 
 from agentgym_servers.retrieval.bm25 import Bm25Ranker
-from agentgym_servers.retrieval.manifest import Bm25Settings, DenseSettings, Manifest, read_manifest
+from agentgym_servers.retrieval.manifest import (
+    Bm25Settings,
+    DenseSettings,
+    Manifest,
+    read_manifest,
+)
 from agentgym_servers.retrieval.passage_store import PassageStore
 from agentgym_servers.retrieval.passages import Hit, Retriever
 from agentgym_servers.retrieval.queries import checked_queries

@@ -7,12 +7,7 @@ from typing import Literal, Protocol
 
 from agentgym_env.task_set import TaskSet
 from agentgym_servers.web.embedded import embedded
-from agentgym_servers.web.opened import (
-    Opened,
-    open_chromium,
-    open_on_real_sites,
-    open_text,
-)
+from agentgym_servers.web.opened import Opened, open_chromium, open_on_real_sites, open_text
 from agentgym_servers.web.script import Step
 from agentgym_servers.web.site_map import SiteMap, embedded_sites, real_sites
 from agentgym_servers.web.tasks import WebTask, packaged_tasks

@@ -15,11 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from agentgym_env.errors import AgentGymError, MissingExtra
-from agentgym_servers.web.chromium.interpreter import (
-    package_folder,
-    web_environment,
-    web_python,
-)
+from agentgym_servers.web.chromium.interpreter import package_folder, web_environment, web_python
 from agentgym_servers.web.har import Exchange, har_entries, url_of
 from agentgym_servers.web.site_map import SiteMap
 from agentgym_servers.web.tasks import WebTask

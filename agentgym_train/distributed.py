@@ -1,0 +1,116 @@
+"""The processes of one run: joining them, and gathering from them.
+
+Each process plays its own episodes with its own model, loop and local server, and nothing in a
+rollout waits for another process, so episodes may differ in length as they like. The processes meet
+where all of them must come by: after the rollouts of a step, in the optimizer step, and at the
+ends of an evaluation. Each of these is reached equally often by every process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
+
+from agentgym_env.errors import BadRequest
+
+_T = TypeVar("_T")
+
+WAIT_S = 4 * 3600
+
+"""Longest wait for another process, of which a slow world may make a long one. A process that died
+is noticed by the launcher, not by this."""
+
+
+def join(processes: int, wait_s: float = WAIT_S) -> PartialState:
+    """Come together; raises `BadRequest` unless there are as many as the launcher started."""
+    # Without `cpu`, processes on a machine without a GPU would each believe to be alone.
+    cpu = not torch.cuda.is_available()
+    if cpu and processes > 1:
+        # Otherwise accelerate chooses cpu:0, and torch.load cannot map a checkpoint to that name.
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    state = PartialState(cpu=cpu, timeout=timedelta(seconds=wait_s))
+    if state.num_processes != processes:
+        raise BadRequest(
+            f"{processes} processes were started and {state.num_processes} came together; start "
+            "them with `agentgym train CONFIG --num-processes N` or with one of the configs in "
+            "examples/accelerate"
+        )
+    return state
+
+
+def gathered(own: _T) -> list[_T]:
+    """What every process has, by rank. A collective: every process must call it."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [own]
+    every: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(every, own)
+    return every
+
+
+_WRAPPER = "_checkpoint_wrapped_module."
+
+"""What activation checkpointing puts into the names of weights."""
+
+
+class WholeModel:
+    """Gives a model to sample from. Knows nothing about sampling."""
+
+    def __init__(self) -> None:
+        self._copy: Any = None
+
+    def of(self, model: Any) -> Any:
+        """`model`, or a copy with its present weights where they are sharded.
+
+        A collective: every process must call it at the same step. The copy takes the memory of a
+        whole model on each process.
+        """
+        if type(model).__name__ == "FullyShardedDataParallel":
+            raise BadRequest(
+                "FSDP1 flattens the weights, and episodes can not be sampled from them; use FSDP2 "
+                "(fsdp_version: 2, examples/accelerate/fsdp2.yaml)"
+            )
+        if not any(_is_sharded(weight) for weight in model.parameters()):
+            return model
+        if self._copy is None:
+            self._copy = _empty_like(model)
+        whole = dict(self._copy.named_parameters())
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                with _gathered(weight) as full:
+                    whole[name.replace(_WRAPPER, "")].copy_(full)
+        return self._copy
+
+
+def _is_sharded(weight: Tensor) -> bool:
+    return isinstance(weight, DTensor) or hasattr(weight, "ds_id")
+
+
+def _empty_like(model: Any) -> Any:
+    """A model of the same kind on this process's device, its weights still to be filled in."""
+    weight = next(model.parameters())
+    with torch.device(weight.device):
+        made = type(model)(copy.deepcopy(model.config))
+    return made.to(dtype=model.config.dtype or weight.dtype).eval().requires_grad_(False)
+
+
+@contextlib.contextmanager
+def _gathered(weight: Tensor) -> Iterator[Tensor]:
+    """The whole of one weight."""
+    if isinstance(weight, DTensor):
+        yield weight.full_tensor()
+    elif hasattr(weight, "ds_id"):
+        from deepspeed import zero  # type: ignore[import-not-found]
+
+        with zero.GatheredParameters([weight]):
+            yield weight
+    else:
+        yield weight

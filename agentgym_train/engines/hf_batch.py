@@ -1,0 +1,467 @@
+"""The batch of HFEngine: KV caches of unequal length side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from agentgym_env.errors import BadRequest
+from agentgym_train.engines.base import Generation, Sampling
+
+_ALIBI_ALWAYS = ("bloom", "mpt")
+
+
+def check_full_attention(config: Any) -> None:
+    """Raise `BadRequest` unless all layers of a text model attend to all tokens by position."""
+    kinds = sorted(_kinds(config))
+    if kinds != ["full_attention"]:
+        raise BadRequest(
+            f"the hf engine keeps the cache of full attention layers only, and this model has "
+            f"{kinds}; use a full-attention model, or a vLLM engine"
+        )
+
+
+def _kinds(config: Any) -> set[str]:
+    found = set(getattr(config, "layer_types", None) or _kinds_unnamed(config))
+    if getattr(config, "alibi", False) or config.model_type in _ALIBI_ALWAYS:
+        found.add("alibi")
+    if getattr(config, "kv_lora_rank", None):
+        found.add("latent_attention")
+    return found
+
+
+def _kinds_unnamed(config: Any) -> list[str]:
+    """The kinds of a config that names none as others do: GPT-Neo has its own, Mistral a window."""
+    layers: list[str] = getattr(config, "attention_layers", None) or []
+    if layers:
+        return ["full_attention" if kind == "global" else kind for kind in layers]
+    used = getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None) if used else None
+    narrow = window is not None and window < config.max_position_embeddings
+    return ["sliding_attention" if narrow else "full_attention"]
+
+
+NEAR: Final = 2e-4
+
+"""A choice is near another if so small a change of a probability, or of the difference of two
+logits, would turn it. In float32, what else is in a batch changes them by 1e-5 or so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One token for each of B rows."""
+
+    tokens: Tensor  # (B,)
+    logprobs: Tensor  # (B,) of the tokens, after the temperature
+    is_near: Tensor  # (B,) whether rounding may turn it
+
+
+def choose(logits: Tensor, temperatures: list[float], draws: list[float]) -> Choice:
+    """By inverse CDF of each row's own draw in [0, 1), or the likeliest at temperature 0.
+
+    `logits` are (B, V).
+    """
+    device = logits.device
+    divisor = torch.tensor([t or 1.0 for t in temperatures], device=device)  # (B,)
+    greedy = torch.tensor([t == 0 for t in temperatures], device=device)  # (B,)
+    uniform = torch.tensor(draws, device=device)  # (B,)
+    logprobs = torch.log_softmax(logits.float() / divisor[:, None], dim=-1)  # (B, V)
+    cdf = logprobs.double().exp().cumsum(-1)  # (B, V)
+    target = uniform.double() * cdf[:, -1]  # (B,)
+    drawn = torch.searchsorted(cdf, target[:, None], right=True)  # (B, 1)
+    drawn = drawn.clamp_(max=logits.shape[-1] - 1)
+    best = logprobs.topk(2, dim=-1).values  # (B, 2)
+    tokens = torch.where(greedy, logprobs.argmax(-1), drawn.squeeze(1))  # (B,)
+    above = cdf.gather(1, drawn).squeeze(1) - target  # (B,)
+    below = target - cdf.gather(1, (drawn - 1).clamp(min=0)).squeeze(1)  # (B,)
+    below = torch.where(
+        drawn.squeeze(1) == 0, torch.inf, below
+    )  # there is no token before the first
+    above = torch.where(drawn.squeeze(1) == logits.shape[-1] - 1, torch.inf, above)
+    margin = torch.where(greedy, best[:, 0] - best[:, -1], torch.minimum(above, below))  # (B,)
+    chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)  # (B,)
+    return Choice(tokens, chosen, margin < NEAR)
+
+
+GROUPED: Final = "agentgym_grouped"
+
+
+@contextmanager
+def dense_attention(model: Any) -> Iterator[None]:
+    """Within, a model attends under any mask; varlen kernels know no rows with holes."""
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    if before != "eager" and model._can_set_attn_implementation():
+        # A model without sdpa has something in its attention that sdpa would leave out.
+        config._attn_implementation = GROUPED if model._supports_sdpa else "eager"
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def mask_for(model: Any, visible: Tensor) -> Tensor:
+    """`visible`, (B, 1, q, n) bool, as the attention takes it: eager adds it to its scores."""
+    if model.config.get_text_config()._attn_implementation != "eager":
+        return visible
+    hidden = torch.finfo(torch.float32).min
+    return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, hidden)
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **further: Any,
+) -> tuple[Tensor, None]:
+    """Attention of (B, H, q, D) queries to (B, H', n, D) keys and values; (B, q, H, D).
+
+    One query a head: the H / H' heads that share keys stand in for as many queries of one head.
+    More of them, on a CPU: its kernel knows groups. Elsewhere as transformers has it.
+    """
+    size, heads, queries, dim = query.shape
+    grouped = heads != key.shape[1] and attention_mask is not None
+    if not grouped or (queries > 1 and query.device.type != "cpu") or "position_bias" in further:
+        told = {"scaling": scaling, **further}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **told)
+    if queries == 1:
+        query = query.reshape(size, key.shape[1], -1, dim)  # (B, H', H / H', D)
+    found = scaled_dot_product_attention(
+        query, key, value, attention_mask, scale=scaling, enable_gqa=queries > 1
+    )
+    return found.reshape(size, heads, queries, -1).transpose(1, 2), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)
+
+AttentionMaskInterface.register(GROUPED, sdpa_mask)
+
+
+class _BufferLayer(DynamicLayer):
+    """Writes into a buffer made beforehand; growing by `cat` would copy it at each token."""
+
+    is_compileable = False
+
+    def __init__(self, batch: KVBatch, layer: int) -> None:
+        super().__init__()
+        self._batch = batch
+        self._layer = layer
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+        """Write q columns and return all that are filled: (B, H, columns, D) each."""
+        start = self._batch.columns
+        end = start + key_states.shape[-2]
+        keys, values = self._batch.layer_buffer(self._layer, key_states)
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        return keys[:, :, :end], values[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        """Columns filled before the present forward."""
+        return self._batch.columns
+
+
+class KVBatch:
+    """B conversations over shared columns; a row's tokens may have holes, which the mask hides.
+
+    Columns hold, from left to right: what was cached (left-padded to the longest), the new prompt
+    tokens (left-padded), and one column a decoded token. Positions count a row's real tokens.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        kept: Sequence[Tensor | None],
+        prompts: Sequence[list[int]],
+        max_new: int,
+        pad_id: int,
+    ) -> None:
+        """`kept[b]`: (layers, 2, H, n, D) for the first n tokens of `prompts[b]`, or None."""
+        self._model = model
+        self._device = next(model.parameters()).device
+        lengths = [0 if cache is None else cache.shape[3] for cache in kept]
+        news = [ids[n:] for ids, n in zip(prompts, lengths, strict=True)]
+        past, width = max(lengths), max(len(new) for new in news)
+        size = len(prompts)
+        self._layers = model.config.get_text_config().num_hidden_layers
+        self._capacity = past + width + max_new
+        self._real = torch.zeros(size, self._capacity, dtype=torch.bool, device=self._device)
+        self._buffer: Tensor | None = None
+        self._kept, self._past = kept, past
+        self._new = torch.full((size, width), pad_id, device=self._device)  # (B, width)
+        for row, (n, new) in enumerate(zip(lengths, news, strict=True)):
+            self._real[row, past - n : past] = True
+            self._real[row, past + width - len(new) : past + width] = True
+            self._new[row, width - len(new) :] = torch.tensor(new, device=self._device)
+        self.columns = past
+        self._cache = Cache(layers=[_BufferLayer(self, i) for i in range(self._layers)])
+
+    def layer_buffer(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, (B, H, capacity, D) each; made at the first forward."""
+        if self._buffer is None:
+            size, heads, _, dim = like.shape
+            shape = (self._layers, 2, size, heads, self._capacity, dim)
+            # Zeros, not empty: a masked column still meets a weight of 0, and 0 * NaN is NaN.
+            self._buffer = torch.zeros(shape, dtype=like.dtype, device=like.device)
+            for row, cache in enumerate(self._kept):
+                if cache is not None:
+                    self._buffer[:, :, row, :, self._past - cache.shape[3] : self._past] = cache
+        return self._buffer[layer, 0], self._buffer[layer, 1]
+
+    def prefill(self) -> Tensor:
+        """Run the new prompt tokens; the logits after each row's last one, (B, V)."""
+        return self._forward(self._new)
+
+    def decode(self, tokens: Sequence[int], live: Sequence[bool]) -> Tensor:
+        """Run one token a row; rows that are not live leave a hole. Logits (B, V)."""
+        self._real[:, self.columns] = torch.tensor(live, device=self._device)
+        return self._forward(torch.tensor(tokens, device=self._device)[:, None])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, and without the columns that none of them uses."""
+        assert self._buffer is not None  # for the type checker: prefill ran
+        chosen = torch.tensor(list(rows), device=self._device)
+        real = self._real.index_select(0, chosen)  # (B', capacity)
+        first = int(real[:, : self.columns].any(0).nonzero()[0])
+        self._real = real[:, first:]
+        self._buffer = self._buffer[..., first:, :].index_select(2, chosen)
+        self._capacity -= first
+        self.columns -= first
+
+    def add(self, other: KVBatch, more: int) -> None:
+        """Take the rows of `other` in below one's own, with room for `more` further columns."""
+        both = (self, other)
+        columns = max(batch.columns for batch in both)
+        capacity = columns + more
+        size = sum(len(batch._real) for batch in both)
+        real = self._real.new_zeros(size, capacity)
+        assert self._buffer is not None  # for the type checker: prefill ran
+        layers, two, _, heads, _, dim = self._buffer.shape
+        buffer = self._buffer.new_zeros(layers, two, size, heads, capacity, dim)
+        top = 0
+        for batch in both:
+            assert batch._buffer is not None  # for the type checker: prefill ran
+            rows, filled = (
+                slice(top, top + len(batch._real)),
+                slice(columns - batch.columns, columns),
+            )
+            real[rows, filled] = batch._real[:, : batch.columns]
+            buffer[:, :, rows, :, filled] = batch._buffer[..., : batch.columns, :]
+            top += len(batch._real)
+        self._real, self._buffer, self._capacity, self.columns = real, buffer, capacity, columns
+
+    def row(self, row: int, length: int) -> Tensor:
+        """The first `length` tokens' cache of one row: (layers, 2, H, length, D)."""
+        assert self._buffer is not None  # for the type checker: prefill ran
+        columns = self._real[row, : self.columns].nonzero().squeeze(1)[:length]  # (length,)
+        return self._buffer[:, :, row].index_select(3, columns)
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        """One forward of q columns; (B, V) for the last."""
+        q = ids.shape[1]
+        end = self.columns + q
+        real = self._real[:, :end]  # (B, end)
+        causal = torch.ones(q, end, dtype=torch.bool, device=self._device).tril(self.columns)
+        itself = torch.eye(q, end, dtype=torch.bool, device=self._device).roll(self.columns, 1)
+        # A padded query attends to itself: a row of nothing but masked columns would be NaN.
+        mask = (real[:, None, :] & causal) | itself  # (B, q, end)
+        positions = (real.cumsum(1) - 1).clamp_(min=0)[:, self.columns :]  # (B, q)
+        output = self._model(
+            input_ids=ids,
+            attention_mask=mask_for(self._model, mask[:, None]),
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.columns = end
+        logits: Tensor = output.logits[:, -1]  # (B, V)
+        return logits
+
+
+_JOIN_EVERY = 8
+
+"""Tokens between two joinings of few, each of which copies the caches of all."""
+
+
+@dataclass(slots=True, eq=False)
+class TurnRequest:
+    """A turn that is asked for, and as much of it as is sampled."""
+
+    ids: list[int]
+    sampling: Sampling
+    conversation: Hashable | None
+    reply: asyncio.Future[Generation]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    done: bool = False
+    draws: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draws = random.Random(self.sampling.seed)
+
+    @property
+    def left(self) -> int:
+        """Most tokens that are still to come."""
+        return self.sampling.max_tokens - len(self.token_ids)
+
+    @property
+    def cached(self) -> list[int]:
+        """The ids in its cache: the last sampled one was never run through the model."""
+        return (self.ids + self.token_ids)[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A turn that is through, or was given up."""
+
+    request: TurnRequest
+    cache: Tensor | None
+    """(layers, 2, H, n, D) of the n ids in `request.cached`; None where nobody comes back."""
+
+
+class TurnBatch:
+    """B turns under way, of which each step samples one token. Used by one thread alone."""
+
+    def __init__(self, model: Any, pad_id: int, *, settle_ties: bool = False) -> None:
+        """`settle_ties`: see `HFSettings`."""
+        self._model = model
+        self._settles = settle_ties
+        self._pad_id = pad_id
+        self._rows: list[TurnRequest] = []
+        self._kv: KVBatch | None = None
+        self._logits = torch.empty(0)  # (B, V) after each row's last token
+        self._steps = 0
+
+    @property
+    def live(self) -> int:
+        """Turns under way."""
+        return sum(not request.done for request in self._rows)
+
+    def welcomes(self, waiting: int) -> bool:
+        """Whether it is worth while to let so many join now."""
+        return waiting > 0 and (self._steps >= _JOIN_EVERY or waiting >= self.live)
+
+    def join(self, requests: Sequence[TurnRequest], kept: Sequence[Tensor | None]) -> None:
+        """Run the new tokens of some prompts; `kept` caches are of true prefixes of them."""
+        first, row_of = _distinct(requests, kept)
+        longest = max(request.left for request in requests)
+        fresh = KVBatch(
+            self._model,
+            [kept[row] for row in first],
+            [requests[row].ids for row in first],
+            longest,
+            self._pad_id,
+        )
+        logits = fresh.prefill()  # (distinct prompts, V)
+        if len(first) < len(requests):
+            fresh.keep(row_of)
+            logits = logits[row_of]  # (new rows, V)
+        live = [row for row, request in enumerate(self._rows) if not request.done]
+        if live and self._kv is not None:
+            self._keep(live)
+            self._kv.add(fresh, max(longest, *(request.left for request in self._rows)))
+            logits = torch.cat([self._logits[live], logits])  # (B, V)
+        else:
+            self._rows, self._kv = [], fresh
+        self._rows += requests
+        self._logits = logits
+        self._steps = 0
+
+    def step(self) -> list[Finished]:
+        """Sample a token for each turn, and give those that are through with it."""
+        assert self._kv is not None  # for the type checker: somebody joined
+        before = [row for row, request in enumerate(self._rows) if not request.done]
+        tokens = self._sample()  # (B,)
+        finished = []
+        for row in before:
+            request = self._rows[row]
+            request.done = request.done or request.reply.cancelled()
+            if request.done:
+                finished.append(Finished(request, self._cache_of(row)))
+        live = [row for row, request in enumerate(self._rows) if not request.done]
+        if not live:
+            self._rows, self._kv = [], None
+            return finished
+        if len(live) <= len(self._rows) // 2:
+            # Turns differ much in length: finished rows would cost as much as live ones.
+            self._keep(live)
+            tokens = [tokens[row] for row in live]
+        self._logits = self._kv.decode(tokens, [not r.done for r in self._rows])  # (B, V)
+        self._steps += 1
+        return finished
+
+    def _sample(self) -> list[int]:
+        """One token a live row: by inverse CDF of the row's own draw, or the likeliest."""
+        rows = self._rows
+        temperatures = [request.sampling.temperature for request in rows]
+        draws = [request.draws.random() for request in rows]
+        choice = choose(self._logits, temperatures, draws)
+        ids: list[int] = choice.tokens.tolist()
+        logprobs: list[float] = choice.logprobs.tolist()
+        if self._settles:
+            for row in choice.is_near.nonzero().squeeze(1).tolist():
+                if not rows[row].done:
+                    alone = choose(self._alone(rows[row]), temperatures[row:][:1], draws[row:][:1])
+                    ids[row], logprobs[row] = int(alone.tokens), float(alone.logprobs)
+        for request, token, logprob in zip(rows, ids, logprobs, strict=True):
+            if request.done:
+                continue
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            request.done = request.left < 1 or token in request.sampling.stop_ids
+        return ids
+
+    def _alone(self, request: TurnRequest) -> Tensor:
+        """The logits after one conversation by itself, from its first token on: (1, V)."""
+        ids = torch.tensor([request.ids + request.token_ids], device=self._model.device)
+        output = self._model(input_ids=ids, use_cache=False, logits_to_keep=1)
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _keep(self, live: list[int]) -> None:
+        if len(live) < len(self._rows) and self._kv is not None:
+            self._kv.keep(live)
+            self._rows = [self._rows[row] for row in live]
+
+    def _cache_of(self, row: int) -> Tensor | None:
+        request = self._rows[row]
+        if self._kv is None or request.conversation is None or request.reply.cancelled():
+            return None
+        return self._kv.row(row, len(request.cached))
+
+
+def _distinct(
+    requests: Sequence[TurnRequest], kept: Sequence[Tensor | None]
+) -> tuple[list[int], list[int]]:
+    """(the first request of each distinct prompt, which of those each of the requests shares).
+
+    The members of a group begin with the same prompt, which is run through the model once.
+    """
+    index: dict[Hashable, int] = {}
+    first: list[int] = []
+    row_of: list[int] = []
+    for row, (request, cache) in enumerate(zip(requests, kept, strict=True)):
+        key: Hashable = tuple(request.ids) if cache is None else row
+        if key not in index:
+            index[key] = len(first)
+            first.append(row)
+        row_of.append(index[key])
+    return first, row_of

@@ -1,0 +1,278 @@
+"""ChatEndpoint: any OpenAI-compatible chat endpoint, for evaluation and demonstrations.
+
+It takes and gives text. What an endpoint sampled has no token ids, so it is no `GenerationEngine`
+and nothing it says can be trained on by a policy gradient; it plays through `ChatPlayer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import aiohttp
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.spaces import clean_text
+from agentgym_train.config.engines import check_address
+from agentgym_train.engines.base import EngineLost
+
+
+class Pace:
+    """Lets so much through a minute: each amount waits until those before it have had their time.
+
+    Even spacing instead of a minute's worth at once (the generic cell rate algorithm of ITU-T
+    I.371): services count over seconds what they state a minute.
+    """
+
+    def __init__(self, per_minute: float) -> None:
+        """0 is no limit."""
+        self._seconds_each = 60.0 / per_minute if per_minute else 0.0
+        self._free_at = 0.0
+
+    async def take(self, amount: float) -> None:
+        """Wait for one's turn, and put off those who come later by the time of `amount`."""
+        now = asyncio.get_running_loop().time()
+        begins = max(now, self._free_at)
+        self._free_at = begins + amount * self._seconds_each
+        if begins > now:
+            await asyncio.sleep(begins - now)
+
+    def correct(self, more: float) -> None:
+        """An amount that was guessed was so much larger, or smaller where `more` is negative."""
+        self._free_at += more * self._seconds_each
+
+    def hold(self, seconds: float) -> None:
+        """Let nothing through for so long."""
+        until = asyncio.get_running_loop().time() + seconds
+        self._free_at = max(self._free_at, until)
+
+
+_RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
+
+_LONGEST_PAUSE_S = 60.0
+
+_LONGEST_WAIT_S = 900.0
+
+"""That a `Retry-After` is obeyed; an endpoint that is closed for longer loses the episode."""
+
+_CHARACTERS_A_TOKEN = 4
+
+"""About as many in English, to guess a prompt's tokens before they are counted."""
+
+_MOST_SAID = 300
+
+"""Characters of a server's answer that an error repeats."""
+
+
+class ContextFull(Exception):
+    """The conversation is longer than the endpoint takes."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was used so far, by the endpoint's own count."""
+
+    requests: int = 0
+    retried: int = 0
+    """Requests that were answered by a failure and made again."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer."""
+
+    text: str
+    total_tokens: int
+    """Of the conversation with this answer; 0 where the endpoint does not say."""
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """Where the endpoint is, and how it is asked."""
+
+    model: str
+    url: str
+    """Up to and without `/chat/completions`."""
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 300.0
+    """Of one request."""
+    concurrency: int = 16
+    requests_per_minute: float = 0.0
+    """Evenly spaced; 0 is no limit."""
+    tokens_per_minute: float = 0.0
+    """Of prompts and answers together; 0 is no limit. A request is taken to need all of its
+    `max_tokens` until the endpoint says what it used."""
+    retries: int = 6
+    """After 429, a server's error, a lost connection, or an answer that makes no sense."""
+    pause_s: float = 1.0
+    """Before the first retry; twice as long before each further one. `Retry-After` goes first, and
+    holds up all requests to the endpoint."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of a request."""
+
+    def __post_init__(self) -> None:
+        fitting = "an endpoint's URL looks like https://host/v1"
+        check_address(self.url, self.api_key, f"{fitting}; the policy is openai:MODEL@URL")
+
+
+class ChatEndpoint:
+    """Asks the endpoint, again where that can help, and counts what it used."""
+
+    is_trainable = False
+    """It has no token ids."""
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        self.settings = settings
+        self.usage = Usage()
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._requests = Pace(settings.requests_per_minute)
+        self._tokens = Pace(settings.tokens_per_minute)
+        self._jitter = random.Random(0)
+        self._http: aiohttp.ClientSession | None = None
+
+    async def say(
+        self, messages: Sequence[Mapping[str, str]], *, max_tokens: int, temperature: float
+    ) -> Reply:
+        """The next message; raises `EngineLost`, `ContextFull`, or `BadRequest` if refused."""
+        body = {
+            "model": self.settings.model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            **self.settings.options,
+        }
+        attempt = 0
+        async with self._slots:
+            while True:
+                answer = await self._ask_in_turn(body, max_tokens)
+                if isinstance(answer, Reply):
+                    return answer
+                attempt += 1
+                if attempt > self.settings.retries:
+                    raise EngineLost(
+                        f"{self.settings.url} failed {attempt} times, the last with: {answer.why}"
+                    )
+                self.usage.retried += 1
+                await asyncio.sleep(self._pause_s(attempt, answer.wait_s))
+
+    async def close(self) -> None:
+        """Release connections."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    async def _ask_in_turn(self, body: Mapping[str, Any], max_tokens: int) -> Reply | _Failure:
+        """One request, when the limits of requests and tokens allow it."""
+        written = sum(len(message["content"]) for message in body["messages"])
+        guess = written / _CHARACTERS_A_TOKEN + max_tokens
+        await self._tokens.take(guess)
+        await self._requests.take(1)
+        answer = await self._ask(body)
+        if isinstance(answer, Reply):
+            self._tokens.correct(answer.total_tokens - guess if answer.total_tokens else 0)
+        else:
+            self._tokens.correct(-guess)
+            if answer.wait_s is not None:
+                # What is asked of one is meant for all: the others would be refused as well.
+                self._requests.hold(min(answer.wait_s, _LONGEST_WAIT_S))
+        return answer
+
+    async def _ask(self, body: Mapping[str, Any]) -> Reply | _Failure:
+        """One request."""
+        self._http = self._http or aiohttp.ClientSession()
+        key = self.settings.api_key
+        try:
+            async with self._http.post(
+                f"{self.settings.url.rstrip('/')}/chat/completions",
+                json=body,
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                timeout=aiohttp.ClientTimeout(total=self.settings.timeout_s),
+                allow_redirects=False,  # the key is for this host alone
+            ) as response:
+                status, raw = response.status, await response.read()
+                wait_s = _wait_s(response.headers.get("Retry-After"))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return _Failure(type(error).__name__)
+        if status == 200:
+            return self._reply(raw)
+        if status in _RETRIED:
+            return _Failure(f"status {status}", wait_s)
+        said = self._without_key(raw)
+        if "context_length_exceeded" in said or "maximum context length" in said:
+            raise ContextFull(said)
+        raise BadRequest(
+            f"{self.settings.url} refused model {self.settings.model!r} with status {status}: "
+            f"{said[:_MOST_SAID]}. Check the model's name, the URL and the key"
+        )
+
+    def _reply(self, raw: bytes) -> Reply | _Failure:
+        try:
+            body = json.loads(raw)
+            text = body["choices"][0]["message"]["content"]
+            usage = body.get("usage") or {}
+            prompt, completion = (
+                int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")
+            )
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            return _Failure(
+                f"an answer without choices[0].message.content ({type(error).__name__}): "
+                f"{self._without_key(raw)[:_MOST_SAID]}"
+            )
+        if text is not None and not isinstance(text, str):
+            return _Failure(f"content of the type {type(text).__name__}")
+        self.usage.requests += 1
+        self.usage.prompt_tokens += prompt
+        self.usage.completion_tokens += completion
+        return Reply(clean_text(text or ""), prompt + completion, completion)
+
+    def _without_key(self, raw: bytes) -> str:
+        text = raw.decode("utf-8", "replace")
+        return text.replace(self.settings.api_key, "***") if self.settings.api_key else text
+
+    def _pause_s(self, attempt: int, asked_s: float | None) -> float:
+        if asked_s is not None:
+            return min(asked_s, _LONGEST_WAIT_S)
+        # Many episodes fail at once; they must not all come back at once.
+        return min(
+            self.settings.pause_s * 2 ** (attempt - 1), _LONGEST_PAUSE_S
+        ) * self._jitter.uniform(0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    why: str
+    wait_s: float | None = None
+
+
+def cost(usage: Usage, per_million_in: float, per_million_out: float) -> float:
+    """What the usage costs at prices a million tokens."""
+    paid = usage.prompt_tokens * per_million_in + usage.completion_tokens * per_million_out
+    return paid / 1e6
+
+
+def usage_dict(usage: Usage) -> dict[str, int]:
+    """Plain values, for JSON."""
+    return asdict(usage)
+
+
+def _wait_s(retry_after: str | None) -> float | None:
+    """The seconds of a Retry-After header, which has a number or a date."""
+    if retry_after is None:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None

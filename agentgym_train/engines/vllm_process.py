@@ -1,0 +1,291 @@
+"""Starts, awaits, shares and ends a local vLLM server in processes of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import json
+import logging
+import os
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, cast
+
+import requests
+import torch
+
+from agentgym_env.errors import ServerStartFailed
+from agentgym_env.launch import child_environment
+from agentgym_train.config.engines import ServerSettings, VLLMSettings
+from agentgym_train.models import base_model
+
+READER = "agentgym_train.engines.vllm_worker.WeightReader"
+
+"""The worker extension that takes new weights."""
+
+_CPU_BLOCK = 32
+
+
+def engine_values(settings: VLLMSettings, max_len: int, memory_share: float) -> dict[str, Any]:
+    """The arguments of vLLM's own for what the settings say, on this machine's kind of device.
+
+    `memory_share` of a GPU is used where the settings do not say.
+    """
+    on_gpu = torch.cuda.is_available()
+    eager = settings.enforce_eager
+    values: dict[str, Any] = {
+        "dtype": settings.dtype or ("bfloat16" if on_gpu else "float32"),
+        "max_model_len": max_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "enforce_eager": not on_gpu if eager is None else eager,
+        "enable_prefix_caching": True,
+    }
+    if on_gpu:
+        values["gpu_memory_utilization"] = settings.gpu_memory_utilization or memory_share
+        values["attention_backend"] = settings.attention_backend
+        values["block_size"] = settings.block_size
+    else:
+        values["kv_cache_memory_bytes"] = settings.cpu_cache_gb * 2**30
+        values["block_size"] = settings.block_size or _CPU_BLOCK
+    return values
+
+
+def save_architecture(model: Any, folder: Path) -> None:
+    """Write the config.json that vLLM builds the model from."""
+    base = base_model(model)
+    config = copy.deepcopy(base.config)
+    config.architectures = [type(base).__name__]
+    config.save_pretrained(folder)
+
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 600.0
+
+_KEPT_LINES = 40
+
+_GPU_SHARE = 0.9
+
+
+class LocalVLLM(AbstractContextManager["LocalVLLM"]):
+    """A hold on a local vLLM server; the server ends when its last hold is closed."""
+
+    def __init__(self, shared: _SharedVLLM) -> None:
+        self._shared = shared
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """`http://127.0.0.1:port`."""
+        return self._shared.address
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The server's first process, which leads the group of all of them."""
+        return self._shared.process
+
+    def restart(self) -> None:
+        """Start the server anew at its address, if it died; raises `ServerStartFailed`."""
+        self._shared.restart()
+
+    def close(self) -> None:
+        """Let go of the server; closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            _let_go(self._shared)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def launch_vllm(
+    model: str | Path, settings: ServerSettings | None = None, *, max_tokens: int, **options: Any
+) -> LocalVLLM:
+    """A server of a model's folder on a free port of this machine; raises `ServerStartFailed`.
+
+    Within a process, equal arguments share one server. It ends with its last user, at the process's
+    end, or when the process dies. `options` are vLLM's own, by the names of its command line.
+    """
+    settings = settings or ServerSettings()
+    values = engine_values(settings, settings.max_model_len or max_tokens, _GPU_SHARE)
+    values |= {
+        "model": str(model),
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        **({"weight_transfer_config": {"backend": "nccl"}} if settings.transport == "nccl" else {}),
+        **settings.extra,
+        **options,
+    }
+    # A forked process has its parent's table but must not end its parent's servers.
+    key = (os.getpid(), json.dumps([asdict(settings), values], sort_keys=True, default=str))
+    with _lock:
+        shared = _running.get(key)
+        if shared is None or shared.process.poll() is not None:
+            shared = _running[key] = _SharedVLLM(values)
+        shared.holds += 1
+    return LocalVLLM(shared)
+
+
+def launch_for(model: Any, settings: ServerSettings, *, max_tokens: int) -> LocalVLLM:
+    """A server of the architecture of a model in memory; its weights are still to be given."""
+    folder = Path(tempfile.mkdtemp(prefix="agentgym-vllm-"))
+    save_architecture(model, folder)
+    options = {"load_format": "dummy", "skip_tokenizer_init": True}
+    try:
+        started = launch_vllm(folder, settings, max_tokens=max_tokens, **options)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # A server that is started again reads it again.
+    weakref.finalize(started, shutil.rmtree, folder, ignore_errors=True)
+    return started
+
+
+class _SharedVLLM:
+    """The server's processes, and how many hold it."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.holds = 0
+        self.owner = os.getpid()
+        self._port = _free_port()
+        self.address = f"http://127.0.0.1:{self._port}"
+        self._values = values
+        self._restarting = threading.Lock()
+        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._start()
+
+    def restart(self) -> None:
+        """Start again what died."""
+        with self._restarting:
+            if self.process.poll() is not None:
+                self.end()
+                self._start()
+
+    def end(self) -> None:
+        """End every process of the server, those too whose parent died."""
+        cast("IO[bytes]", self.process.stdin).close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _start(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-P", "-m", "agentgym_train.engines.vllm_process",
+                "--host", "127.0.0.1", "--port", str(self._port), *command_line(self._values),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # Weights are updated through vLLM's endpoints for development.
+            env=child_environment() | {"VLLM_SERVER_DEV_MODE": "1"},
+            start_new_session=True,
+        )  # fmt: skip
+        self._listener = threading.Thread(target=self._read_log, daemon=True)
+        self._listener.start()
+        try:
+            self._await_health()
+        except BaseException:
+            self.end()
+            raise
+
+    def _await_health(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(f"{self.address}/health", timeout=5).ok:
+                    return
+            time.sleep(0.2)
+        status = self.process.poll()
+        self.end()
+        self._listener.join(1.0)
+        last = "\n".join(self._last_lines) or "(it wrote nothing)"
+        fact = f"ended with status {status}" if status is not None else "did not come up in time"
+        raise ServerStartFailed(f"the local vLLM server {fact}; its last lines were:\n{last}")
+
+    def _read_log(self) -> None:
+        with cast("IO[bytes]", self.process.stdout) as lines:
+            for raw in lines:
+                line = raw.decode("utf-8", "replace").rstrip()
+                self._last_lines.append(line)
+                logger.debug("[vllm %d] %s", self.process.pid, line)
+
+
+def command_line(values: dict[str, Any]) -> list[str]:
+    """The command line of vLLM for these values and for what the engine needs of every server."""
+    needed = {
+        "worker_extension_cls": READER,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "no_trust_remote_code": True,
+        "disable_uvicorn_access_log": True,
+        "disable_log_stats": True,
+    }
+    words: list[str] = []
+    for name, value in {**needed, **values}.items():
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False:
+            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            words += [option, text]
+    return words
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _let_go(shared: _SharedVLLM) -> None:
+    if shared.owner != os.getpid():
+        return
+    with _lock:
+        shared.holds -= 1
+        if shared.holds > 0:
+            return
+        for key in [key for key, running in _running.items() if running is shared]:
+            del _running[key]
+    shared.end()
+
+
+def _end_all() -> None:
+    for shared in list(_running.values()):
+        if shared.owner == os.getpid():
+            shared.end()
+
+
+_lock = threading.Lock()
+
+_running: dict[tuple[int, str], _SharedVLLM] = {}
+
+atexit.register(_end_all)
+
+
+def _end_with_owner() -> None:
+    """Wait until the owner closes the pipe, or dies; then end the whole process group."""
+    # Not sys.stdin: a thread that waits in its buffer makes Python abort when the program ends.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    if os.getpid() != os.getpgrp():
+        os.setpgid(0, 0)
+    threading.Thread(target=_end_with_owner, daemon=True).start()
+    # The console script asks for a distribution named vllm, which builds for a CPU are not.
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

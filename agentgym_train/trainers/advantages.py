@@ -1,0 +1,205 @@
+"""From a step's episodes to per-token advantages.
+
+The batch the algorithm sees is that of all processes; each keeps its own rows of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from agentgym_env.trajectory import Trajectory
+from agentgym_train.algorithms import Algorithm
+from agentgym_train.algorithms.base import TokenBatch
+from agentgym_train.algorithms.gae import ActorCritic, CriticTargets
+from agentgym_train.distributed import gathered
+from agentgym_train.trainers.batch import Rows, joined_batches, rows_of, token_batch
+from agentgym_train.trainers.critic import Critic
+from agentgym_train.trainers.update import MEANS_OVER_EPISODES, PackedUpdate
+
+Kind = Literal["auto", "off", "token", "sequence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Truncated importance sampling between engine and trainer.
+
+    An engine computes in other kernels or another precision than the trainer, so what it drew is
+    off-policy even with the same weights. With pi_T the trainer's probability before the update and
+    pi_E the engine's, the advantage of token t is multiplied by
+
+    - `token`: min(pi_T(t) / pi_E(t), most) (truncated importance sampling, arXiv:2303.17651's
+      estimator as TRL and verl have it), or
+    - `sequence`: the product over the episode's sampled tokens, and 0 for an episode where it is
+      above `most` or below 1 / `most` (masked importance sampling).
+
+    `auto` is `token` for an engine that is not the trainer's own model, and `off` for one that is.
+    """
+
+    kind: Kind = "auto"
+    most: float = 3.0
+
+    def is_needed(self, engine_is_exact: bool) -> bool:
+        """Whether the trainer has to score what the engine sampled."""
+        return self.kind in ("token", "sequence") or (self.kind == "auto" and not engine_is_exact)
+
+    def ratios(self, trainer: Tensor, engine: Tensor, mask: Tensor) -> Tensor:
+        """(B, T) what advantages are multiplied by, of (B, T) log-probabilities; 1 off the mask."""
+        difference = torch.where(mask, trainer - engine, 0.0)  # (B, T)
+        if self.kind == "sequence":
+            total = difference.sum(1, keepdim=True)  # (B, 1)
+            bound = torch.log(torch.tensor(self.most))
+            kept = (total.abs() <= bound).to(total.dtype)  # (B, 1)
+            return torch.where(mask, total.clamp(-bound, bound).exp() * kept, 1.0)
+        return difference.exp().clamp(max=self.most)
+
+
+def drift(trainer: Tensor, engine: Tensor, mask: Tensor) -> dict[str, float]:
+    """How far apart engine and trainer are on the sampled tokens: figures of a step."""
+    difference = (trainer - engine)[mask]  # (N,)
+    if not difference.numel():
+        return {}
+    return {
+        "engine/logprob_difference_mean": float(difference.abs().mean()),
+        "engine/logprob_difference_max": float(difference.abs().max()),
+        # k3 (http://joschu.net/blog/kl-approx.html): KL(engine, trainer), sampled by the engine
+        "engine/kl": float((difference.exp() - 1 - difference).mean()),
+    }
+
+
+_MEANS_OVER_A_ROWS_TOKENS = {"grpo", "sapo"}
+
+"""Of TRL's losses that divide by the number of rows, those that divide by a row's tokens too."""
+
+
+class Credit:
+    """Gives advantages, and teaches the critic on the way."""
+
+    def __init__(
+        self,
+        trainer: PackedUpdate,
+        algorithm: Algorithm,
+        *,
+        group_size: int,
+        trained: frozenset[str],
+        filler_id: int,
+        correction: Correction,
+        engine_is_exact: bool,
+    ) -> None:
+        self._trainer = trainer
+        self._algorithm = algorithm
+        self._group_size = group_size
+        self._trained = trained
+        self._filler_id = filler_id
+        self._correction = correction
+        self._corrects = correction.is_needed(engine_is_exact)
+        self.critic: Critic | None = None
+        if isinstance(algorithm, ActorCritic):
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            self.critic = Critic(trainer, model, algorithm)
+        self.figures: dict[str, float] = {}
+        """Of the last step: the critic's, and how far the engine was from the trainer."""
+        self.per_token = torch.zeros(0, 0)
+        """(B, V) the last step's advantages of this process's episodes, as the algorithm gave
+        them."""
+
+    @torch.no_grad()
+    def advantages(
+        self, output: Mapping[str, Any], trajectories: Sequence[Trajectory], rows: Rows
+    ) -> Tensor:
+        """(R, T) for the rows of this process's episodes, from what TRL made of them.
+
+        A collective. The algorithm sees the B episodes; V is the width of their joined rows.
+        """
+        self.figures = {}
+        device, width = output["completion_ids"].device, output["completion_ids"].shape[1]
+        own = token_batch(
+            trajectories, self._group_size, rows.width(width), self._filler_id, self._trained
+        )
+        mask = own.trained.to(device)  # (B, V)
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (R, P + T)
+        attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)  # (R, P + T)
+        reference = output.get("ref_per_token_logps")  # (R, T)
+        given = {"ref_logprobs": None if reference is None else rows.to_episodes(reference)}
+        if self.critic is not None:
+            scored = pad(rows.to_rows(mask, width), (ids.shape[1] - width, 0))  # (R, P + T)
+            values = self.critic.values(ids, attention, scored)[:, -width:]  # (R, T)
+            given["values"] = rows.to_episodes(values)
+        own = _with(own, given)
+        shares = gathered(own)
+        every = joined_batches(shares)
+        rank = self._trainer.accelerator.process_index
+        found = rows_of(self._algorithm.advantages(every), shares, rank).to(device)  # (B, V)
+        if self.critic is not None:
+            self._teach(ids, attention, width, rows, own, every, shares)
+        self.per_token = found.cpu()
+        if self._corrects:
+            found = found * self._ratios(output, own, mask, rows)
+        return rows.to_rows(found, width) * self._scale(every, rows).to(device)  # (R, T)
+
+    def _teach(
+        self,
+        ids: Tensor,
+        attention: Tensor,
+        width: int,
+        rows: Rows,
+        own: TokenBatch,
+        every: TokenBatch,
+        shares: Sequence[TokenBatch],
+    ) -> None:
+        """Let the critic take its step."""
+        assert self.critic is not None and isinstance(self._algorithm, ActorCritic)
+        assert own.values is not None
+        targets = self._algorithm.critic_targets(every)
+        rank = self._trainer.accelerator.process_index
+
+        def columns(tensor: Tensor) -> Tensor:
+            return pad(rows.to_rows(tensor, width), (ids.shape[1] - width, 0)).to(ids.device)
+
+        mine = CriticTargets(
+            columns(rows_of(targets.returns, shares, rank)),  # (R, P + T)
+            columns(rows_of(targets.mask, shares, rank)),  # (R, P + T)
+        )
+        with torch.enable_grad():
+            self.figures |= self.critic.learn(
+                ids, attention, columns(own.values), mine, float(targets.mask.sum())
+            )
+
+    def _ratios(
+        self, output: Mapping[str, Any], own: TokenBatch, mask: Tensor, rows: Rows
+    ) -> Tensor:
+        """(B, V) what the engine's sampling is weighed by."""
+        assert own.logprobs is not None
+        trainer = output.get("old_per_token_logps")
+        if trainer is None:
+            trainer = self._trainer.logprobs(output)  # (R, T)
+        trainer = rows.to_episodes(trainer)  # (B, V)
+        engine = own.logprobs.to(mask.device)  # (B, V)
+        self.figures |= drift(trainer, engine, mask)
+        return self._correction.ratios(trainer, engine, mask)
+
+    def _scale(self, every: TokenBatch, rows: Rows) -> Tensor:
+        """(1, 1) or (R, 1) what makes TRL's means over rows those over episodes that train.
+
+        A loss is proportional to its advantage, so scaling the one scales the other.
+        """
+        loss = self._algorithm.loss.loss_type
+        if loss not in MEANS_OVER_EPISODES:
+            return torch.ones(1, 1)
+        total = len(rows.tokens) * self._trainer.accelerator.num_processes
+        scale = torch.full((1, 1), total / max(1, int(every.teaches.sum())))
+        if rows.is_one_each or loss not in _MEANS_OVER_A_ROWS_TOKENS:
+            return scale
+        return scale * rows.share()
+
+
+def _with(batch: TokenBatch, given: Mapping[str, Tensor | None]) -> TokenBatch:
+    on_cpu: dict[str, Any] = {
+        name: value.float().cpu() for name, value in given.items() if value is not None
+    }
+    return replace(batch, **on_cpu)

@@ -1,0 +1,253 @@
+"""Trajectories as tensors, for algorithms and for TRL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from agentgym_env.failures import TEACHES, teaches
+from agentgym_env.trajectory import Tokens, Trajectory
+from agentgym_train.algorithms.base import TokenBatch
+from agentgym_train.config.values import TRUNCATED
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """R rows of B episodes: first the first row of each, then the further rows, then fillers."""
+
+    tokens: list[Tokens]
+    """(R,)"""
+    owner: list[int]
+    """(R,) the episode whose row it is; -1 for a filler, from which nothing is learned."""
+    offset: list[int]
+    """(R,) how many completion tokens of the episode stand in earlier rows."""
+    episodes: int
+    """B."""
+
+    @classmethod
+    def of(
+        cls,
+        trajectories: Sequence[Trajectory],
+        filler_id: int,
+        trained: frozenset[str] = TEACHES,
+    ) -> Rows:
+        """The rows of episodes, without further fillers."""
+        each = [rows_of_episode(t, filler_id, trained) for t in trajectories]
+        tokens, owner, offset = [rows[0] for rows in each], list(range(len(each))), [0] * len(each)
+        for number, (first, *further) in enumerate(each):
+            before = len(first.completion_ids)
+            for row in further:
+                tokens.append(row)
+                owner.append(number)
+                offset.append(before)
+                before += len(row.completion_ids)
+        return cls(tokens, owner, offset, len(each))
+
+    def filled(self, count: int, filler_id: int) -> Rows:
+        """With fillers up to the next multiple of B that is at least `count`."""
+        wanted = -(-max(count, len(self.tokens)) // self.episodes) * self.episodes
+        missing = wanted - len(self.tokens)
+        return Rows(
+            [*self.tokens, *[filler(filler_id)] * missing],
+            [*self.owner, *[-1] * missing],
+            [*self.offset, *[0] * missing],
+            self.episodes,
+        )
+
+    @property
+    def is_one_each(self) -> bool:
+        """Whether rows and episodes are the same."""
+        return len(self.tokens) == self.episodes
+
+    def width(self, row_width: int) -> int:
+        """V: the completion tokens of the longest episode, as wide as the rows if they are one."""
+        if self.is_one_each:
+            return row_width
+        return max(1, *(end for _, _, end in self._spans()))
+
+    def to_episodes(self, values: Tensor) -> Tensor:
+        """(B, V) of (R, T) values, 0 past the end."""
+        if self.is_one_each:
+            return values
+        found = values.new_zeros(self.episodes, self.width(values.shape[1]))  # (B, V)
+        for row, (owner, start, end) in enumerate(self._spans()):
+            if owner >= 0:
+                found[owner, start:end] = values[row, : end - start]
+        return found
+
+    def to_rows(self, values: Tensor, row_width: int) -> Tensor:
+        """(R, T) of (B, V) values, 0 past the end and in fillers."""
+        if self.is_one_each:
+            return values
+        found = values.new_zeros(len(self.tokens), row_width)  # (R, T)
+        for row, (owner, start, end) in enumerate(self._spans()):
+            if owner >= 0:
+                found[row, : end - start] = values[owner, start:end]
+        return found
+
+    def share(self) -> Tensor:
+        """(R, 1) the part of its episode's trained tokens that a row has."""
+        counts = torch.tensor([float(sum(row.loss_mask)) for row in self.tokens])  # (R,)
+        owners = torch.tensor(self.owner)  # (R,)
+        real = owners >= 0
+        sums = torch.zeros(self.episodes).index_add(0, owners[real], counts[real])  # (B,)
+        whole = torch.where(real, sums[owners.clamp(min=0)], 1.0).clamp(min=1.0)  # (R,)
+        return (counts / whole)[:, None]
+
+    def _spans(self) -> list[tuple[int, int, int]]:
+        """(R,) owner, and where in its episode a row's completion begins and ends."""
+        return [
+            (owner, start, start + len(row.completion_ids))
+            for owner, start, row in zip(self.owner, self.offset, self.tokens, strict=True)
+        ]
+
+
+def rows_of_episode(
+    trajectory: Trajectory, filler_id: int, trained: frozenset[str] = TEACHES
+) -> list[Tokens]:
+    """The episode's rows; a single token that nothing is learned from if none of them train."""
+    rows = [row for row in trajectory.rows if row.completion_ids]
+    if not rows or trajectory.outcome not in trained:
+        return [filler(filler_id)]
+    return rows
+
+
+def joined_tokens(rows: Sequence[Tokens]) -> Tokens:
+    """The rows of an episode as one, without the prompts of all but the first."""
+    if len(rows) == 1:
+        return rows[0]
+    starts = [0]
+    for row in rows:
+        starts.append(starts[-1] + len(row.completion_ids))
+
+    def chained(name: str) -> list[int]:
+        return list(chain.from_iterable(getattr(row, name) for row in rows))
+
+    return Tokens(
+        prompt_ids=rows[0].prompt_ids,
+        completion_ids=chained("completion_ids"),
+        loss_mask=chained("loss_mask"),
+        logprobs=list(chain.from_iterable(row.logprobs for row in rows)),
+        versions=chained("versions"),
+        turn_ends=[s + end for s, row in zip(starts, rows, strict=False) for end in row.turn_ends],
+    )
+
+
+def filler(filler_id: int) -> Tokens:
+    """A row of one token that nothing is learned from."""
+    return Tokens([filler_id], [filler_id], [0], [0.0], [-1], [])
+
+
+def rollout_output(
+    trajectories: Sequence[Trajectory],
+    filler_id: int,
+    trained: frozenset[str] = TEACHES,
+    rows: Rows | None = None,
+) -> dict[str, list[Any]]:
+    """B episodes as TRL's `rollout_func` gives them, one item a row; `env_mask` is the loss mask.
+
+    The reward stands at an episode's first row. That of a lost episode, and of every other row, is
+    None, which TRL leaves out of what it logs. One that merely does not train (see
+    `trained_outcomes`) is logged like the others.
+    """
+    rows = rows or Rows.of(trajectories, filler_id, trained)
+    rewards = [t.reward if teaches(t.outcome) else None for t in trajectories]
+    return {
+        "prompt_ids": [row.prompt_ids for row in rows.tokens],
+        "completion_ids": [row.completion_ids for row in rows.tokens],
+        "env_mask": [row.loss_mask for row in rows.tokens],
+        "logprobs": [row.logprobs for row in rows.tokens],
+        "trajectory_reward": [*rewards, *[None] * (len(rows.tokens) - len(rewards))],
+    }
+
+
+def token_batch(
+    trajectories: Sequence[Trajectory],
+    group_size: int,
+    width: int,
+    filler_id: int,
+    trained: frozenset[str] = TEACHES,
+) -> TokenBatch:
+    """B episodes padded to `width` completion tokens of all their rows, as the algorithms see them.
+
+    Only those whose outcome is in `trained` teach; the others have no tokens and no turns.
+    """
+    rows = [joined_tokens(rows_of_episode(t, filler_id, trained)) for t in trajectories]
+    teaching = [t.outcome in trained for t in trajectories]
+    turns = [t.turns if known else [] for t, known in zip(trajectories, teaching, strict=True)]
+    return TokenBatch(
+        loss_mask=_padded([row.loss_mask for row in rows], 0.0, width),
+        rewards=_padded([[turn.reward for turn in played] for played in turns], 0.0),
+        turn_ends=_padded([_ends(row, len(p)) for row, p in zip(rows, turns, strict=True)], 0),
+        teaches=torch.tensor(teaching),
+        group_size=group_size,
+        states=_padded([_states(t, len(p)) for t, p in zip(trajectories, turns, strict=True)], -1),
+        truncated=torch.tensor([t.outcome in TRUNCATED for t in trajectories]),
+        logprobs=_padded([row.logprobs for row in rows], 0.0, width),
+    )
+
+
+def _padded(rows: Sequence[Sequence[float]], fill: float, width: int = 0) -> Tensor:
+    """(B, width) or (B, K) with K the longest row, at least 1; float32 or int64 as `fill` is."""
+    width = width or max(1, *(len(row) for row in rows))
+    kind = torch.float32 if isinstance(fill, float) else torch.int64
+    padded = torch.full((len(rows), width), fill, dtype=kind)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = torch.tensor(row, dtype=kind)
+    return padded
+
+
+def _ends(row: Tokens, turns: int) -> list[int]:
+    """(K,) the turn's ends; a turn without tokens ends where the one before it does."""
+    ends = row.turn_ends[:turns]
+    return ends + [ends[-1] if ends else 0] * (turns - len(ends))
+
+
+def _states(trajectory: Trajectory, turns: int) -> list[int]:
+    """(K,) 63-bit ids of the observations the turns answer, the same in every process."""
+    answered = [trajectory.observation, *(turn.observation for turn in trajectory.turns)]
+    texts = (text.encode("utf-8", "surrogatepass") for text in answered[:turns])
+    digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return [int.from_bytes(digest, "big") >> 1 for digest in digests]
+
+
+_FILL = {"states": -1}
+
+"""What stands past a row's end, where it is not 0."""
+
+
+def joined_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
+    """The batches of all processes, by rank, as one; each has its own B, T and K."""
+    if len(batches) == 1:
+        return batches[0]
+    values: dict[str, Any] = {
+        field.name: _stacked([getattr(batch, field.name) for batch in batches], field.name)
+        for field in fields(TokenBatch)
+        if field.name != "group_size"
+    }
+    return TokenBatch(group_size=batches[0].group_size, **values)
+
+
+def rows_of(tensor: Tensor, batches: Sequence[TokenBatch], rank: int) -> Tensor:
+    """(B, T) rows of one process, T its own, of a (sum of B, widest T) tensor of all."""
+    first = sum(len(batch.teaches) for batch in batches[:rank])
+    own = batches[rank].loss_mask
+    return tensor[first : first + own.shape[0], : own.shape[1]]
+
+
+def _stacked(tensors: Sequence[Tensor | None], name: str) -> Tensor | None:
+    given = [tensor for tensor in tensors if tensor is not None]
+    if not given:
+        return None
+    if given[0].dim() == 1:
+        return torch.cat(given)
+    width = max(tensor.shape[1] for tensor in given)
+    fill = _FILL.get(name, 0)
+    return torch.cat([pad(t, (0, width - t.shape[1]), value=fill) for t in given])

@@ -1,0 +1,312 @@
+"""DPO: TRL's DPOTrainer over pairs of episodes, with the loss masks of RL.
+
+An episode's log-ratio is the sum over what the policy said, turn by turn; what the world answered
+is context. TRL takes everything after the prompt for the policy's, so the rows come as ids with
+masks, through a collator of ours. Losses, reference and figures are TRL's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from trl import DPOConfig, DPOTrainer
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.run_store import BrokenLine
+from agentgym_env.trajectory import Tokens, Trajectory
+from agentgym_train.config.methods import PreferenceConfig
+from agentgym_train.config.reading import refuse_unknown
+from agentgym_train.data.datasets import read_demonstrations, replay_of, told_of
+from agentgym_train.data.pairs import Pair, make_pairs
+from agentgym_train.data.tokenize import Replay
+from agentgym_train.distributed import WholeModel
+from agentgym_train.models import lora_config
+from agentgym_train.report import learning_summary, next_learning_commands, plot_learning
+from agentgym_train.rollout.policy import Policy
+from agentgym_train.rollout.runner import Collector
+from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics
+from agentgym_train.trainers.sampler import row_order
+from agentgym_train.trainers.sft import callbacks
+from agentgym_train.trainers.update import backward, make_passes, merge_figures, rows_of, synced
+
+
+@dataclass(frozen=True, slots=True)
+class PairRows:
+    """The pairs that DPO learns from, and how they came about."""
+
+    rows: list[dict[str, list[int]]]
+    """`prompt_ids` (P,), then `chosen_ids` and `chosen_mask` (C,), and the same of `rejected`."""
+    episodes: int
+    """How many were read."""
+    broken: list[BrokenLine]
+    too_long: int
+    """Pairs with an episode of more than `max_tokens`; they are left out, never cut."""
+    max_tokens: int
+
+    @classmethod
+    def read(cls, config: PreferenceConfig, tokenizer: Any) -> PairRows:
+        """The pairs of a config's data."""
+        sifted, reading = read_demonstrations(config.data, pairs=True)
+        replay = replay_of(config, tokenizer)
+        rows = [pair_row(pair, replay) for pair in make_pairs(sifted.kept, config.pair_rules)]
+        fitting = [row for row in rows if _longest(row) <= config.max_tokens]
+        made = cls(
+            fitting, len(sifted.kept), reading.broken, len(rows) - len(fitting), config.max_tokens
+        )
+        check_pairs(fitting, " ".join(made.sentences()))
+        return made
+
+    def sentences(self) -> list[str]:
+        """What the user is told of the data."""
+        said = [f"Learning from {len(self.rows)} pairs of {self.episodes} episodes."]
+        if self.too_long:
+            said.append(
+                f"{self.too_long} pairs are longer than max_tokens {self.max_tokens} and are left "
+                "out."
+            )
+        return [*said, *told_of(self.broken)]
+
+
+def check_pairs(rows: Sequence[Any], told: str = "") -> None:
+    """Raise `BadRequest` where there is nothing to learn from."""
+    if not rows:
+        raise BadRequest(
+            "there is no pair to learn from: no two episodes of one task and seed of which one is "
+            "the better. Name data in which tasks were played several times, or set shorter or "
+            f"reward_gap. {told}".strip()
+        )
+
+
+def pair_row(pair: Pair, replay: Replay) -> dict[str, list[int]]:
+    """Both episodes of a pair after the prompt that they share."""
+    chosen, rejected = (_row_of(episode, replay) for episode in (pair.chosen, pair.rejected))
+    if chosen.prompt_ids != rejected.prompt_ids:
+        raise BadRequest(
+            f"two episodes of task {pair.chosen.task!r} are a pair and have different prompts"
+        )
+    return {
+        "prompt_ids": chosen.prompt_ids,
+        "chosen_ids": chosen.completion_ids,
+        "chosen_mask": chosen.loss_mask,
+        "rejected_ids": rejected.completion_ids,
+        "rejected_mask": rejected.loss_mask,
+    }
+
+
+def _row_of(episode: Trajectory, replay: Replay) -> Tokens:
+    row, *further = replay.rows(episode)
+    if further:
+        raise BadRequest(
+            "DPO compares whole episodes, and the agent cuts their context into several rows; use "
+            "an agent that keeps it, such as plain"
+        )
+    return row
+
+
+def _longest(row: dict[str, list[int]]) -> int:
+    return len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+
+
+Row = Mapping[str, Any]
+
+"""See `pair_rows.PairRows`."""
+
+_COUPLE_PAIRS = frozenset({"aot", "aot_unpaired", "sft"})
+
+"""TRL's losses in which a pair's loss depends on the other pairs of the batch."""
+
+
+class PreferenceTrainer(DPOTrainer):
+    """Teaches a policy to prefer. Which pairs a step has depends on the seed and the step alone."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        rows: Sequence[Row],
+        config: PreferenceConfig,
+        checkpoints: Path,
+    ) -> None:
+        check_pairs(rows)
+        steps = config.steps_of(len(rows))
+        order = row_order(len(rows), steps * config.pairs_per_step, config.seed)
+        args = dpo_config(config, steps, checkpoints)
+        # Adapters are switched off for the reference, and figures made before need none.
+        needs_copy = config.lora is None and not args.precompute_ref_log_probs
+        self._tokens_per_forward = config.tokens_per_forward
+        super().__init__(
+            model=model,
+            ref_model=copy.deepcopy(model) if needs_copy else None,
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_list([dict(row) for row in rows]).select(order),
+            args=args,
+            data_collator=PairCollator(tokenizer.pad_token_id),
+            peft_config=lora_config(config.lora),
+        )
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        # The rows are ids already.
+        return dataset
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        # The order is laid down already.
+        return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
+
+    def _compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False
+    ) -> Any:
+        """TRL's loss of all pairs. All passes but the last have had their backward pass already."""
+        if return_outputs or self.aux_loss_enabled or _COUPLE_PAIRS & set(self.loss_types):
+            return super()._compute_loss(model, inputs, return_outputs)
+        lengths = inputs["attention_mask"].sum(1)  # (2 P,)
+        longest = torch.stack(lengths.chunk(2)).amax(0)  # (P,)
+        count = len(longest)
+        passes = make_passes(
+            self.accelerator,
+            (2 * longest).tolist(),
+            self._tokens_per_forward,
+            shared_rows=False,
+        )
+        figures = self._metrics["train"]
+        before = {name: len(values) for name, values in figures.items()}
+        computed = torch.zeros((), device=longest.device)
+        for number, pairs in enumerate(passes, 1):
+            rows = [*pairs, *(pair + count for pair in pairs)]
+            part = _narrowed(rows_of(inputs, rows), int(longest[pairs].max()))
+            is_last = number == len(passes)
+            with synced(self.accelerator, model, is_last):
+                loss = super()._compute_loss(model, part, False) * (len(pairs) / count)
+                if not is_last:
+                    backward(self.accelerator, loss)
+            computed = computed + loss.detach()
+        merge_figures(figures, before, [len(pairs) for pairs in passes])
+        return loss + (computed - loss.detach())
+
+    def whole_model(self) -> Any:
+        """The model as one process may call it alone. A collective."""
+        return WholeModel().of(self.accelerator.unwrap_model(self.model))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class PairCollator:
+    """Pads pairs as TRL does: the chosen rows, then the rejected ones; the mask is the policy's."""
+
+    def __init__(self, pad_id: int) -> None:
+        self._pad_id = pad_id
+
+    def __call__(self, examples: Sequence[Row]) -> dict[str, Tensor]:
+        """`input_ids`, `attention_mask` and `completion_mask`, (2 P, W) each."""
+        ids: list[Tensor] = []
+        masks: list[Tensor] = []
+        for side in ("chosen", "rejected"):
+            for row in examples:
+                prompt = row["prompt_ids"]
+                ids.append(torch.tensor([*prompt, *row[f"{side}_ids"]]))
+                masks.append(torch.tensor([*[0] * len(prompt), *row[f"{side}_mask"]]))
+        given = {
+            "input_ids": pad_sequence(ids, batch_first=True, padding_value=self._pad_id),
+            "attention_mask": pad_sequence([torch.ones_like(i) for i in ids], batch_first=True),
+            "completion_mask": pad_sequence(masks, batch_first=True),
+        }
+        for name in ("ref_chosen_logps", "ref_rejected_logps"):
+            if name in examples[0]:
+                given[name] = torch.tensor([row[name] for row in examples])
+        return given
+
+
+def dpo_config(config: PreferenceConfig, steps: int, checkpoints: Path) -> DPOConfig:
+    """TRL's own config for a run; `config.trl` has the last word."""
+    on_gpu = torch.cuda.is_available()
+    values: dict[str, Any] = {
+        "output_dir": str(checkpoints),
+        "max_steps": steps,
+        "beta": config.beta,
+        "learning_rate": config.learning_rate,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": config.warmup_steps,
+        "per_device_train_batch_size": config.pairs_per_step // PartialState().num_processes,
+        "gradient_accumulation_steps": 1,
+        "seed": config.seed,
+        "use_cpu": not on_gpu,
+        "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
+        "gradient_checkpointing": on_gpu,
+        "max_length": None,
+        # Which are the rows' own.
+        "remove_unused_columns": False,
+        "logging_steps": 1,
+        "save_steps": config.save_every,
+        "save_total_limit": 2,
+        "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
+        "report_to": "none",
+        "dataloader_num_workers": 0,
+        "trust_remote_code": False,
+    }
+    return DPOConfig(**{**values, **config.trl})
+
+
+def check_dpo(values: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` for a value that TRL's config does not have."""
+    refuse_unknown(" under trl", values, (f.name for f in fields(DPOConfig)))
+
+
+def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
+    """The first columns of every tensor that has columns: padding of longer rows is left away."""
+    return {
+        name: value[:, :width] if isinstance(value, Tensor) and value.dim() > 1 else value
+        for name, value in inputs.items()
+    }
+
+
+def _check(config: PreferenceConfig) -> None:
+    check_dpo(config.trl)
+
+
+def _prepare(
+    policy: Policy, config: PreferenceConfig, collector: Collector | None, say: Say
+) -> MakeTrainer:
+    """The pairs, and how a trainer is made that teaches the policy to prefer."""
+    rows = PairRows.read(config, policy.tokenizer)
+    for sentence in rows.sentences():
+        say(sentence)
+    return lambda store: PreferenceTrainer(
+        policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
+    )
+
+
+def _text(row: StepMetrics) -> str:
+    return (
+        f"loss {row['loss']:.3f}  right pairs {row['rewards/accuracies']:.2f}  "
+        f"margin {row['rewards/margins']:.2f}"
+    )
+
+
+METHOD = Method(
+    check=_check,
+    prepare=_prepare,
+    callbacks=callbacks,
+    shown=Shown(
+        named_by="rewards/accuracies",
+        kept=frozenset({"loss", "grad_norm", "learning_rate", "entropy", "num_tokens", "epoch"}),
+        kept_kinds=("rewards/", "logps/"),
+        text=_text,
+    ),
+    summary=learning_summary,
+    plot=lambda config, store: plot_learning(
+        store,
+        f"DPO, seed {config.seed}",
+        {"loss": "loss", "rewards/accuracies": "pairs put right", "rewards/margins": "margin"},
+    ),
+    next_commands=next_learning_commands,
+)

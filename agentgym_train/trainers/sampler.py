@@ -1,0 +1,230 @@
+"""The episodes of an optimizer step: task order, prefetching and oversampling."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import msgspec
+import torch
+
+from agentgym_env.trajectory import Trajectory
+from agentgym_train.config.methods import TrainConfig
+from agentgym_train.rollout.actors import PlayerFactory, draw_seed
+from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.runner import Collector, GroupPool, RolloutBar
+
+Play = Callable[[], list[Trajectory]]
+
+
+class Ahead:
+    """One step off-policy: what is trained on was sampled by weights one update older.
+
+    The episodes of a step are begun when those of the step before are complete, with the weights
+    of that moment, of which the engine needs a copy. A checkpoint waits for the episodes under way
+    and holds them, because nothing else could play them again once the weights have moved on.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts-ahead")
+        self._step = -1
+        self._playing: Future[list[Trajectory]] | None = None
+
+    def begin(self, step: int, play: Play) -> None:
+        """Begin to play for `step`."""
+        self._step, self._playing = step, self._thread.submit(play)
+
+    def take(self, step: int) -> list[Trajectory] | None:
+        """The episodes for `step`, once they are complete; None if none were begun."""
+        playing, self._playing = self._playing, None
+        if playing is None:
+            return None
+        played = playing.result()
+        return played if step == self._step else None
+
+    def save(self, folder: Path, rank: int) -> None:
+        """Wait for the episodes under way and write them into a checkpoint's folder."""
+        if self._playing is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = {"step": self._step, "trajectories": self._playing.result()}
+        _file(folder, rank).write_bytes(msgspec.msgpack.encode(kept))
+
+    def load(self, folder: Path, rank: int) -> None:
+        """Have what a checkpoint's folder holds."""
+        path = _file(folder, rank)
+        if not path.is_file():
+            return
+        kept = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
+        self._step, self._playing = kept.step, Future()
+        self._playing.set_result(kept.trajectories)
+
+    def close(self, stop: Callable[[], object]) -> None:
+        """Give up what is under way; `stop` ends the rollouts."""
+        playing, self._playing = self._playing, None
+        while playing is not None and not playing.done():
+            stop()
+            wait([playing], timeout=0.1)
+        self._thread.shutdown()
+
+
+class _Kept(msgspec.Struct):
+    step: int
+    trajectories: list[Trajectory]
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"ahead-{rank}.msgpack"
+
+
+def row_order(rows: int, wanted: int, seed: int, *, shuffle: bool = True) -> list[int]:
+    """The numbers of `wanted` rows, one after the other: epoch after epoch, each row once in each.
+
+    A step's rows may lie across the end of an epoch, so that all steps have equally many.
+    """
+    order: list[int] = []
+    epoch = 0
+    while len(order) < wanted:
+        numbers = list(range(rows))
+        if shuffle:
+            random.Random(f"rows/{seed}/{epoch}").shuffle(numbers)
+        order += numbers
+        epoch += 1
+    return order[:wanted]
+
+
+def tasks_of_step(tasks: Sequence[str], seed: int, number: int, wanted: int) -> list[str]:
+    """The `wanted` tasks of the rollout `number`, which counts from 0.
+
+    Each epoch goes through the tasks in an order of its own, the order of TRL's sampler in a run
+    that is never broken off; what is left over at an epoch's end is left out of it. Fewer tasks
+    than are wanted come several times in a step.
+    """
+    steps = max(1, len(tasks) // wanted)
+    epoch, place = divmod(number, steps)
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    for _ in range(epoch + 1):
+        order = torch.randperm(len(tasks), generator=generator).tolist()
+    return [tasks[order[i % len(tasks)]] for i in range(place * wanted, (place + 1) * wanted)]
+
+
+class StepEpisodes:
+    """Plays whole groups of one process. What is begun depends on the run's seed and step alone."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        collector: Collector,
+        new_players: Callable[[], PlayerFactory],
+        *,
+        instruction: str,
+        updates_per_rollout: int,
+        rank: int,
+        processes: int,
+    ) -> None:
+        self._config = config
+        self._collector = collector
+        self._new_players = new_players
+        self._instruction = instruction
+        self._updates_per_rollout = updates_per_rollout
+        self._rank = rank
+        self._processes = processes
+        self.tasks: Callable[[int], list[str]] = self._drawn
+        """The tasks of a step's episodes on this process, a group's one after the other."""
+        self._pool: GroupPool | None = None
+        if config.oversample:
+            self._pool = GroupPool(
+                collector.traffic,
+                carries=config.stragglers == "carry",
+                max_staleness=config.max_staleness,
+            )
+        self.bar: RolloutBar | None = None
+        """Shows how far the step is."""
+
+    @property
+    def dropped(self) -> int:
+        """Episodes of the last step that were begun and dropped as stragglers."""
+        return self._pool.dropped if self._pool is not None else 0
+
+    def play(self, step: int, horizon: int, version: int) -> list[Trajectory]:
+        """Episodes of this process, group after group, by weights of that version."""
+        starts = self.starts(self.tasks(step), step)
+        if self.bar is not None:
+            self.bar.begin(len(starts))
+        try:
+            return self._played(starts, step, horizon, version)
+        finally:
+            if self.bar is not None:
+                self.bar.end()
+
+    def _played(
+        self, starts: list[EpisodeStart], step: int, horizon: int, version: int
+    ) -> list[Trajectory]:
+        on_episode = None if self.bar is None else self.bar.advance
+        if self._pool is None:
+            return self._collector.collect(
+                self._new_players(),
+                starts,
+                horizon,
+                step=step,
+                instruction=self._instruction,
+                on_episode=on_episode,
+            )
+        size = self._config.group_size
+        groups = [starts[i : i + size] for i in range(0, len(starts), size)]
+        return self._collector.collect_groups(
+            self._pool,
+            self._new_players(),
+            [*groups, *self._further_groups(len(groups), step)],
+            horizon,
+            wanted=len(groups),
+            step=step,
+            version=version,
+            instruction=self._instruction,
+            on_episode=on_episode,
+        )
+
+    def starts(self, tasks: Sequence[str], step: int) -> list[EpisodeStart]:
+        """The starts of the step's own groups."""
+        first = self._rank * len(tasks)
+        return [self._start(task, step, number) for number, task in enumerate(tasks, first)]
+
+    def _drawn(self, step: int) -> list[str]:
+        tasks = tasks_of_step(
+            self._collector.tasks.split(self._config.split),
+            self._config.seed,
+            step // self._updates_per_rollout,
+            self._config.prompts_per_step,
+        )
+        local = self._config.prompts_per_step // self._processes
+        own = tasks[self._rank * local : (self._rank + 1) * local]
+        return [task for task in own for _ in range(self._config.group_size)]
+
+    def _further_groups(self, own: int, step: int) -> list[list[EpisodeStart]]:
+        """Groups beyond those that are needed, of tasks drawn at random."""
+        count = math.ceil(own * self._config.oversample)
+        size = self._config.group_size
+        draw = random.Random(draw_seed("further", self._config.seed, step, self._rank))
+        tasks = self._collector.tasks.split(self._config.split)
+        first = self._config.episodes_per_step + self._rank * count * size
+        return [
+            [
+                self._start(task, step, number)
+                for number in range(first + i * size, first + (i + 1) * size)
+            ]
+            for i, task in enumerate(draw.choice(tasks) for _ in range(count))
+        ]
+
+    def _start(self, task: str, step: int, number: int) -> EpisodeStart:
+        return EpisodeStart(
+            task=task,
+            seed=draw_seed("train", self._config.seed, step, task),
+            sample=number,
+            group=number // self._config.group_size,
+            split=self._config.split,
+            category=self._collector.tasks.category(task),
+        )

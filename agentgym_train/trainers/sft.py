@@ -1,0 +1,257 @@
+"""SFT: TRL's SFTTrainer over episodes, with the loss masks of RL.
+
+Rows come as ids and labels, so nothing is put into a template or encoded again. A step is computed
+in passes of like tokens (`passes`), of which each is a call of TRL's own loss; what a pass looks
+like, padded or several rows in one, changes neither loss nor gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from rich.progress import Progress
+from torch import Tensor
+from transformers import TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from agentgym_train.config.methods import ImitationConfig
+from agentgym_train.config.reading import refuse_unknown
+from agentgym_train.data.datasets import TeachingRows, check_rows
+from agentgym_train.data.tokenize import IGNORED
+from agentgym_train.distributed import WholeModel
+from agentgym_train.models import lora_config
+from agentgym_train.report import learning_summary, next_learning_commands, plot_learning
+from agentgym_train.rollout.policy import Policy
+from agentgym_train.rollout.runner import Collector
+from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics, Whole
+from agentgym_train.trainers.sampler import row_order
+from agentgym_train.trainers.update import (
+    Layout,
+    backbone_of,
+    backward,
+    check_packing,
+    hidden_states_at,
+    lay_out,
+    make_passes,
+    merge_figures,
+    shares_rows_of,
+    summed,
+    synced,
+)
+
+Row = Mapping[str, list[int]]
+
+"""`input_ids` (T,) and `labels` (T,), -100 where there is no loss; see `replay.training_row`."""
+
+
+class ImitationTrainer(SFTTrainer):
+    """Fits a policy to rows. Which rows a step has depends on the seed and the step alone."""
+
+    _total_train_tokens: int
+    """TRL's count."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        rows: Sequence[Row],
+        config: ImitationConfig,
+        checkpoints: Path,
+    ) -> None:
+        check_rows(rows)
+        steps = config.steps_of(len(rows))
+        order = row_order(
+            len(rows), steps * config.rows_per_step, config.seed, shuffle=config.shuffle
+        )
+        if config.packing:
+            check_packing(model)
+        self._config = config
+        self._packing = config.packing
+        super().__init__(
+            model=model,
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_list([dict(row) for row in rows]).select(order),
+            args=sft_config(config, steps, checkpoints),
+            peft_config=lora_config(config.lora),
+        )
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """TRL's loss of all rows. All passes but the last have had their backward pass already."""
+        if return_outputs or num_items_in_batch is None or self._only_at_once():
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        ids, attention = inputs["input_ids"], inputs["attention_mask"]  # (R, W)
+        trained = inputs["labels"] != IGNORED  # (R, W)
+        core = self.accelerator.unwrap_model(model)
+        shared = shares_rows_of(core) if self._packing is None else self._packing
+        passes = make_passes(
+            self.accelerator,
+            attention.sum(1).tolist(),
+            self._config.tokens_per_forward,
+            shared_rows=shared,
+        )
+        figures = self._metrics["train"]
+        before = {name: len(values) for name, values in figures.items()}
+        seen = self._total_train_tokens
+        computed = torch.zeros((), device=ids.device)
+        for number, rows in enumerate(passes, 1):
+            is_last = number == len(passes)
+            layout = lay_out(ids[rows], attention[rows], trained[rows], shared_rows=shared)
+            with (
+                synced(self.accelerator, model, is_last),
+                hidden_states_at(backbone_of(core), layout),
+            ):
+                loss = super().compute_loss(
+                    model, _inputs(layout), num_items_in_batch=num_items_in_batch
+                )
+                if not is_last:
+                    backward(self.accelerator, loss)
+            computed = computed + loss.detach()
+        counts = torch.stack([trained[rows].sum() for rows in passes])  # (passes,)
+        merge_figures(figures, before, summed(self.accelerator, counts))
+        # TRL counts the columns of a pass; ours are not all tokens.
+        tokens = sum(summed(self.accelerator, attention.sum()[None]))
+        self._total_train_tokens = seen + int(tokens)
+        figures["num_tokens"] = [self._total_train_tokens]
+        return loss + (computed - loss.detach())
+
+    def _only_at_once(self) -> bool:
+        """Whether the loss needs all rows, or all logits, in one call of the model."""
+        smoothed = self.label_smoother is not None and self.args.loss_type == "nll"
+        return smoothed or self.aux_loss_enabled or self.compute_loss_func is not None
+
+    def whole_model(self) -> Any:
+        """The model as one process may call it alone. A collective."""
+        return WholeModel().of(self.accelerator.unwrap_model(self.model))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def imitate(
+    model: Any, tokenizer: Any, rows: Sequence[Row], config: ImitationConfig
+) -> dict[str, float]:
+    """Fit `model` to rows in place and save it to the config's folder; TRL's closing metrics.
+
+    For scripts that make their own rows; `agentgym train` keeps a run folder and can be resumed.
+    """
+    settings = replace(config, trl={"save_strategy": "no", **config.trl})
+    trainer = ImitationTrainer(model, tokenizer, rows, settings, Path(config.output_dir))
+    metrics: dict[str, float] = trainer.train().metrics
+    trainer.save_model(config.output_dir)
+    return metrics
+
+
+def sft_config(config: ImitationConfig, steps: int, checkpoints: Path) -> SFTConfig:
+    """TRL's own config for a run; `config.trl` has the last word."""
+    on_gpu = torch.cuda.is_available()
+    values: dict[str, Any] = {
+        "output_dir": str(checkpoints),
+        "max_steps": steps,
+        "learning_rate": config.learning_rate,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": config.warmup_steps,
+        "per_device_train_batch_size": config.rows_per_step // PartialState().num_processes,
+        "gradient_accumulation_steps": 1,
+        "seed": config.seed,
+        "use_cpu": not on_gpu,
+        "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
+        "gradient_checkpointing": on_gpu,
+        # The order is laid down already, and the rows are ids with labels.
+        "train_sampling_strategy": "sequential",
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "max_length": None,
+        "logging_steps": 1,
+        "save_steps": config.save_every,
+        "save_total_limit": 2,
+        "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
+        "report_to": "none",
+        "dataloader_num_workers": 0,
+        "trust_remote_code": False,
+    }
+    return SFTConfig(**{**values, **config.trl})
+
+
+def check_sft(values: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` for a value that TRL's config does not have."""
+    refuse_unknown(" under trl", values, (f.name for f in fields(SFTConfig)))
+
+
+def _inputs(layout: Layout) -> dict[str, Tensor]:
+    """What TRL's loss is given for one pass: the scored tokens alone stand as labels."""
+    positions = layout.position_ids
+    if positions is None:
+        columns = torch.arange(layout.input_ids.shape[1], device=layout.input_ids.device)
+        positions = columns.expand_as(layout.input_ids)  # (R, L)
+    return {
+        "input_ids": layout.input_ids,
+        "position_ids": positions,
+        "shift_labels": layout.labels[None],  # (1, S)
+    }
+
+
+def _check(config: ImitationConfig) -> None:
+    check_sft(config.trl)
+
+
+def _prepare(
+    policy: Policy, config: ImitationConfig, collector: Collector | None, say: Say
+) -> MakeTrainer:
+    """The rows, and how a trainer is made that fits the policy to them."""
+    rows = TeachingRows.read(config, policy.tokenizer)
+    for sentence in rows.sentences():
+        say(sentence)
+    return lambda store: ImitationTrainer(
+        policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
+    )
+
+
+def callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list[TrainerCallback]:
+    """What marks a checkpoint as whole."""
+    return [Whole()]
+
+
+def _text(row: StepMetrics) -> str:
+    return f"loss {row['loss']:.3f}  right tokens {row['mean_token_accuracy']:.2f}"
+
+
+METHOD = Method(
+    check=_check,
+    prepare=_prepare,
+    callbacks=callbacks,
+    shown=Shown(
+        named_by="mean_token_accuracy",
+        kept=frozenset(
+            {
+                "loss",
+                "grad_norm",
+                "learning_rate",
+                "entropy",
+                "mean_token_accuracy",
+                "num_tokens",
+                "epoch",
+            }
+        ),
+        kept_kinds=(),
+        text=_text,
+    ),
+    summary=learning_summary,
+    plot=lambda config, store: plot_learning(
+        store,
+        f"SFT, seed {config.seed}",
+        {"loss": "loss", "mean_token_accuracy": "tokens that are likeliest"},
+    ),
+    next_commands=next_learning_commands,
+)

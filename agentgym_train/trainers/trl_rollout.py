@@ -1,0 +1,112 @@
+"""TrlRollout: our rollouts for any GRPOTrainer, as TRL's `rollout_func`.
+
+```python
+with Collector("agentgym/TextCraft-v0") as collector:
+    rollout = TrlRollout(policy, collector, horizon=20)
+    trainer = GRPOTrainer(
+        model=policy.model, processing_class=policy.tokenizer, rollout_func=rollout,
+        train_dataset=rollout.dataset(n=256), reward_funcs=[trajectory_reward], args=...,
+    )
+```
+
+It has what TRL's own tool loop has not: an end of the episode, a horizon, no lockstep, retries.
+TRL keeps one advantage a row, so rewards of turns are summed. It stands here and not among the
+adapters because the turn loop does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from statistics import fmean
+from typing import Any
+
+from datasets import Dataset
+
+from agentgym_adapters.starts import draw_starts
+from agentgym_env.errors import BadRequest
+from agentgym_env.failures import teaches
+from agentgym_env.trajectory import Trajectory
+from agentgym_train.horizon import Horizon
+from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.policy import Policy
+from agentgym_train.rollout.runner import Collector
+from agentgym_train.trainers.batch import rollout_output
+from agentgym_train.trainers.trainer import check_lost
+
+
+class TrlRollout:
+    """Called by TRL with a batch's prompts, it plays an episode for each.
+
+    TRL hands over prompts alone, so a prompt names the start: `dataset` makes them. Equal prompts
+    are a group and begin alike. A lost episode has the reward None, which TRL leaves out of the
+    group's baseline; a step that lost more than the share `max_lost_rate` stops the run.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        collector: Collector,
+        horizon: int | Horizon,
+        *,
+        temperature: float = 1.0,
+        max_lost_rate: float = 0.5,
+    ) -> None:
+        self.trajectories: list[Trajectory] = []
+        """Those of the last batch."""
+        self._policy = policy
+        self._collector = collector
+        self._horizon = horizon
+        self._temperature = temperature
+        self._max_lost_rate = max_lost_rate
+
+    def dataset(self, split: str = "train", n: int | None = None, seed: int = 0) -> Dataset:
+        """`n` starts as prompts; default: each task of the split once, in an order of `seed`."""
+        starts = draw_starts(self._collector.tasks.split(split), n, seed)
+        prompts = [json.dumps({"task": task, "seed": number}) for task, number in starts]
+        return Dataset.from_dict({"prompt": prompts})
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
+        """Play the batch by the trainer's present weights."""
+        step = int(trainer.state.global_step)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        self._collector.run(self._policy.engine.update_weights(model, step))
+        horizon = self._horizon if isinstance(self._horizon, int) else self._horizon(step)
+        self.trajectories = self._collector.collect(
+            self._policy.players(self._temperature),
+            _starts(prompts),
+            horizon,
+            step=step,
+            instruction=self._policy.instruction,
+        )
+        check_lost(self.trajectories, step, self._max_lost_rate)
+        if not isinstance(self._horizon, int):
+            taught = [float(t.success) for t in self.trajectories if teaches(t.outcome)]
+            self._horizon.observe(step, fmean(taught) if taught else math.nan)
+        output = rollout_output(self.trajectories, int(self._policy.tokenizer.pad_token_id))
+        if len(output["prompt_ids"]) != len(prompts):
+            raise BadRequest(
+                f"the agent {self._policy.agent!r} cuts its context, so an episode is several "
+                "rows, and TRL's rollout_func takes one a prompt; use the agent plain, or "
+                "`agentgym train`"
+            )
+        return output
+
+
+def _starts(prompts: list[Any]) -> list[EpisodeStart]:
+    """The starts that prompts name; equal neighbours are a group."""
+    starts: list[EpisodeStart] = []
+    group = -1
+    for number, prompt in enumerate(prompts):
+        if not number or prompt != prompts[number - 1]:
+            group += 1
+        try:
+            start = json.loads(prompt)
+            task, seed = str(start["task"]), int(start["seed"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise BadRequest(
+                f"the prompt {str(prompt)[:100]!r} names no start; make the dataset by "
+                "TrlRollout.dataset"
+            ) from error
+        starts.append(EpisodeStart(task=task, seed=seed, sample=number, group=group))
+    return starts
