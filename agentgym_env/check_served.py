@@ -69,7 +69,7 @@ def sessions_do_not_leak(subject: Subject) -> str:
 
 
 def _in_process(subject: Subject) -> InProcessTransport:
-    host = importlib.import_module("agentgym_servers.host")
+    host = importlib.import_module("agentgym_servers.host.sessions")
     return InProcessTransport(host.in_process_host(subject.make, subject.env_id))
 
 

@@ -37,13 +37,17 @@ class EnvEntry:
 
 
 BUILT_IN: Final = (
-    EnvEntry("agentgym/BabyAI-v0", "agentgym_servers.babyai:BabyAI", "babyai", 100),
-    EnvEntry("agentgym/BrowserGym-v0", "agentgym_servers.browser_tasks:BrowserGym", "web", 30),
-    EnvEntry("agentgym/MiniWoB-v0", "agentgym_servers.miniwob:MiniWoB", "web", 15),
-    EnvEntry("agentgym/SciWorld-v0", "agentgym_servers.sciworld:SciWorld", "sciworld", 100),
-    EnvEntry("agentgym/Search-v0", "agentgym_servers.search:Search", "search", 10),
-    EnvEntry("agentgym/TextCraft-v0", "agentgym_servers.textcraft:TextCraft", "textcraft", 50),
-    EnvEntry("agentgym/WebArena-v0", "agentgym_servers.webarena:WebArena", "web", 30),
+    EnvEntry("agentgym/BabyAI-v0", "agentgym_servers.worlds.babyai.env:BabyAI", "babyai", 100),
+    EnvEntry("agentgym/BrowserGym-v0", "agentgym_servers.worlds.browsergym:BrowserGym", "web", 30),
+    EnvEntry("agentgym/MiniWoB-v0", "agentgym_servers.worlds.miniwob.env:MiniWoB", "web", 15),
+    EnvEntry(
+        "agentgym/SciWorld-v0", "agentgym_servers.worlds.sciworld.env:SciWorld", "sciworld", 100
+    ),
+    EnvEntry("agentgym/Search-v0", "agentgym_servers.worlds.search.env:Search", "search", 10),
+    EnvEntry(
+        "agentgym/TextCraft-v0", "agentgym_servers.worlds.textcraft.env:TextCraft", "textcraft", 50
+    ),
+    EnvEntry("agentgym/WebArena-v0", "agentgym_servers.worlds.webarena:WebArena", "web", 30),
     # No world of its own: whatever an OpenEnv server serves.
     EnvEntry("agentgym/OpenEnv-v0", "agentgym_adapters.openenv_env:OpenEnv", "openenv"),
 )

@@ -170,7 +170,7 @@ def connect(
     """A client of the servers named, and the local server if one is needed."""
     if server == INPROCESS:
         make = env_class(env_id)
-        host = importlib.import_module("agentgym_servers.host")
+        host = importlib.import_module("agentgym_servers.host.sessions")
         handler = host.in_process_host(lambda: make(**env_kwargs), env_id)
         return EnvClient(InProcessTransport(handler)), None
     if server is None:

@@ -75,7 +75,7 @@ class AsyncTransport(Protocol):
 
 
 class Handler(Protocol):
-    """What answers calls within this process: `agentgym_servers.host.Host`."""
+    """What answers calls within this process: `agentgym_servers.host.sessions.Host`."""
 
     def handle(
         self, method: str, path: str, query: str = "", body: bytes = b"", content_type: str = ""

@@ -18,12 +18,17 @@ from pathlib import Path
 
 import uvloop
 
-from agentgym_servers._load import Play, batched_load, connected, open_sessions
-from agentgym_servers.app import make_app
-from agentgym_servers.bench import machine, measure
-from agentgym_servers.host import Host
-from agentgym_servers.sessions import SessionTable
-from agentgym_servers.textcraft import TextCraft
+from agentgym_servers.host.app import make_app
+from agentgym_servers.host.bench import (
+    Play,
+    batched_load,
+    connected,
+    machine,
+    measure,
+    open_sessions,
+)
+from agentgym_servers.host.sessions import Host, SessionTable
+from agentgym_servers.worlds.textcraft.env import TextCraft
 
 PORT = 8351
 PLAYS = [Play(seed, "acacia planks", ("inventory",) * 1000) for seed in range(64)]

@@ -23,10 +23,10 @@ from rich.table import Table
 
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.interpreter import web_environment, web_python
-from agentgym_servers.web.embedded import embedded
 from agentgym_servers.web.front.front import Front
 from agentgym_servers.web.front.origins import open_origins
-from agentgym_servers.webarena import WebArena
+from agentgym_servers.web.sites.embedded import embedded
+from agentgym_servers.worlds.webarena import WebArena
 
 PATHS = ("/headphones.html", "/lamps.html", "/tea.html", "/shoes.html")
 EPISODES = 8

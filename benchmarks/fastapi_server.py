@@ -18,7 +18,7 @@ from original_manner import BabyAIEachAnew, SciWorldWrapped
 from pydantic import BaseModel
 
 from agentgym_env.text_env import TextEnv
-from agentgym_servers.textcraft import TextCraft
+from agentgym_servers.worlds.textcraft.env import TextCraft
 
 WORLDS: dict[str, Callable[[], TextEnv]] = {
     "textcraft": TextCraft, "babyai": BabyAIEachAnew, "sciworld": SciWorldWrapped,

@@ -19,18 +19,19 @@ import uvloop
 from fastapi_load import fastapi_server, measure_fastapi
 
 from agentgym_env.launch import local_server
-from agentgym_servers._load import (
+from agentgym_servers.host.bench import (
     MAX_TURNS,
     Load,
     Play,
     batched_load,
     connected,
     in_process_load,
+    machine,
+    measure,
     open_sessions,
     record_plays,
 )
-from agentgym_servers.bench import machine, measure
-from agentgym_servers.textcraft import TextCraft
+from agentgym_servers.worlds.textcraft.env import TextCraft
 
 ENV_ID = "agentgym/TextCraft-v0"
 IN_PROCESS = "in-process, one core"

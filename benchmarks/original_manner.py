@@ -16,10 +16,9 @@ import gymnasium
 from scienceworld import ScienceWorldEnv
 
 from agentgym_env.text_env import TextEnv
-from agentgym_servers._babyai_levels import level_ids
-from agentgym_servers._babyai_view import FORWARD, LEFT, RIGHT, SIZE, View
-from agentgym_servers._sciworld_tasks import sciworld_tasks
-from agentgym_servers.babyai import BabyAI
+from agentgym_servers.worlds.babyai.env import BabyAI, level_ids
+from agentgym_servers.worlds.babyai.view import FORWARD, LEFT, RIGHT, SIZE, View
+from agentgym_servers.worlds.sciworld.tasks import sciworld_tasks
 
 # The heap that ours has; the JVM's own default takes several times as much.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-Xmx48m -XX:+UseSerialGC")

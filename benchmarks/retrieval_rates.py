@@ -28,12 +28,12 @@ import bm25s
 import faiss
 import numpy as np
 
-from agentgym_servers.bench import machine
-from agentgym_servers.retrieval.bm25_build import Bm25Maker
-from agentgym_servers.retrieval.build import IndexMaker, build_index
-from agentgym_servers.retrieval.dense import DenseMaker, DenseRanker
-from agentgym_servers.retrieval.manifest import DenseSettings, Graph, read_manifest
-from agentgym_servers.retrieval.retriever import IndexRetriever
+from agentgym_servers.host.bench import machine
+from agentgym_servers.worlds.search.retrieval.bm25_build import Bm25Maker
+from agentgym_servers.worlds.search.retrieval.build import IndexMaker, build_index
+from agentgym_servers.worlds.search.retrieval.corpus import DenseSettings, Graph, read_manifest
+from agentgym_servers.worlds.search.retrieval.dense import DenseMaker, DenseRanker
+from agentgym_servers.worlds.search.retrieval.retriever import IndexRetriever
 
 VOCABULARY = 300_000
 DIMENSION = 384
@@ -191,7 +191,7 @@ def index_large(folder: Path, count: int) -> dict:
     corpus = write_corpus(folder / "large.jsonl", count)
     program = (
         "from contextlib import suppress\n"
-        "from agentgym_servers.retrieval.__main__ import main\n"
+        "from agentgym_servers.worlds.search.retrieval.__main__ import main\n"
         "with suppress(SystemExit):\n    main()\n"
         "print(open('/proc/self/status').read())"
     )

@@ -39,8 +39,7 @@ from agentgym_env import TaskSet, TextEnv
 from agentgym_env.actions import action_format
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.transports import Answer, AsyncInProcessTransport, Call
-from agentgym_servers.host import Host
-from agentgym_servers.sessions import SessionTable
+from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models import small_policy, small_tokenizer

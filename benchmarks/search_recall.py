@@ -15,10 +15,10 @@ from statistics import mean
 
 import bm25s
 
-from agentgym_servers.corpora import open_world
-from agentgym_servers.generated_world.answers import normal
-from agentgym_servers.generated_world.world import Question, World
-from agentgym_servers.retrieval.passages import Passage
+from agentgym_servers.worlds.search.env import open_world
+from agentgym_servers.worlds.search.generated_world.grammar import Question, World
+from agentgym_servers.worlds.search.generated_world.language import normal
+from agentgym_servers.worlds.search.retrieval.corpus import Passage
 
 TOP = 3
 Search = Callable[[str], list[Passage]]

@@ -19,9 +19,16 @@ import urllib.request
 import psutil
 import uvloop
 
-from agentgym_servers._load import Load, Play, batched_load, connected, open_sessions, record_plays
-from agentgym_servers.bench import machine
-from agentgym_servers.textcraft import TextCraft
+from agentgym_servers.host.bench import (
+    Load,
+    Play,
+    batched_load,
+    connected,
+    machine,
+    open_sessions,
+    record_plays,
+)
+from agentgym_servers.worlds.textcraft.env import TextCraft
 
 BATCH = 64
 SETTLED_S = 10.0

@@ -13,8 +13,7 @@ import pytest
 import agentgym_env
 import worlds
 from agentgym_env.wire import MAX_ITEMS
-from agentgym_servers.host import Host
-from agentgym_servers.sessions import SessionTable
+from agentgym_servers.host.sessions import Host, SessionTable
 from hosting import GUESS, HttpServer, Served, speaking
 
 MakeHost = Callable[..., Host]

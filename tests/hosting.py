@@ -17,10 +17,10 @@ import requests
 import uvicorn
 
 import agentgym_env
-from agentgym_servers.app import App, make_app
-from agentgym_servers.host import Host
-from agentgym_servers.neighbours import app_of
-from agentgym_servers.settings import ServeSettings
+from agentgym_servers.host.app import App, make_app
+from agentgym_servers.host.protocols.dispatch import app_of
+from agentgym_servers.host.sessions import Host
+from agentgym_servers.host.settings import ServeSettings
 
 GUESS = "tests/Guess-v0"
 TROUBLE = "tests/Trouble-v0"

@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urljoin, urlsp
 import lxml.html
 import pytest
 
-from agentgym_servers.web.pages import freeze
-from agentgym_servers.web.script import Click, Fill, Goto, Select
-from agentgym_servers.web.site import HOSTS, Request, SiteSession, host_of
+from agentgym_servers.web.sites.pages import freeze
+from agentgym_servers.web.sites.site import HOSTS, Request, SiteSession, host_of
+from agentgym_servers.web.tasks.scripts import Click, Fill, Goto, Select
 
 GARBAGE = (
     "",

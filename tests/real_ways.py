@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentgym_servers.web.script import Click, Goto, Select, Step, Stop
+from agentgym_servers.web.tasks.scripts import Click, Goto, Select, Step, Stop
 
 
 def _orders_that_are(status: str) -> tuple[Step, ...]:

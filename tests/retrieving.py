@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentgym_servers.retrieval.bm25_build import Bm25Maker
-from agentgym_servers.retrieval.build import build_index
-from agentgym_servers.retrieval.passages import Passage
+from agentgym_servers.worlds.search.retrieval.bm25_build import Bm25Maker
+from agentgym_servers.worlds.search.retrieval.build import build_index
+from agentgym_servers.worlds.search.retrieval.corpus import Passage
 from hosting import Served
 
-MODULE = "agentgym_servers.retrieval"
+MODULE = "agentgym_servers.worlds.search.retrieval"
 WORDS = 400
 FACTS = [
     Passage("py", '"Python (programming language)"\nPython is a general-purpose language.'),

@@ -8,12 +8,11 @@ from urllib.parse import parse_qs, urlencode, urljoin, urlsplit
 
 from lxml import html
 
-from agentgym_servers.web.pages import freeze
-from agentgym_servers.web.script import Click, Fill, Goto, Select, Stop
-from agentgym_servers.web.shop.data import logged_in_cookies
-from agentgym_servers.web.shop.schema import ADMIN, CUSTOMER
-from agentgym_servers.web.shop.shop import SHOP
-from agentgym_servers.web.site import HOSTS, Request, SiteSession, host_of
+from agentgym_servers.web.sites.pages import freeze
+from agentgym_servers.web.sites.shop.data import ADMIN, CUSTOMER, logged_in_cookies
+from agentgym_servers.web.sites.shop.shop import SHOP
+from agentgym_servers.web.sites.site import HOSTS, Request, SiteSession, host_of
+from agentgym_servers.web.tasks.scripts import Click, Fill, Goto, Select, Stop
 
 PLACES = {"__SHOPPING_ADMIN__": HOSTS["shopping_admin"], "__SHOPPING__": HOSTS["shopping"]}
 SHOP_HOST, ADMIN_HOST = host_of("shopping"), host_of("shopping_admin")

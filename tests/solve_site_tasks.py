@@ -11,11 +11,10 @@ import sys
 import gymnasium as gym
 from browsergym.utils.obs import flatten_axtree_to_str
 
-from agentgym_servers.web.actions import write_call
+from agentgym_servers.web.actions.parse import write_call
 from agentgym_servers.web.chromium.site_tasks import register_site_tasks
-from agentgym_servers.web.embedded import embedded
-from agentgym_servers.web.script import Goto
-from agentgym_servers.web.script_player import action_of
+from agentgym_servers.web.sites.embedded import embedded
+from agentgym_servers.web.tasks.scripts import Goto, action_of
 from play_in_browsergym import TRIES, stepped
 
 

@@ -13,10 +13,9 @@ import browsergym.webarena  # noqa: F401  (registers its tasks)
 import gymnasium as gym
 from browsergym.utils.obs import flatten_axtree_to_str
 
-from agentgym_servers.web.actions import write_call
-from agentgym_servers.web.script import Goto
-from agentgym_servers.web.script_player import action_of
-from agentgym_servers.web.site_map import real_sites
+from agentgym_servers.web.actions.parse import write_call
+from agentgym_servers.web.sites.site_map import real_sites
+from agentgym_servers.web.tasks.scripts import Goto, action_of
 from real_ways import WAYS
 
 SITES = real_sites(os.environ)

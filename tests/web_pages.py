@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentgym_servers.web.html_page import HtmlPage
+from agentgym_servers.web.evaluation.page_views import HtmlPage
 
 
 class TablePages:

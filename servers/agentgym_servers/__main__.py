@@ -7,7 +7,7 @@ import sys
 import typer
 
 from agentgym_env.errors import AgentGymError
-from agentgym_servers.commands import serve
+from agentgym_servers.cli import serve
 
 
 def main() -> None:

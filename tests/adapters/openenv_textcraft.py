@@ -13,7 +13,7 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
-from agentgym_servers.textcraft import TextCraft
+from agentgym_servers.worlds.textcraft.env import TextCraft
 
 FIRST = 7
 """The seed of the first task: that of the first episode on the native road."""

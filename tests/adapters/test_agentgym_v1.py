@@ -9,7 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeOver
-from agentgym_servers.textcraft import original_task
+from agentgym_servers.worlds.textcraft.env import original_task
 from recordings import recorded
 
 TEXTCRAFT = "agentgym/TextCraft-v0"

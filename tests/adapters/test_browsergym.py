@@ -110,9 +110,9 @@ def test_a_registered_miniwob_task_is_told_and_paid_as_our_own_world_of_it(name)
 
 @in_chromium
 def test_an_open_ended_task_reaches_its_sites_and_no_others():
-    from agentgym_servers.web.embedded import embedded
     from agentgym_servers.web.front.front import Front
     from agentgym_servers.web.front.origins import open_origins
+    from agentgym_servers.web.sites.embedded import embedded
 
     session = embedded(0).session()
     with Front() as front:

@@ -145,7 +145,7 @@ def test_a_forked_process_does_not_end_its_parents_server():
 def test_nothing_but_what_serving_needs_is_imported(worlds_folder):
     script = """
         import sys
-        from agentgym_servers import commands
+        from agentgym_servers import cli as commands
         print(*sys.modules, sep="\\n")
     """
     ran = subprocess.run(

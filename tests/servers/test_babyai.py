@@ -10,16 +10,16 @@ import pytest
 
 from agentgym_env.checks import check_environment
 from agentgym_env.errors import UnknownTask
-from agentgym_servers._babyai_bot import _BOT_FILE, _time_limit
-from agentgym_servers._babyai_levels import (
+from agentgym_servers.worlds.babyai.env import (
     ORIGINAL_LEVELS,
+    BabyAI,
     babyai_tasks,
     level_ids,
     make_level,
     original_task,
 )
-from agentgym_servers._babyai_view import FORWARD, SIZE, TOGGLE, _cells, _visible
-from agentgym_servers.babyai import BabyAI
+from agentgym_servers.worlds.babyai.oracle import _BOT_FILE, _time_limit
+from agentgym_servers.worlds.babyai.view import FORWARD, SIZE, TOGGLE, _cells, _visible
 from recordings import recorded
 
 BOT_FAILS = {

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 import agentgym_env.cli as cli
 from agentgym_env.errors import BadRequest, EnvironmentLost
-from agentgym_servers._load import record_plays
-from agentgym_servers.bench import measure
+from agentgym_servers.host.bench import measure, record_plays
 from hosting import GUESS
 from worlds import Guess
 

@@ -9,11 +9,11 @@ import pytest
 import requests
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.app import make_app
-from agentgym_servers.babyai import BabyAI
-from agentgym_servers.compat_worlds import original_protocol
-from agentgym_servers.sciworld import SciWorld
-from agentgym_servers.textcraft import TextCraft, original_task
+from agentgym_servers.host.app import make_app
+from agentgym_servers.host.protocols.agentgym import original_protocol
+from agentgym_servers.worlds.babyai.env import BabyAI
+from agentgym_servers.worlds.sciworld.env import SciWorld
+from agentgym_servers.worlds.textcraft.env import TextCraft, original_task
 from hosting import HttpServer
 from recordings import handmade, recorded
 

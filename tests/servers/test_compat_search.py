@@ -5,10 +5,9 @@ import re
 import pytest
 import requests
 
-from agentgym_servers.app import make_app
-from agentgym_servers.compat_worlds import original_protocol
-from agentgym_servers.corpora import open_world
-from agentgym_servers.search import Search
+from agentgym_servers.host.app import make_app
+from agentgym_servers.host.protocols.agentgym import original_protocol
+from agentgym_servers.worlds.search.env import Search, open_world
 from hosting import HttpServer
 from recordings import recorded
 

@@ -7,7 +7,7 @@ import pytest
 import requests
 
 from agentgym_env.wire import STATUS
-from agentgym_servers.routes import AT_THE_DOOR, OF_BODIES, ROUTES
+from agentgym_servers.host.routes import AT_THE_DOOR, OF_BODIES, ROUTES
 
 README = Path(__file__).parents[2] / "servers" / "README.md"
 TOKEN = {"Authorization": "Bearer secret"}

@@ -12,16 +12,13 @@ from statistics import mean
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.corpora import open_world
-from agentgym_servers.generated_world import World, WorldSpec, generate, solver
-from agentgym_servers.generated_world.answers import answer_forms, normal
-from agentgym_servers.generated_world.grammar import Understanding
-from agentgym_servers.generated_world.history import unfold
-from agentgym_servers.generated_world.plans import known
-from agentgym_servers.generated_world.proof import words_of
-from agentgym_servers.generated_world.reading import Reading
-from agentgym_servers.generated_world.tongue import LANGUAGE
-from agentgym_servers.real_facts.zone_table import read_table
+from agentgym_servers.worlds.search.env import open_world
+from agentgym_servers.worlds.search.generated_world import World, WorldSpec, generate, solver
+from agentgym_servers.worlds.search.generated_world.facts import unfold
+from agentgym_servers.worlds.search.generated_world.generate import LANGUAGE
+from agentgym_servers.worlds.search.generated_world.grammar import Reading, Understanding, words_of
+from agentgym_servers.worlds.search.generated_world.language import answer_forms, known, normal
+from agentgym_servers.worlds.search.timezones import read_table
 from benchmarks.search_recall import (
     Search,
     guess,

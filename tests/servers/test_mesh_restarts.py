@@ -12,12 +12,12 @@ import pytest
 
 from agentgym_env import EnvClient, EnvironmentLost
 from agentgym_env.wire import CreateReply, CreateRequest, WireError
-from agentgym_servers.channel import FIGURES, Channel, read_frame
-from agentgym_servers.desk import Desk
-from agentgym_servers.metrics import Figures
-from agentgym_servers.router import Router
-from agentgym_servers.sessions import SessionTable
-from agentgym_servers.supervisor import MAX_FAILED_STARTS
+from agentgym_servers.host.channel import FIGURES, Channel, read_frame
+from agentgym_servers.host.codec import Desk
+from agentgym_servers.host.metrics import Figures
+from agentgym_servers.host.router import Router
+from agentgym_servers.host.sessions import SessionTable
+from agentgym_servers.host.supervisor import MAX_FAILED_STARTS
 from hosting import Served
 from worlds import Guess
 

@@ -9,10 +9,9 @@ from gymnasium.utils.env_checker import check_env
 
 import agentgym_env  # noqa: F401
 from agentgym_env.errors import EpisodeOver
-from agentgym_servers.miniwob import MiniWoB
-from agentgym_servers.web.miniwob.experts import EXPERTS
-from agentgym_servers.web.miniwob.synonyms import SYNONYMS
-from agentgym_servers.web.miniwob.tasks import NAMES, TEST_SEEDS, TRAIN_SEEDS, miniwob_tasks
+from agentgym_servers.worlds.miniwob.env import MiniWoB
+from agentgym_servers.worlds.miniwob.experts import EXPERTS, SYNONYMS
+from agentgym_servers.worlds.miniwob.tasks import NAMES, TEST_SEEDS, TRAIN_SEEDS, miniwob_tasks
 from browsing import browser_processes, kind_of, needs_chromium
 
 IN_CHROMIUM = [needs_chromium, pytest.mark.slow]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_servers.web.actions import Action, ActionProblem, parse_action, write_call
-from agentgym_servers.web.call_grammar import WIDGETS
-from agentgym_servers.web.miniwob.sight import Sight
+from agentgym_servers.web.actions.parse import (
+    WIDGETS,
+    Action,
+    ActionProblem,
+    parse_action,
+    write_call,
+)
+from agentgym_servers.worlds.miniwob.filling import Sight
 
 ACTIONS = [
     ("noop()", Action("noop", (1000.0,))),

@@ -11,9 +11,9 @@ from agentgym_adapters.misfits import Misfit, fit
 from agentgym_adapters.openenv_wire import ResetData
 from agentgym_adapters.served import Refused
 from agentgym_env.errors import BadRequest
-from agentgym_servers.neighbours import check_protocol
-from agentgym_servers.settings import ServeSettings
-from agentgym_servers.single_calls import SingleCalls
+from agentgym_servers.host.protocols.dispatch import check_protocol
+from agentgym_servers.host.protocols.single_calls import SingleCalls
+from agentgym_servers.host.settings import ServeSettings
 from hosting import Clock
 from worlds import Trouble
 

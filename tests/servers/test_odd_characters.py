@@ -8,9 +8,8 @@ import re
 import pytest
 
 from agentgym_env.registration import env_class
-from agentgym_servers.web.actions import Action, parse_action
-from agentgym_servers.web.call_grammar import ALL
-from agentgym_servers.webarena import WebArena
+from agentgym_servers.web.actions.parse import ALL, Action, parse_action
+from agentgym_servers.worlds.webarena import WebArena
 from browsing import needs_chromium
 
 STEPS = 2000

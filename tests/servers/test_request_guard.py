@@ -20,9 +20,9 @@ import cdp
 from agentgym_env import EnvClient
 from agentgym_env.errors import BadRequest
 from agentgym_env.wire import MSGPACK
-from agentgym_servers.request_guard import RequestGuard, check_content_type, checked_host
-from agentgym_servers.retrieval.search_app import make_search_app
-from agentgym_servers.settings import ServeSettings
+from agentgym_servers.host.request_guard import RequestGuard, check_content_type, checked_host
+from agentgym_servers.host.settings import ServeSettings
+from agentgym_servers.worlds.search.retrieval.search_app import make_search_app
 from cdp import needs_chromium
 from hosting import HttpServer
 from retrieving import FACTS
@@ -53,7 +53,7 @@ class Facts:
     """A retriever of one passage."""
 
     def search(self, queries, k):
-        from agentgym_servers.retrieval.passages import Hit
+        from agentgym_servers.worlds.search.retrieval.corpus import Hit
 
         return [[Hit(FACTS[0], 1.0)] for _ in queries]
 
@@ -68,7 +68,7 @@ def start(speak, make_host):
             servers.append(HttpServer(None, make_search_app(Facts(), {"status": "ok"})))
             return servers[-1].address
         if protocol == "agentgym":
-            from agentgym_servers.textcraft import TextCraft
+            from agentgym_servers.worlds.textcraft.env import TextCraft
 
             return speak(protocol, TextCraft, env_id="agentgym/TextCraft-v0")
         return speak(protocol, Guess)

@@ -6,13 +6,11 @@ import pytest
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.retrieval.build import build_index
-from agentgym_servers.retrieval.dense import DenseMaker
-from agentgym_servers.retrieval.dense_encoder import Encoder
-from agentgym_servers.retrieval.index_command import BackendName, index
-from agentgym_servers.retrieval.manifest import Graph, read_manifest
-from agentgym_servers.retrieval.passages import Passage
-from agentgym_servers.retrieval.retriever import open_retriever
+from agentgym_servers.worlds.search.retrieval.build import BackendName, build_index, index
+from agentgym_servers.worlds.search.retrieval.corpus import Graph, Passage, read_manifest
+from agentgym_servers.worlds.search.retrieval.dense import DenseMaker
+from agentgym_servers.worlds.search.retrieval.dense_encoder import Encoder
+from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
 from retrieving import (
     contents_of,
     make_encoder,

@@ -20,8 +20,8 @@ def test_the_contract_and_a_bm25_index_need_none_of_the_heavy_packages(tmp_path)
     index = bm25_index(tmp_path, FACTS)
     blocked = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in HEAVY)
     done = run(
-        f"{blocked}import agentgym_servers.retrieval.passages\n"
-        "from agentgym_servers.retrieval.retriever import open_retriever\n"
+        f"{blocked}import agentgym_servers.worlds.search.retrieval.corpus\n"
+        "from agentgym_servers.worlds.search.retrieval.retriever import open_retriever\n"
         f"print(open_retriever({str(index)!r}).search(['snakes'], 1)[0][0].passage.id)"
     )
     assert done.stdout == "snake\n", done.stderr
@@ -37,7 +37,7 @@ def test_the_contract_and_a_bm25_index_need_none_of_the_heavy_packages(tmp_path)
 )
 def test_a_missing_package_names_the_extra_that_brings_it(package, module, extra):
     done = run(
-        f"import sys\nsys.modules[{package!r}] = None\nimport agentgym_servers.retrieval.{module}"
+        f"import sys\nsys.modules[{package!r}] = None\nimport agentgym_servers.worlds.search.retrieval.{module}"
     )
     assert "MissingExtra: " in done.stderr
     assert f"pip install 'agentgym-sdk[{extra}]'" in done.stderr

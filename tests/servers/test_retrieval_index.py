@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.retrieval.bm25_build import Bm25Maker
-from agentgym_servers.retrieval.build import build_index
-from agentgym_servers.retrieval.manifest import read_manifest
-from agentgym_servers.retrieval.passage_store import PassageStore
-from agentgym_servers.retrieval.passages import Passage
-from agentgym_servers.retrieval.retriever import open_retriever
+from agentgym_servers.worlds.search.retrieval.bm25_build import Bm25Maker
+from agentgym_servers.worlds.search.retrieval.build import build_index
+from agentgym_servers.worlds.search.retrieval.corpus import Passage, PassageStore, read_manifest
+from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
 from retrieving import (
     FACTS,
     bm25_index,
@@ -264,7 +262,7 @@ def test_200_000_passages_are_indexed_in_less_than_500_mb(tmp_path):
     # The process tells its own peak: what its parent would be told counts the parent's too.
     program = (
         "from contextlib import suppress\n"
-        "from agentgym_servers.retrieval.__main__ import main\n"
+        "from agentgym_servers.worlds.search.retrieval.__main__ import main\n"
         "with suppress(SystemExit):\n    main()\n"
         "print(open('/proc/self/status').read())"
     )

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.retrieval.passages import Passage, RetrieverFailed
-from agentgym_servers.retrieval.remote import RemoteRetriever
-from agentgym_servers.retrieval.retriever import open_retriever
+from agentgym_servers.worlds.search.retrieval.corpus import Passage, RetrieverFailed
+from agentgym_servers.worlds.search.retrieval.remote import RemoteRetriever
+from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
 from retrieving import FACTS, bm25_index, served_index, zipf_passages, zipf_queries
 
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from agentgym_servers.retrieval.passages import Hit, RetrieverFailed
-from agentgym_servers.retrieval.retriever import open_retriever
-from agentgym_servers.retrieval.search_app import MAX_HITS, make_search_app
+from agentgym_servers.worlds.search.retrieval.corpus import Hit, RetrieverFailed
+from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
+from agentgym_servers.worlds.search.retrieval.search_app import MAX_HITS, make_search_app
 from hosting import HttpServer
 from retrieving import FACTS, bm25_index, served_index, zipf_passages, zipf_queries
 

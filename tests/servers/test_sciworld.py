@@ -13,11 +13,19 @@ import pytest
 from agentgym_env.checks import check_environment
 from agentgym_env.client import EnvClient
 from agentgym_env.errors import BadRequest, EnvironmentFault, MissingExtra, UnknownTask
-from agentgym_servers import _sciworld_gold, _sciworld_jvm, _sciworld_pool
-from agentgym_servers._sciworld_gold import gold_path
-from agentgym_servers._sciworld_jvm import Simulator, find_java
-from agentgym_servers._sciworld_tasks import VARIATIONS, sciworld_tasks
-from agentgym_servers.sciworld import SciWorld
+from agentgym_servers.worlds.sciworld import (
+    oracle,
+)
+from agentgym_servers.worlds.sciworld import (
+    simulator as _sciworld_jvm,
+)
+from agentgym_servers.worlds.sciworld import (
+    simulator as _sciworld_pool,
+)
+from agentgym_servers.worlds.sciworld.env import SciWorld
+from agentgym_servers.worlds.sciworld.oracle import gold_path
+from agentgym_servers.worlds.sciworld.simulator import Simulator, find_java
+from agentgym_servers.worlds.sciworld.tasks import VARIATIONS, sciworld_tasks
 
 QUICK = ("find-animal", "power-component", "lifespan-shortest-lived", "identify-life-stages-2")
 
@@ -272,7 +280,7 @@ def test_the_oracle_is_silent_where_its_way_is_longer_than_the_limit():
 
 def test_a_way_is_found_once_and_then_kept(monkeypatch):
     path = gold_path("find-animal", 1, "")
-    monkeypatch.setattr(_sciworld_gold, "Simulator", None)  # nobody starts one
+    monkeypatch.setattr(oracle, "Simulator", None)  # nobody starts one
     assert gold_path("find-animal", 1, "") == path
     assert len(path.actions) > 3 and path.moves > 3
 
@@ -280,7 +288,7 @@ def test_a_way_is_found_once_and_then_kept(monkeypatch):
 @pytest.mark.slow
 def test_a_damaged_cache_is_made_again(caplog):
     path = gold_path("find-animal", 2, "")
-    (file,) = (_sciworld_gold.cache_folder()).rglob("find-animal/2.json")
+    (file,) = (oracle.cache_folder()).rglob("find-animal/2.json")
     file.write_text('{"actions": ["look')
     assert gold_path("find-animal", 2, "") == path and "damaged" in caplog.text
 

@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 
 from agentgym_env.checks import check_environment
 from agentgym_env.errors import BadRequest, UnknownTask
-from agentgym_servers._search_scores import exact_match, f1, sub_exact_match
-from agentgym_servers._search_text import last_answer, read_move, shown
-from agentgym_servers.corpora import open_world
-from agentgym_servers.retrieval.passages import Hit, Passage
-from agentgym_servers.search import Search
+from agentgym_servers.worlds.search.env import (
+    Search,
+    exact_match,
+    f1,
+    last_answer,
+    open_world,
+    read_move,
+    shown,
+    sub_exact_match,
+)
+from agentgym_servers.worlds.search.retrieval.corpus import Hit, Passage
 
 SEARCH = "agentgym/Search-v0"
 ZONES = {"corpus": "timezones"}

@@ -9,11 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from agentgym_env.wire import CreateRequest, ResetRequest, StepRequest
-from agentgym_servers import _search_shelf
-from agentgym_servers.corpora import open_world
-from agentgym_servers.metrics import page
-from agentgym_servers.search import Search
-from agentgym_servers.sessions import SessionTable
+from agentgym_servers.host.metrics import page
+from agentgym_servers.host.sessions import SessionTable
+from agentgym_servers.worlds.search import env as _search_shelf
+from agentgym_servers.worlds.search.env import Search, open_world
 from retrieving import bm25_index, served_index
 
 GOOD = json.dumps(

@@ -9,8 +9,8 @@ import pytest
 
 from agentgym_env.checks import check_environment
 from agentgym_env.errors import BadRequest
-from agentgym_servers._search_tasks import ORIGINAL_NUMBERS, read_questions
-from agentgym_servers.search import Search
+from agentgym_servers.worlds.search.env import Search
+from agentgym_servers.worlds.search.tasks import ORIGINAL_NUMBERS, read_questions
 from retrieving import FACTS, bm25_index
 
 
@@ -196,7 +196,7 @@ def test_an_index_of_ones_own_is_searched_without_bm25s(tmp_path, index):
         import sys
         sys.modules["bm25s"] = None
         from agentgym_env.errors import MissingExtra
-        from agentgym_servers.search import Search
+        from agentgym_servers.worlds.search.env import Search
         env = Search(questions=sys.argv[1], retriever=sys.argv[2])
         env.reset(seed=0)
         assert "Python (genus)" in env.step("<search>snakes</search>")[0]

@@ -9,8 +9,8 @@ from msgspec import UNSET
 
 from agentgym_env.errors import BadRequest, UnknownSplit
 from agentgym_env.wire import CreateRequest, ResetRequest, SessionRequest, StepRequest
-from agentgym_servers.logs import JsonLines, event
-from agentgym_servers.sessions import SessionTable
+from agentgym_servers.host.logs import JsonLines, event
+from agentgym_servers.host.sessions import SessionTable
 from hosting import Clock
 from worlds import Guess, Trouble, Unmakeable
 

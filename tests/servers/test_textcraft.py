@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym_servers._crafting import read_recipes, recipe_book
-from agentgym_servers.textcraft import MAX_AMOUNT, TextCraft
+from agentgym_servers.worlds.textcraft.env import MAX_AMOUNT, TextCraft
+from agentgym_servers.worlds.textcraft.recipes import read_recipes, recipe_book
 
 
 def started(task: str, seed: int = 0) -> TextCraft:
@@ -69,7 +69,7 @@ def test_the_expert_goes_on_from_wherever_the_policy_led():
 
 SHOW = """
 import sys, json
-from agentgym_servers.textcraft import TextCraft
+from agentgym_servers.worlds.textcraft.env import TextCraft
 env = TextCraft()
 print(json.dumps([env.reset(seed=s, options={"task": t})[0]
                   for s in range(3) for t in env.tasks.ids[::37]] + list(env.tasks.ids)))

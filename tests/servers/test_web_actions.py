@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agentgym_servers.web.actions import Action, ActionProblem, parse_action, write_call
+from agentgym_servers.web.actions.parse import Action, ActionProblem, parse_action, write_call
 
 PAIRS = [
     ("click('12')", "click [12]", Action("click", ("12", "left", ()))),

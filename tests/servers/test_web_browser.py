@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from web_shop import BLOB, HOME, SHOP, bid, click, do, open_browser
 
-from agentgym_servers.web.actions import Action
-from agentgym_servers.web.fields import is_checked, value_of
-from agentgym_servers.web.gestures import BrowserError
-from agentgym_servers.web.page import Page
-from agentgym_servers.web.site import Request, Response, SiteSession
-from agentgym_servers.web.text_browser import TextBrowser
+from agentgym_servers.web.actions.parse import Action
+from agentgym_servers.web.sites.site import Request, Response, SiteSession
+from agentgym_servers.web.text_browser.browser import TextBrowser
+from agentgym_servers.web.text_browser.fields import is_checked, value_of
+from agentgym_servers.web.text_browser.gestures import BrowserError
+from agentgym_servers.web.text_browser.page import Page
 
 
 def sent(browser):

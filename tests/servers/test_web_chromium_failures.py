@@ -15,14 +15,14 @@ import pytest
 
 from agentgym_env.errors import EnvironmentFault, EpisodeFailure
 from agentgym_env.launch import child_environment
-from agentgym_servers.web.action import Action
+from agentgym_servers.web.actions.parse import Action
 from agentgym_servers.web.chromium import workers
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.family import kill_all
 from agentgym_servers.web.chromium.messages import Evaluate, StartSites
-from agentgym_servers.web.doors import open_embedded
-from agentgym_servers.web.embedded import embedded
-from agentgym_servers.webarena import WebArena
+from agentgym_servers.web.front.doors import open_embedded
+from agentgym_servers.web.sites.embedded import embedded
+from agentgym_servers.worlds.webarena import WebArena
 from browsing import all_gone, browser_processes, kind_of, needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.slow]
@@ -145,7 +145,7 @@ def test_an_environment_whose_browser_died_is_reset_and_plays_on():
 
 SCRIPT = """
 import sys
-from agentgym_servers.webarena import WebArena
+from agentgym_servers.worlds.webarena import WebArena
 env = WebArena(backend="chromium")
 env.reset(seed=0)
 if sys.argv[1] == "stuck":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_servers.web.code_host.site import CodeHost, logged_in_cookies
-from agentgym_servers.web.code_host.tasks import tasks
-from agentgym_servers.web.pages import freeze
+from agentgym_servers.web.sites.code_host.site import CodeHost, logged_in_cookies
+from agentgym_servers.web.sites.code_host.tasks import tasks
+from agentgym_servers.web.sites.pages import freeze
 from page_reader import Sites, asked, crawl, given_junk, proved, solve, splits_by_template
 
 ACCOUNT = "byteblaze"

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_servers.web.action import Action, ActionProblem
-from agentgym_servers.web.actions import parse_action
-from agentgym_servers.web.call_grammar import WIDGETS
+from agentgym_servers.web.actions.parse import WIDGETS, Action, ActionProblem, parse_action
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.messages import Act, Evaluate, StartSites, Value
-from agentgym_servers.web.doors import _front
-from agentgym_servers.web.front.proxy_gate import ProxyGate
-from agentgym_servers.web.front.static_site import StaticSite
+from agentgym_servers.web.front.doors import _front
+from agentgym_servers.web.front.forward_gate import ProxyGate
+from agentgym_servers.web.front.session_site import StaticSite
 from browsing import needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.slow]

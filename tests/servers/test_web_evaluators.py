@@ -8,17 +8,22 @@ import msgspec
 import pytest
 
 from agentgym_env.errors import AgentGymError
-from agentgym_servers.web.evaluators import evaluate
-from agentgym_servers.web.judge import JudgeMissing, JudgeUnclear
-from agentgym_servers.web.page_access import ScriptError, UnsupportedLocator
-from agentgym_servers.web.page_match import match_page
-from agentgym_servers.web.site import Response, SiteSession
-from agentgym_servers.web.site_functions import RestMissing, UnknownFunction
-from agentgym_servers.web.site_map import embedded_sites
-from agentgym_servers.web.site_rest import SiteRest
-from agentgym_servers.web.tasks import InvalidTask, PageCheck, read_tasks
-from agentgym_servers.web.text_match import clean_answer, includes_choice, must_include
-from agentgym_servers.web.url_match import url_match
+from agentgym_servers.web.evaluation.evaluators import (
+    JudgeMissing,
+    JudgeUnclear,
+    clean_answer,
+    evaluate,
+    includes_choice,
+    match_page,
+    must_include,
+    url_match,
+)
+from agentgym_servers.web.evaluation.page_access import ScriptError, UnsupportedLocator
+from agentgym_servers.web.evaluation.site_functions import RestMissing, UnknownFunction
+from agentgym_servers.web.sites.rest import SiteRest
+from agentgym_servers.web.sites.site import Response, SiteSession
+from agentgym_servers.web.sites.site_map import embedded_sites
+from agentgym_servers.web.tasks.tasks import InvalidTask, PageCheck, read_tasks
 from web_pages import TablePages, TableRest, task_json
 
 SHOP = "http://shop.test"

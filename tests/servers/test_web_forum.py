@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from agentgym_servers.web.forum.site import Forum, logged_in_cookies
-from agentgym_servers.web.forum.tasks import tasks
-from agentgym_servers.web.pages import freeze
+from agentgym_servers.web.sites.forum.site import Forum, logged_in_cookies
+from agentgym_servers.web.sites.forum.tasks import tasks
+from agentgym_servers.web.sites.pages import freeze
 from page_reader import Sites, asked, crawl, given_junk, proved, splits_by_template
 
 ACCOUNT = "MarvelsGrantMan136"

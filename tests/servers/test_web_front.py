@@ -10,13 +10,12 @@ import requests
 from door_client import ask, through
 from web_shop import TinySession
 
+from agentgym_servers.web.evaluation.verified import har_entries
+from agentgym_servers.web.front.forward_gate import session_gate
 from agentgym_servers.web.front.front import Front
-from agentgym_servers.web.front.proxy_gate import session_gate
-from agentgym_servers.web.har import har_entries
-from agentgym_servers.web.shop.data import logged_in_cookies
-from agentgym_servers.web.shop.schema import ADMIN, ADMIN_PASSWORD, CUSTOMER
-from agentgym_servers.web.shop.shop import SHOP as WHOLE_SHOP
-from agentgym_servers.web.site import Response
+from agentgym_servers.web.sites.shop.data import ADMIN, ADMIN_PASSWORD, CUSTOMER, logged_in_cookies
+from agentgym_servers.web.sites.shop.shop import SHOP as WHOLE_SHOP
+from agentgym_servers.web.sites.site import Response
 from shop_reader import ADMIN_HOST, SHOP_HOST, shop_session
 
 TINY = "http://tiny.test"

@@ -12,10 +12,10 @@ from door_client import ask, connect, place, rest_of, send, status_of
 from web_shop import TinySession
 
 from agentgym_env.errors import BadRequest
+from agentgym_servers.web.front.forward_gate import session_gate
 from agentgym_servers.web.front.front import Front, listen_at
-from agentgym_servers.web.front.limits import Limits
-from agentgym_servers.web.front.proxy_gate import session_gate
-from agentgym_servers.web.site import SiteSession
+from agentgym_servers.web.front.message import Limits
+from agentgym_servers.web.sites.site import SiteSession
 
 GET = b"GET http://tiny.test/cart HTTP/1.1\r\nHost: tiny.test\r\n\r\n"
 LAST = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")

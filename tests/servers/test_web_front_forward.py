@@ -11,8 +11,8 @@ from door_client import CannedSite, ask, connect, rest_of, send, status_of, thro
 
 from agentgym_servers.web.front.forward_gate import ForwardGate
 from agentgym_servers.web.front.front import Front
-from agentgym_servers.web.front.limits import Limits
-from agentgym_servers.web.site_map import SiteMap
+from agentgym_servers.web.front.message import Limits
+from agentgym_servers.web.sites.site_map import SiteMap
 
 
 def canned(body=b"", *headers, status="200 OK"):

@@ -11,14 +11,13 @@ from door_client import ask
 from lxml import html
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.web.accounts import ACCOUNTS
-from agentgym_servers.web.embedded import embedded
+from agentgym_servers.web.evaluation.verified import har_entries
 from agentgym_servers.web.front.front import Front
-from agentgym_servers.web.front.links import Links
 from agentgym_servers.web.front.origins import ANY_PORTS, open_origins
-from agentgym_servers.web.har import har_entries
-from agentgym_servers.web.site import HOSTS
-from agentgym_servers.web.site_map import real_sites
+from agentgym_servers.web.front.session_site import Links
+from agentgym_servers.web.sites.embedded import embedded
+from agentgym_servers.web.sites.site import ACCOUNTS, HOSTS
+from agentgym_servers.web.sites.site_map import real_sites
 
 LINKS = Links({"shop.test": "http://127.0.0.2:7770", "admin.test": "http://127.0.0.3:7780"})
 

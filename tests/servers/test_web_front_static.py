@@ -6,11 +6,11 @@ import pytest
 from door_client import ask
 from web_shop import TinySession
 
-from agentgym_servers.web.front import static_site
+from agentgym_servers.web.front import session_site
+from agentgym_servers.web.front.forward_gate import session_gate
 from agentgym_servers.web.front.front import Front
-from agentgym_servers.web.front.proxy_gate import session_gate
-from agentgym_servers.web.front.static_site import StaticSite
-from agentgym_servers.web.site import SiteSession
+from agentgym_servers.web.front.session_site import StaticSite
+from agentgym_servers.web.sites.site import SiteSession
 
 FILES = "http://files.test"
 
@@ -108,8 +108,8 @@ def test_files_are_kept_in_memory(door, folder):
 
 
 def test_memory_is_bounded_and_so_is_a_file(door, folder, monkeypatch):
-    monkeypatch.setattr(static_site, "MAX_KEPT_BYTES", 8)
-    monkeypatch.setattr(static_site, "MAX_FILE_BYTES", 15)
+    monkeypatch.setattr(session_site, "MAX_KEPT_BYTES", 8)
+    monkeypatch.setattr(session_site, "MAX_FILE_BYTES", 15)
     (folder / "long.txt").write_text("a" * 16)
     assert ask(door, f"{FILES}/long.txt").status == 404
     assert ask(door, f"{FILES}/index.html").status == 200

@@ -9,17 +9,17 @@ from collections import Counter
 
 import pytest
 
-from agentgym_servers.web import homepage
-from agentgym_servers.web.code_host import site as code_host
-from agentgym_servers.web.code_host import tasks as code_tasks
-from agentgym_servers.web.combined_tasks import tasks
-from agentgym_servers.web.forum import site as forum
-from agentgym_servers.web.forum import tasks as forum_tasks
-from agentgym_servers.web.map_site import site as map_site
-from agentgym_servers.web.map_site import tasks as map_tasks
-from agentgym_servers.web.site import HOSTS
-from agentgym_servers.web.wiki import site as wiki
-from agentgym_servers.web.wiki import tasks as wiki_tasks
+from agentgym_servers.web.sites import embedded
+from agentgym_servers.web.sites.code_host import site as code_host
+from agentgym_servers.web.sites.code_host import tasks as code_tasks
+from agentgym_servers.web.sites.forum import site as forum
+from agentgym_servers.web.sites.forum import tasks as forum_tasks
+from agentgym_servers.web.sites.map import site as map_site
+from agentgym_servers.web.sites.map import tasks as map_tasks
+from agentgym_servers.web.sites.site import HOSTS
+from agentgym_servers.web.sites.wiki import site as wiki
+from agentgym_servers.web.sites.wiki import tasks as wiki_tasks
+from agentgym_servers.web.tasks.combined import tasks
 from page_reader import Sites, asked, crawl, given_junk, proved, splits_by_template
 
 TASKS = tasks(0)
@@ -53,7 +53,7 @@ def sites():
         "gitlab": code_host.CodeHost(),
         "wikipedia": wiki.Wiki(),
         "map": map_site.Map(),
-        "homepage": homepage.Homepage(),
+        "homepage": embedded.Homepage(),
     }
     cookies = {
         "reddit": forum.logged_in_cookies("MarvelsGrantMan136"),
@@ -124,9 +124,9 @@ def test_a_task_without_accounts_has_no_storage_state():
 def test_data_and_tasks_do_not_depend_on_the_order_of_hashes():
     script = (
         "import hashlib, msgspec\n"
-        "from agentgym_servers.web import combined_tasks\n"
-        "from agentgym_servers.web.code_host import tasks as code_tasks\n"
-        "from agentgym_servers.web.forum import tasks as forum_tasks\n"
+        "from agentgym_servers.web.tasks import combined as combined_tasks\n"
+        "from agentgym_servers.web.sites.code_host import tasks as code_tasks\n"
+        "from agentgym_servers.web.sites.forum import tasks as forum_tasks\n"
         "made = [*combined_tasks.tasks(5), *code_tasks.tasks(5), *forum_tasks.tasks(5)]\n"
         "print(hashlib.sha256(msgspec.json.encode(made)).hexdigest())\n"
     )

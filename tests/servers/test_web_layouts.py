@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_servers.web.actions import Action
+from agentgym_servers.web.actions.parse import Action
 from agentgym_servers.web.layouts import (
     PUBLIC_ADDRESSES,
     View,
@@ -14,7 +14,7 @@ from agentgym_servers.web.layouts import (
     own_url,
     public_url,
 )
-from agentgym_servers.web.site import HOSTS
+from agentgym_servers.web.sites.site import HOSTS
 
 VIEW = View(
     objective="Find the lamp.",

@@ -7,11 +7,11 @@ import lxml.html
 import pytest
 
 from agentgym_servers.web.chromium.interpreter import package_folder
-from agentgym_servers.web.html_page import HtmlPage, check_readable
-from agentgym_servers.web.locators import check_locator
-from agentgym_servers.web.page_access import ScriptError, UnsupportedLocator
-from agentgym_servers.web.selectors import read_selector
-from agentgym_servers.web.tasks import PageCheck, RequiredContents, packaged_tasks
+from agentgym_servers.web.evaluation.locators import check_locator
+from agentgym_servers.web.evaluation.page_access import ScriptError, UnsupportedLocator
+from agentgym_servers.web.evaluation.page_views import HtmlPage, check_readable
+from agentgym_servers.web.tasks.tasks import PageCheck, RequiredContents, packaged_tasks
+from agentgym_servers.web.text_browser.selectors import read_selector
 
 PAGE = """<html><head><title> A  shop </title></head><body>
 <div class="box wide" id="x"><p>One <b>two</b></p><p>Three</p><ul><li>a</li><li>b</li></ul></div>

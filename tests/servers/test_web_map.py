@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_servers.web.map_site.routes import route, straight_km
-from agentgym_servers.web.map_site.site import Map, logged_in_cookies
-from agentgym_servers.web.map_site.tasks import tasks
-from agentgym_servers.web.pages import freeze
+from agentgym_servers.web.sites.map.site import Map, logged_in_cookies, route, straight_km
+from agentgym_servers.web.sites.map.tasks import tasks
+from agentgym_servers.web.sites.pages import freeze
 from page_reader import Sites, asked, crawl, given_junk, proved, splits_by_template
 
 TASKS = tasks(0)

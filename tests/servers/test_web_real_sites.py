@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_servers.web.actions import write_call
+from agentgym_servers.web.actions.parse import write_call
 from agentgym_servers.web.chromium.interpreter import package_folder, web_environment, web_python
-from agentgym_servers.web.embedded import embedded
 from agentgym_servers.web.front.front import Front
 from agentgym_servers.web.front.origins import open_origins
-from agentgym_servers.web.script import Goto
-from agentgym_servers.web.script_player import action_of
-from agentgym_servers.web.site import HOSTS
-from agentgym_servers.web.tasks import packaged_tasks
-from agentgym_servers.webarena import WebArena
+from agentgym_servers.web.sites.embedded import embedded
+from agentgym_servers.web.sites.site import HOSTS
+from agentgym_servers.web.tasks.scripts import Goto, action_of
+from agentgym_servers.web.tasks.tasks import packaged_tasks
+from agentgym_servers.worlds.webarena import WebArena
 from browsing import needs_chromium, what_browsergym_needs
 from real_ways import WAYS
 

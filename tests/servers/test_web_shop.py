@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from agentgym_servers.web.shop.data import logged_in_cookies
-from agentgym_servers.web.shop.schema import ADMIN, CUSTOMER
-from agentgym_servers.web.site import Request, Response
+from agentgym_servers.web.sites.shop.data import ADMIN, CUSTOMER, logged_in_cookies
+from agentgym_servers.web.sites.site import Request, Response
 from shop_reader import ADMIN_HOST, BLOB, SHOP_HOST, Reader, blob_of, shop_session
 
 PATHS = (
@@ -55,8 +54,8 @@ def test_the_same_seed_makes_the_same_bytes_and_another_seed_does_not():
 @pytest.mark.parametrize("hash_seed", ["0", "4711"])
 def test_another_process_makes_the_same_bytes(hash_seed):
     program = (
-        "import hashlib; from agentgym_servers.web.pages import freeze;"
-        "from agentgym_servers.web.shop.shop import SHOP;"
+        "import hashlib; from agentgym_servers.web.sites.pages import freeze;"
+        "from agentgym_servers.web.sites.shop.shop import SHOP;"
         "print(hashlib.sha256(freeze(SHOP.make_database(0))).hexdigest())"
     )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)}

@@ -6,9 +6,14 @@ import json
 
 import pytest
 
-from agentgym_servers.web.script import Click, Fill, Goto, Select
-from agentgym_servers.web.shop.data import logged_in_cookies
-from agentgym_servers.web.shop.schema import ADMIN_PASSWORD, CUSTOMER, CUSTOMER_PASSWORD, money
+from agentgym_servers.web.sites.shop.data import (
+    ADMIN_PASSWORD,
+    CUSTOMER,
+    CUSTOMER_PASSWORD,
+    logged_in_cookies,
+    money,
+)
+from agentgym_servers.web.tasks.scripts import Click, Fill, Goto, Select
 from shop_reader import ADMIN_HOST, SHOP_HOST, Reader, shop_session
 
 PLAIN = "SELECT id, name, slug, price, quantity FROM product WHERE colours = '' AND quantity > 9"

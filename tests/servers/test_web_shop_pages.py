@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from agentgym_servers.web.pages import (
+from agentgym_servers.web.sites.pages import (
     MAX_FIELD,
     Router,
     clean,
@@ -18,8 +18,8 @@ from agentgym_servers.web.pages import (
     redirect,
     whole,
 )
-from agentgym_servers.web.shop.shopper import cents
-from agentgym_servers.web.site import Request, Response
+from agentgym_servers.web.sites.shop.shopper import cents
+from agentgym_servers.web.sites.site import Request, Response
 from shop_reader import Reader, shop_session
 
 ROUTES = Router()

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from agentgym_servers.web.script import Stop
-from agentgym_servers.web.shop.tasks import TEMPLATES, shop_tasks
+from agentgym_servers.web.sites.shop.tasks import TEMPLATES, shop_tasks
+from agentgym_servers.web.tasks.scripts import Stop
 from shop_judge import solved
 from shop_reader import Reader, shop_session, text_of
 

@@ -6,9 +6,9 @@ import pytest
 
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_servers.web.chromium.interpreter import package_folder
-from agentgym_servers.web.site import HOSTS
-from agentgym_servers.web.site_map import ACCOUNTS, embedded_sites, real_sites
-from agentgym_servers.web.tasks import InvalidTask, load_tasks, packaged_tasks, read_tasks
+from agentgym_servers.web.sites.site import HOSTS
+from agentgym_servers.web.sites.site_map import ACCOUNTS, embedded_sites, real_sites
+from agentgym_servers.web.tasks.tasks import InvalidTask, load_tasks, packaged_tasks, read_tasks
 from web_pages import task_json
 
 REAL = {f"WA_{site.upper()}": f"http://box:{7000 + n}/" for n, site in enumerate(HOSTS)}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_servers.web.accessibility import tree_text
-from agentgym_servers.web.dom import Document
+from agentgym_servers.web.text_browser.accessibility import tree_text
+from agentgym_servers.web.text_browser.dom import Document
 
 PAGES = Path(__file__).parent / "web_pages"
 NAMES = sorted(page.stem for page in PAGES.glob("*.html"))

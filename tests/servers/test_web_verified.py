@@ -5,15 +5,22 @@ import json
 import pytest
 
 from agentgym_env.errors import MissingExtra
-from agentgym_servers.web import verified
-from agentgym_servers.web.actions import parse_action
+from agentgym_servers.web.actions.parse import parse_action
 from agentgym_servers.web.chromium.interpreter import package_folder
-from agentgym_servers.web.har import Exchange, har_entries, url_of
-from agentgym_servers.web.site import Request, Response
-from agentgym_servers.web.site_map import embedded_sites
-from agentgym_servers.web.tasks import read_tasks
-from agentgym_servers.web.verified import Expected, demonstrated, verified_task, verify
-from agentgym_servers.webarena import WebArena
+from agentgym_servers.web.evaluation import verified
+from agentgym_servers.web.evaluation.verified import (
+    Exchange,
+    Expected,
+    demonstrated,
+    har_entries,
+    url_of,
+    verified_task,
+    verify,
+)
+from agentgym_servers.web.sites.site import Request, Response
+from agentgym_servers.web.sites.site_map import embedded_sites
+from agentgym_servers.web.tasks.tasks import read_tasks
+from agentgym_servers.worlds.webarena import WebArena
 from web_pages import task_json
 
 needs_package = pytest.mark.skipif(

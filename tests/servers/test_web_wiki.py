@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_servers.web.pages import freeze
-from agentgym_servers.web.wiki.site import Wiki, linked, logged_in_cookies
-from agentgym_servers.web.wiki.tasks import tasks
+from agentgym_servers.web.sites.pages import freeze
+from agentgym_servers.web.sites.wiki.site import Wiki, linked, logged_in_cookies
+from agentgym_servers.web.sites.wiki.tasks import tasks
 from page_reader import Sites, asked, crawl, given_junk, proved, splits_by_template
 
 TASKS = tasks(0)

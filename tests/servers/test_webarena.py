@@ -6,8 +6,8 @@ import pytest
 
 from agentgym_env.checks import check_environment
 from agentgym_env.errors import BadRequest
-from agentgym_servers.web.embedded import embedded
-from agentgym_servers.webarena import WebArena
+from agentgym_servers.web.sites.embedded import embedded
+from agentgym_servers.worlds.webarena import WebArena
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import sqlite3
 from contextlib import closing
 from html import escape
 
-from agentgym_servers.web.actions import ActionProblem, parse_action
-from agentgym_servers.web.site import Request, Response, Site, SiteSession
-from agentgym_servers.web.text_browser import TextBrowser
+from agentgym_servers.web.actions.parse import ActionProblem, parse_action
+from agentgym_servers.web.sites.site import Request, Response, Site, SiteSession
+from agentgym_servers.web.text_browser.browser import TextBrowser
 
 HOME = "http://tiny.test/"
 FORM = """<form action="/echo" method="{method}" {more}>

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_servers.textcraft import TextCraft
+from agentgym_servers.worlds.textcraft.env import TextCraft
 
 
 def demonstration(task: str = "stick", seed: int = 0, **changes) -> Trajectory:

@@ -115,7 +115,7 @@ def test_conversations_are_agentgyms_own_rows(tmp_path):
 
 
 def test_an_item_id_is_agentgyms_number_where_it_has_one(tmp_path):
-    from agentgym_servers.textcraft import original_task
+    from agentgym_servers.worlds.textcraft.env import original_task
 
     rows = rows_of([episode(task=original_task(17)), episode(task="made up")], "conversations")
     assert [row["item_id"] for row in rows] == ["textcraft_17", "textcraft_made up"]

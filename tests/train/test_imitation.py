@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.textcraft import TextCraft
+from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train.config.methods import ImitationConfig
 from agentgym_train.data.tokenize import Replay, training_row
 from agentgym_train.trainers.sft import ImitationTrainer, imitate

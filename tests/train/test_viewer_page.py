@@ -201,7 +201,7 @@ async def test_curves_are_zoomed_smoothed_and_read_by_keyboard(run, tmp_path):
 
 async def test_the_worlds_picture_is_drawn_by_playing_again(tmp_path):
     pytest.importorskip("minigrid", reason="BabyAI is not installed")
-    from agentgym_servers.babyai import BabyAI
+    from agentgym_servers.worlds.babyai.env import BabyAI
 
     env = BabyAI()
     first, info = env.reset(seed=0, options={"task": env.tasks.split("test")[0]})

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_servers._crafting import recipe_book
-from agentgym_servers.textcraft import TextCraft
+from agentgym_servers.worlds.textcraft.env import TextCraft
+from agentgym_servers.worlds.textcraft.recipes import recipe_book
 from agentgym_train.config.methods import ImitationConfig
 from agentgym_train.data.tokenize import Replay, training_row
 from agentgym_train.models import small_policy, small_tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from agentgym_servers.web.action import Action
+from agentgym_servers.web.actions.parse import Action
 
 MAX_TREE_CHARS: Final = 40_000
 

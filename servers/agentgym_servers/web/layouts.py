@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from agentgym_servers.web.action import Action
-from agentgym_servers.web.site import HOSTS
+from agentgym_servers.web.actions.parse import Action
+from agentgym_servers.web.sites.site import HOSTS
 
 PUBLIC_ADDRESSES: Final = {
     "shopping": "http://onestopmarket.com",

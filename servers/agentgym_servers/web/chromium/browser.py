@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentgym_env.errors import EnvironmentFault
-from agentgym_servers.web.action import ENDINGS, Action
-from agentgym_servers.web.actions import write_call
-from agentgym_servers.web.bounds import bounds_error, typed_error
+from agentgym_servers.web.actions.parse import ENDINGS, Action, write_call
 from agentgym_servers.web.browser import cut_tree
 from agentgym_servers.web.chromium.messages import (
     Act,
@@ -27,7 +25,8 @@ from agentgym_servers.web.chromium.messages import (
     Value,
 )
 from agentgym_servers.web.chromium.workers import Worker, worker_for
-from agentgym_servers.web.page_access import JsonValue, ScriptError
+from agentgym_servers.web.evaluation.page_access import JsonValue, ScriptError
+from agentgym_servers.web.sites.site_map import bounds_error, typed_error
 
 _MOST_WAIT_MS = 5_000.0
 

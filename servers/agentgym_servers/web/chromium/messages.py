@@ -10,7 +10,7 @@ from typing import IO, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from agentgym_servers.web.accounts import Account
+from agentgym_servers.web.sites.site import Account
 
 _LENGTH_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 256 * 2**20

@@ -20,14 +20,14 @@ from browsergym.core.registration import register_task
 from browsergym.core.task import AbstractBrowserTask
 from playwright.sync_api import Error, Page
 
-from agentgym_servers.web.embedded import embedded, starting_cookies
-from agentgym_servers.web.evaluators import evaluate
+from agentgym_servers.web.evaluation.evaluators import evaluate
+from agentgym_servers.web.evaluation.page_access import JsonValue, ScriptError
 from agentgym_servers.web.front.front import Front
 from agentgym_servers.web.front.origins import Origins, open_origins
-from agentgym_servers.web.page_access import JsonValue, ScriptError
-from agentgym_servers.web.site import HOSTS, SiteSession, host_of
-from agentgym_servers.web.site_map import SiteMap
-from agentgym_servers.web.site_rest import SiteRest
+from agentgym_servers.web.sites.embedded import embedded, starting_cookies
+from agentgym_servers.web.sites.rest import SiteRest
+from agentgym_servers.web.sites.site import HOSTS, SiteSession, host_of
+from agentgym_servers.web.sites.site_map import SiteMap
 
 _PREFIX: Final = "agentgym.webarena"
 _VIEWPORT: Final = {"width": 1280, "height": 720}

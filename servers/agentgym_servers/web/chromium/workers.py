@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from agentgym_env.errors import EnvironmentFault
-from agentgym_servers.logs import event
+from agentgym_servers.host.logs import event
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.family import kill_all
 from agentgym_servers.web.chromium.interpreter import web_environment, web_python

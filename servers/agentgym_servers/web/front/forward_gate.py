@@ -1,4 +1,4 @@
-"""The gate of a browser's proxy before real sites: requests go to their addresses, and no others.
+"""What a port lets through: to our sites only, or to the real sites' addresses.
 
 Redirects go back to the browser, whose next request is looked at like any other: one from an
 allowed site to elsewhere leads nowhere.
@@ -9,28 +9,38 @@ from __future__ import annotations
 import asyncio
 import re
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader
+from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentgym_servers.web.front.address import Address, read_absolute, read_authority
-from agentgym_servers.web.front.body import read_body
-from agentgym_servers.web.front.limits import Limits
+import msgspec
+
+from agentgym_servers.web.evaluation.verified import Exchange
+from agentgym_servers.web.front.front import LocalSite
 from agentgym_servers.web.front.message import (
+    Address,
     Headers,
     HttpReply,
     HttpRequest,
+    Limits,
     Refused,
+    connect,
     quoted,
+    read_absolute,
+    read_authority,
+    read_body,
     read_headers,
+    refuse_files,
     values_of,
 )
-from agentgym_servers.web.front.tunnel import connect
-from agentgym_servers.web.front.upload import refuse_files
-from agentgym_servers.web.har import Exchange
-from agentgym_servers.web.site_map import SiteMap
+from agentgym_servers.web.front.session_site import SessionSite
+from agentgym_servers.web.sites.site import SiteSession
+from agentgym_servers.web.sites.site_map import SiteMap
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
 _STATUS_LINE: Final = re.compile(r"HTTP/1\.[01] ([1-5][0-9]{2})(?: .*)?")
+
 _OF_ONE_CONNECTION: Final = frozenset(
     {
         "connection",
@@ -163,3 +173,77 @@ def _is_download(headers: Headers) -> bool:
         if name.lower() == "content-disposition"
     ]
     return any(kind not in ("", "inline") for kind in kinds)
+
+
+class ProxyGate:
+    """Answers `GET http://shop.test/p/4` from the site of that host.
+
+    As a proxy has to, it goes by the address in the request line, whatever the Host header says.
+    """
+
+    def __init__(self, hosts: Mapping[str, LocalSite], exchanges: Sequence[Exchange] = ()) -> None:
+        """`exchanges` is where the sites remember, if they do."""
+        self._hosts = hosts
+        self.exchanges = exchanges
+
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """The site's answer; other hosts, ports and schemes are out of bounds."""
+        address = read_absolute(request.target)
+        site = self._hosts.get(address.host)
+        if site is None or address.port != 80:
+            raise Refused(
+                403,
+                f"{quoted(f'{address.host}:{address.port}')} is out of bounds; the sites are "
+                f"{', '.join(self._hosts)}.",
+            )
+        return answer_locally(site, msgspec.structs.replace(request, target=address.target))
+
+    def tunnel_to(self, target: str) -> tuple[str, int]:
+        """Nowhere: these sites are http only."""
+        raise Refused(403, f"{quoted(target)} is out of bounds: no https and no tunnels here.")
+
+
+def session_gate(
+    session: SiteSession,
+    hosts: Sequence[str],
+    *,
+    beside: Mapping[str, LocalSite] | None = None,
+    rest: bool = False,
+    record: bool = False,
+) -> ProxyGate:
+    """The gate to hosts of a session, and to further sites that stand beside them.
+
+    `rest` opens the paths under `/rest/`, for evaluators; `record` keeps the session's exchanges.
+    """
+    exchanges: list[Exchange] = []
+    sites: dict[str, LocalSite] = {
+        host: SessionSite(session, host, rest=rest, exchanges=exchanges if record else None)
+        for host in hosts
+    }
+    return ProxyGate({**sites, **(beside or {})}, exchanges)
+
+
+def answer_locally(site: LocalSite, request: HttpRequest) -> HttpReply:
+    """A site's answer, without troubling it about the icon that browsers ask for by themselves."""
+    if request.path == "/favicon.ico" and request.method in ("GET", "HEAD"):
+        return HttpReply(204)
+    return site.answer(request)
+
+
+class OriginGate:
+    """Answers `GET /p/4` from the one site that stands at this address."""
+
+    def __init__(self, site: LocalSite, exchanges: Sequence[Exchange] = ()) -> None:
+        """`exchanges` is where the site remembers, if it does."""
+        self._site = site
+        self.exchanges = exchanges
+
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """The site's answer."""
+        if not request.target.startswith("/"):
+            raise Refused(400, f"{quoted(request.target)} is no path; this port is no proxy.")
+        return answer_locally(self._site, request)
+
+    def tunnel_to(self, target: str) -> tuple[str, int]:
+        """Nowhere."""
+        raise Refused(403, f"{quoted(target)} is out of bounds: this port is no proxy.")

@@ -5,10 +5,13 @@ Knows nothing about sockets, hosts or sites.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from asyncio import LimitOverrunError, StreamReader, StreamWriter
+from dataclasses import dataclass
 from html import escape
 from http import HTTPStatus
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
@@ -18,10 +21,15 @@ from agentgym_env.errors import AgentGymError
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 MAX_URL: Final = 8_000
+
 _MAX_HEADERS: Final = 100
+
 _MOST_QUOTED: Final = 200
+
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
+
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
@@ -138,3 +146,211 @@ def _phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return "Unknown"
+
+
+_ABSOLUTE: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^#]*)")
+
+_AUTHORITY: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
+
+
+class Address(NamedTuple):
+    """Where a request is to go."""
+
+    host: str
+    """In lower case."""
+    port: int
+    target: str
+    """What to ask that host for, such as `/p/4?x=1`."""
+
+
+def read_absolute(target: str) -> Address:
+    """Read `http://host[:port][/path]`; raises `Refused` for anything else."""
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None:
+        raise Refused(
+            400, f"{quoted(target)} is not an absolute http address; this port is a proxy."
+        )
+    scheme, authority, rest = found.groups()
+    if scheme.lower() != "http":
+        raise Refused(403, f"{quoted(target)} is out of bounds: only http addresses are open.")
+    host, port = read_authority(authority, 80)
+    return Address(host, port, rest if rest.startswith("/") else f"/{rest}")
+
+
+def read_authority(authority: str, default_port: int | None = None) -> tuple[str, int]:
+    """Read `host[:port]`, without user names; raises `Refused` for anything else."""
+    found = _AUTHORITY.fullmatch(authority)
+    port = default_port if found is None or found[2] is None else int(found[2])
+    if found is None or port is None or not 0 < port < 65_536:
+        raise Refused(400, f"{quoted(authority)} is no host with a port, such as shop.test:80.")
+    return found[1].lower(), port
+
+
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
+
+_MAX_TRAILERS: Final = 100
+
+
+async def read_body(
+    reader: StreamReader, headers: Headers, most: int, *, to_the_end: bool = False
+) -> bytes:
+    """The body that goes with a head; raises `Refused` 413 above `most` bytes, 400 if malformed.
+
+    `to_the_end` is for replies: what gives no length lasts as long as the connection.
+    """
+    encodings = values_of(headers, "transfer-encoding")
+    lengths = set(values_of(headers, "content-length"))
+    if encodings:
+        if encodings != ["chunked"]:
+            raise Refused(501, f"The transfer encoding {quoted(','.join(encodings))} is not read.")
+        if lengths:
+            raise Refused(400, "A message is either chunked or has a Content-Length, not both.")
+        return await _read_chunks(reader, most)
+    if lengths:
+        return await reader.readexactly(_length(lengths, most))
+    if not to_the_end:
+        return b""
+    read = bytearray()
+    while piece := await reader.read(65_536):
+        read += piece
+        _check(len(read), most)
+    return bytes(read)
+
+
+def _length(lengths: set[str], most: int) -> int:
+    text = lengths.pop()
+    if lengths or not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise Refused(400, f"The Content-Length {quoted(text)} is no single number.")
+    _check(int(text), most)
+    return int(text)
+
+
+async def _read_chunks(reader: StreamReader, most: int) -> bytes:
+    read = bytearray()
+    while size := _chunk_size(await _read_line(reader)):
+        _check(len(read) + size, most)
+        read += await reader.readexactly(size)
+        if await reader.readexactly(2) != b"\r\n":
+            raise Refused(400, "A chunk is longer than it says; send its size in hexadecimal.")
+    for _ in range(_MAX_TRAILERS):
+        if await _read_line(reader) == b"\r\n":
+            return bytes(read)
+    raise Refused(400, f"More than {_MAX_TRAILERS} trailers follow the chunks; send none.")
+
+
+async def _read_line(reader: StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\r\n")
+    except LimitOverrunError as error:
+        raise Refused(400, "A line between chunks does not end; send short ones.") from error
+
+
+def _chunk_size(line: bytes) -> int:
+    found = _SIZE.fullmatch(line)
+    if found is None:
+        raise Refused(400, f"{quoted(line.decode('latin-1'))} is no chunk's size.")
+    return int(found[1], 16)
+
+
+def _check(size: int, most: int) -> None:
+    if size > most:
+        raise Refused(413, f"The body has {size} bytes or more; at most {most} are read.")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one door's connections."""
+
+    head_bytes: int = 32 * 1024
+    """Longest head of a request or of a forwarded reply; beyond it is 431, or 502."""
+    body_bytes: int = 2**20
+    """Longest body of a request; beyond it is 413."""
+    reply_bytes: int = 16 * 2**20
+    """Longest body of a forwarded reply; beyond it is 502."""
+    connections: int = 64
+    """Most clients at once; a browser opens at most 32 connections to a proxy."""
+    idle_s: float = 330.0
+    """Wait for the next request. Longer than Chromium's own 300 s, so that it is the browser that
+    gives up a connection and a form is never sent over one that closes at that moment."""
+    head_s: float = 10.0
+    """From a request's first byte to the end of its head."""
+    body_s: float = 30.0
+    """From the end of a request's head to the end of its body."""
+    write_s: float = 30.0
+    """For a client to take in a reply."""
+    linger_s: float = 5.0
+    """For a client to take in a reply that ends the connection amid its request."""
+    forward_s: float = 60.0
+    """For a real site to answer; beyond it is 504."""
+
+
+_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+
+async def tunnel(
+    reader: StreamReader, writer: StreamWriter, place: tuple[str, int], limits: Limits
+) -> None:
+    """Connect a client to a place until both sides have said all, or either is idle too long."""
+    far_reader, far_writer = await connect(place, limits)
+    try:
+        writer.write(_ESTABLISHED)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(_carry(reader, far_writer, limits.idle_s))
+            both.create_task(_carry(far_reader, writer, limits.idle_s))
+    except* (ConnectionError, TimeoutError) as group:
+        # Which side broke off does not matter: to the client its connection is gone.
+        raise ConnectionResetError(f"The tunnel to {place} broke: {group.exceptions}") from group
+    finally:
+        far_writer.transport.abort()
+
+
+async def connect(place: tuple[str, int], limits: Limits) -> tuple[StreamReader, StreamWriter]:
+    """Connect to a real site; raises `Refused` 502 or 504 where it cannot be reached."""
+    host, port = place
+    try:
+        async with asyncio.timeout(limits.forward_s):
+            return await asyncio.open_connection(host.strip("[]"), port, limit=limits.head_bytes)
+    except TimeoutError as error:
+        raise Refused(504, f"{host}:{port} took over {limits.forward_s} s to connect.") from error
+    except OSError as error:
+        raise Refused(502, f"{host}:{port} cannot be reached: {error}.") from error
+
+
+async def _carry(reader: StreamReader, writer: StreamWriter, idle_s: float) -> None:
+    while True:
+        async with asyncio.timeout(idle_s):
+            piece = await reader.read(65_536)
+            if not piece:
+                break
+            writer.write(piece)
+            await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()
+
+
+_BOUNDARY: Final = re.compile(r'boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+
+_FILENAME: Final = re.compile(
+    rb'filename\*?\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\r\n]*))', re.IGNORECASE
+)
+
+
+def refuse_files(request: HttpRequest) -> None:
+    """Raise `Refused` 415 for a multipart body with a file in it, or that cannot be looked through.
+
+    A field for a file that was left empty has an empty name, and passes.
+    """
+    kind = request.header("content-type")
+    if not request.body or not kind.lower().lstrip().startswith("multipart/"):
+        return
+    if request.header("content-encoding"):
+        raise Refused(415, "A compressed form is not forwarded; send it as it is.")
+    boundary = _BOUNDARY.search(kind)
+    if boundary is None:
+        raise Refused(415, f"{quoted(kind)} names no boundary, so the form cannot be checked.")
+    mark = b"--" + (boundary[1] or boundary[2]).encode("latin-1")
+    for part in request.body.split(mark):
+        head = re.split(rb"\r?\n\r?\n", part, maxsplit=1)[0]
+        for name in _FILENAME.finditer(head):
+            if (name[1] or name[2] or b"").strip():
+                raise Refused(415, f"The form has a file in it, {name[0][:100]!r}: no uploads.")

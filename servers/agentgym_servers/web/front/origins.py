@@ -13,14 +13,12 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.web.front.door import Door
-from agentgym_servers.web.front.front import Front, listen_at
-from agentgym_servers.web.front.links import Links
-from agentgym_servers.web.front.origin_gate import OriginGate
-from agentgym_servers.web.front.session_site import SessionSite
-from agentgym_servers.web.har import Exchange
-from agentgym_servers.web.site import HOSTS, SiteSession, host_of
-from agentgym_servers.web.site_map import SiteMap
+from agentgym_servers.web.evaluation.verified import Exchange
+from agentgym_servers.web.front.forward_gate import OriginGate
+from agentgym_servers.web.front.front import Door, Front, listen_at
+from agentgym_servers.web.front.session_site import Links, SessionSite
+from agentgym_servers.web.sites.site import HOSTS, SiteSession, host_of
+from agentgym_servers.web.sites.site_map import SiteMap
 
 ANY_PORTS: Final[Mapping[str, str]] = {
     site: f"http://127.0.0.{number}:0{urlsplit(base).path}"

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 
-from agentgym_servers.web.front.links import Links
+from agentgym_servers.web.evaluation.verified import Exchange
 from agentgym_servers.web.front.message import Headers, HttpReply, HttpRequest, Refused, quoted
-from agentgym_servers.web.har import Exchange
-from agentgym_servers.web.page import join_url
-from agentgym_servers.web.site import Request, Response, SiteSession
+from agentgym_servers.web.sites.site import Request, Response, SiteSession
+from agentgym_servers.web.text_browser.page import join_url
+
+
+class Links:
+    """Puts one host's address in the place of another's: of `http://shop.test` and its like.
+
+    Absolute addresses stand in links (the homepage's, the forum's submissions), in text to copy
+    (where a project is cloned from) and in redirects, so all of a page's text is looked through.
+    """
+
+    def __init__(self, shown: Mapping[str, str]) -> None:
+        """`shown` gives, for hosts such as `shop.test`, roots such as `http://127.0.0.2:7770`."""
+        self._shown = dict(shown)
+        hosts = "|".join(re.escape(host) for host in shown)
+        # What goes on as a longer host or a port is another address.
+        self._pattern = re.compile(f"http://({hosts})(?![\\w:@-]|\\.\\w)") if shown else None
+
+    def shown(self, text: str) -> str:
+        """Text with the addresses under which sites are served."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda found: self._shown[found[1]], text)
+
+    def shown_host(self, host: str) -> str:
+        """The host, with its port, under which a site is served."""
+        return urlsplit(self._shown[host]).netloc if host in self._shown else host
+
 
 MAX_FIELDS: Final = 1_000
+
 MAX_EXCHANGES: Final = 2_000
+
 """How many are remembered; beyond that the oldest are forgotten."""
+
 _METHODS: Final = ("GET", "HEAD", "POST")
+
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
+
 _KEPT: Final = "%/:?#[]@!$&'()*+,;=~"
+
 """What an address may have in it besides letters, digits and `-._`."""
 
 Fields = Mapping[str, Sequence[str]]
@@ -131,3 +165,86 @@ def _cookies(request: HttpRequest) -> dict[str, str]:
                 key, _, text = pair.strip().partition("=")
                 cookies.setdefault(key, text)
     return cookies
+
+
+MAX_FILE_BYTES: Final = 16 * 2**20
+
+MAX_KEPT_BYTES: Final = 64 * 2**20
+
+_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".csv": "text/csv; charset=utf-8",
+    ".gif": "image/gif",
+    ".htm": "text/html; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".ico": "image/x-icon",
+    ".jpeg": "image/jpeg",
+    ".jpg": "image/jpeg",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".map": "application/json",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".mp3": "audio/mpeg",
+    ".mp4": "video/mp4",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".ttf": "font/ttf",
+    ".txt": "text/plain; charset=utf-8",
+    ".wasm": "application/wasm",
+    ".webp": "image/webp",
+    ".woff": "font/woff",
+    ".woff2": "font/woff2",
+    ".xml": "application/xml",
+}
+
+
+class StaticSite:
+    """The files below a folder. One may stand behind any number of doors."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self._kept: dict[str, HttpReply] = {}
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def answer(self, request: HttpRequest) -> HttpReply:
+        """The file at a path; a folder's is its `index.html`."""
+        if request.method not in ("GET", "HEAD"):
+            raise Refused(405, f"{quoted(request.method)} is not served; these are files: use GET.")
+        path = request.path
+        with self._lock:
+            reply = self._kept.get(path)
+            if reply is None:
+                reply = _read(self._find(path), path)
+                if self._kept_bytes + len(reply.body) <= MAX_KEPT_BYTES:
+                    self._kept[path] = reply
+                    self._kept_bytes += len(reply.body)
+        return reply
+
+    def _find(self, path: str) -> Path:
+        """The file itself, after all links; it must lie in the folder."""
+        missing = Refused(404, f"There is no {quoted(path)} here.")
+        # One path to a file, for each is kept by its path.
+        names = f"{path}index.html" if path.endswith("/") else path
+        first, *segments = names.split("/")
+        if first or "\0" in path or "\\" in path or {"", ".", ".."} & set(segments):
+            raise missing
+        try:
+            found = self._folder.joinpath(*segments).resolve(strict=True)
+        except OSError as error:
+            raise missing from error
+        if not found.is_file() or not found.is_relative_to(self._folder):
+            raise missing
+        return found
+
+
+def _read(file: Path, path: str) -> HttpReply:
+    if file.stat().st_size > MAX_FILE_BYTES:
+        raise Refused(404, f"{quoted(path)} is longer than {MAX_FILE_BYTES} bytes.")
+    kind = _TYPES.get(file.suffix.lower(), "application/octet-stream")
+    headers = (
+        ("Content-Type", kind),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Cache-Control", "max-age=3600"),
+    )
+    return HttpReply(200, headers, file.read_bytes())

@@ -1,0 +1,171 @@
+"""`agentgym serve`: serves one environment over HTTP until it is stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.options import json_object
+from agentgym_env.registration import env_class, full_id
+from agentgym_env.wire import MAX_ITEMS
+from agentgym_servers.host.logs import configure_logs
+from agentgym_servers.host.protocols.agentgym import original_kwargs
+from agentgym_servers.host.protocols.dispatch import check_protocol
+from agentgym_servers.host.request_guard import ALLOWED_HOST_HELP, checked_host, is_loopback
+from agentgym_servers.host.serving import listen, make_service, run_server
+from agentgym_servers.host.settings import ServeSettings
+from agentgym_servers.host.supervisor import run_mesh
+
+logger = logging.getLogger(__name__)
+
+
+class Protocol(StrEnum):
+    """What a server can speak."""
+
+    OWN = "agentgym-sdk"
+    AGENTGYM = "agentgym"
+    OPENENV = "openenv"
+    NEMO_GYM = "nemo-gym"
+    MCP = "mcp"
+
+
+def serve(
+    env_id: Annotated[str, typer.Argument(help="An environment's id, or module:Class.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that share the sessions. Default: 1, and one a core for a world "
+            "that runs isolated.",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the bearer token that clients must send.")
+    ] = None,
+    max_sessions: Annotated[
+        int | None, typer.Option(help="Most sessions at once. Default: as the world asks for.")
+    ] = None,
+    session_ttl: Annotated[float, typer.Option(help="Seconds a session may stand idle.")] = 3600.0,
+    allowed_host: Annotated[list[str] | None, typer.Option(help=ALLOWED_HOST_HELP)] = None,
+    max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
+    max_items: Annotated[int, typer.Option(help="Maximum items of one call.")] = MAX_ITEMS,
+    isolate: Annotated[
+        bool | None,
+        typer.Option(
+            "--isolate/--inline",
+            help="Step worlds in processes of their own, under a deadline. Default: as the world "
+            "asks for.",
+        ),
+    ] = None,
+    step_timeout: Annotated[
+        float | None, typer.Option(help="Seconds an isolated world may take for one step.")
+    ] = None,
+    env_kwargs: Annotated[
+        str, typer.Option(help="The environment's own settings, as a JSON object.")
+    ] = "{}",
+    protocol: Annotated[
+        Protocol,
+        typer.Option(help="Speak our own protocol, AgentGym's, or a neighbour's."),
+    ] = Protocol.OWN,
+    log_json: Annotated[bool, typer.Option(help="Log JSON lines.")] = False,
+    log_actions: Annotated[
+        bool, typer.Option(help="Log each step with its action's text.")
+    ] = False,
+    entry_point: Annotated[str | None, typer.Option(hidden=True)] = None,
+    embedded: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Serve an environment over HTTP."""
+    report = _take_over_stdout() if embedded else None
+    level = logging.WARNING if embedded and not log_actions else logging.INFO
+    configure_logs(sys.stderr, level, as_json=log_json)
+    env_id = env_id if entry_point else full_id(env_id)
+    as_original = original_kwargs(env_id) if protocol is Protocol.AGENTGYM else {}
+    env_settings = {**as_original, **json_object("--env-kwargs", env_kwargs)}
+    env_type = env_class(entry_point or env_id).for_serving(env_settings)
+    isolated = env_type.isolated if isolate is None else isolate
+    most = env_type.max_sessions if max_sessions is None else max_sessions
+    settings = ServeSettings(
+        env_id=env_id,
+        entry_point=entry_point or env_id,
+        env_kwargs=env_settings,
+        host=host,
+        port=port,
+        token=None if token_file is None else _read_token(token_file),
+        max_sessions=most,
+        session_ttl_s=_positive("--session-ttl", session_ttl),
+        allowed_hosts=tuple(map(checked_host, allowed_host or ())),
+        max_body_bytes=max_body_mb * 2**20,
+        max_items=max_items,
+        workers=max(1, min(workers or _default_workers(isolated), most)),
+        isolated=isolated,
+        step_timeout_s=_positive("--step-timeout", step_timeout or env_type.step_timeout_s),
+        protocol=protocol.value,
+        log_level=level,
+        log_json=log_json,
+        log_actions=log_actions,
+    )
+    if workers is not None and workers < 1:
+        raise BadRequest(f"--workers is at least 1, got {workers}")
+    if max_items < 1:
+        raise BadRequest(f"--max-items is at least 1, got {max_items}")
+    check_protocol(settings)
+    if token_file is None and not is_loopback(host):
+        logger.warning("%s is open to the network without a token; see --token-file", host)
+    sys.exit(_run(settings, report))
+
+
+def _run(settings: ServeSettings, report: TextIO | None) -> int:
+    def tell(port: int) -> None:
+        logger.info("serving %s on http://%s:%d", settings.env_id, settings.host, port)
+        if report is not None:
+            report.write(json.dumps({"port": port}) + "\n")
+            report.close()
+
+    if settings.workers > 1 and not settings.isolated:
+        run_mesh(settings, tell)
+        return 0
+    with listen(settings.host, settings.port) as listener:
+        port = listener.getsockname()[1]
+        return run_server(
+            make_service(settings),
+            listener,
+            most_socket_bytes=settings.most_socket_bytes,
+            when_ready=lambda: tell(port),
+            follow_parent=report is not None,
+        )
+
+
+def _default_workers(isolated: bool) -> int:
+    return os.cpu_count() or 1 if isolated else 1
+
+
+def _take_over_stdout() -> TextIO:
+    """Keep stdout for the one line the parent reads; whatever else prints goes to stderr."""
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return report
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise BadRequest(f"cannot read the token file {path}: {error.strerror}") from error
+    if not token or not token.isascii() or not token.isprintable():
+        raise BadRequest(f"the token file {path} must hold one line of printable ASCII")
+    return token
+
+
+def _positive(option: str, seconds: float) -> float:
+    if not seconds > 0:
+        raise BadRequest(f"{option} is above 0 seconds, got {seconds}")
+    return seconds

@@ -1,0 +1,1 @@
+"""The host: serves the sessions of an environment over HTTP."""

@@ -1,0 +1,219 @@
+"""The ASGI application: carries HTTP requests to the codec and back.
+
+It is written on bare ASGI: a framework's request and response objects were a third of the cost
+of a call (benchmarks/README.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from agentgym_env.wire import JSON, MSGPACK
+from agentgym_servers.host.codec import Answer, Batch, Desk, Scrape
+from agentgym_servers.host.metrics import Figures
+from agentgym_servers.host.request_guard import RequestGuard, check_content_type
+from agentgym_servers.host.routes import METHOD_OF
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+
+class Service(Protocol):
+    """A desk and, behind it, who answers."""
+
+    desk: Desk
+
+    async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
+        """The replies to a batch of the route at `path`, in order."""
+        ...
+
+    async def figures(self) -> Figures:
+        """What the whole server counted."""
+        ...
+
+    async def start(self) -> None:
+        """Get ready; called in the event loop that will serve."""
+        ...
+
+    async def stop(self) -> None:
+        """End every session."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """One call as it came, past the door."""
+
+    method: str
+    path: str
+    query: str
+    body: bytes
+    content_type: str
+    accept: str
+    authorization: str
+    headers: Mapping[bytes, str]
+    """By lower-case name."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadedAnswer:
+    """An answer with header fields of its own."""
+
+    answer: Answer
+    headers: Sequence[tuple[bytes, bytes]]
+
+
+Answerer = Callable[[HttpCall], Awaitable[Answer | HeadedAnswer]]
+"""Speaks a protocol."""
+
+
+def make_app(
+    service: Service,
+    answerer: Answerer | None = None,
+    web_sockets: App | None = None,
+    guard: RequestGuard | None = None,
+) -> App:
+    """The application that serves `service`, starts it and stops it.
+
+    It speaks our own protocol unless an `answerer` speaks another; `web_sockets` serves those.
+    Without a `guard`, only loopback hosts are accepted.
+    """
+    answer = answerer or partial(answer_call, service)
+    guarded = guard or RequestGuard()
+    accepted = (JSON, MSGPACK) if answerer is None else (JSON,)
+
+    async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await _serve_call(service.desk, guarded, accepted, answer, scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await _live(service, receive, send)
+        elif web_sockets is not None:
+            await web_sockets(scope, receive, send)
+        else:
+            # A WebSocket: nothing is behind it.
+            await send({"type": "websocket.close", "code": 1000})
+
+    return app
+
+
+async def answer_call(service: Service, call: HttpCall) -> Answer:
+    """Answer a call of our own protocol."""
+    desk = service.desk
+    begun = desk.begin(
+        call.method,
+        call.path,
+        call.query,
+        call.body,
+        call.content_type,
+        call.accept,
+        call.authorization,
+    )
+    if isinstance(begun, Batch):
+        return desk.finish(begun, await service.ask(begun.route.path, begun.requests))
+    if isinstance(begun, Scrape):
+        return desk.show(begun, await service.figures())
+    return begun
+
+
+async def _serve_call(
+    desk: Desk,
+    guard: RequestGuard,
+    accepted: Sequence[str],
+    answer: Answerer,
+    scope: MutableMapping[str, Any],
+    receive: Receive,
+    send: Send,
+) -> None:
+    headers = headers_of(scope)
+    content_type = headers.get(b"content-type", "")
+    authorization = headers.get(b"authorization", "")
+    declared = headers.get(b"content-length", "")
+    error = (
+        guard.check_headers(headers)
+        or desk.unauthorized(scope["path"], authorization)
+        or desk.too_large(int(declared) if declared.isdecimal() else 0)
+    )
+    body = b"" if error is not None else await read_body(receive, desk.max_body_bytes)
+    if body is None:
+        return
+    error = (
+        error
+        or desk.too_large(len(body))
+        or check_content_type(scope["method"], body, content_type, accepted)
+    )
+    own_fields: Sequence[tuple[bytes, bytes]] = ()
+    if error is not None:
+        status, content_type, content = desk.fail(error)
+    else:
+        call = HttpCall(
+            scope["method"],
+            scope["path"],
+            scope["query_string"].decode("latin-1"),
+            body,
+            content_type,
+            headers.get(b"accept", ""),
+            authorization,
+            headers,
+        )
+        answered = await answer(call)
+        if isinstance(answered, HeadedAnswer):
+            own_fields = answered.headers
+            answered = answered.answer
+        status, content_type, content = answered
+    fields = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", b"%d" % len(content)),
+        *own_fields,
+    ]
+    if status == 401:
+        fields.append((b"www-authenticate", b"Bearer"))
+    if status == 405 and scope["path"] in METHOD_OF:
+        fields.append((b"allow", METHOD_OF[scope["path"]].encode()))
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": content})
+
+
+def headers_of(scope: MutableMapping[str, Any]) -> dict[bytes, str]:
+    """The header fields by lower-case name; repeated fields are joined, as HTTP defines it."""
+    headers: dict[bytes, str] = {}
+    for name, value in scope["headers"]:
+        text = value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    return headers
+
+
+async def read_body(receive: Receive, limit: int) -> bytes | None:
+    """The body; of one longer than `limit`, no more than shows that it is. None: nobody waits."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        return None
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        return body
+    chunks, size = [body], len(body)
+    while size <= limit and message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+    return b"".join(chunks)
+
+
+async def _live(service: Service, receive: Receive, send: Send) -> None:
+    """Start with the server and stop with it."""
+    await receive()
+    try:
+        await service.start()
+    except Exception as error:
+        await send({"type": "lifespan.startup.failed", "message": str(error)})
+        return
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await service.stop()
+    await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,176 @@
+"""Messages between processes of one server: numbered frames over a socket.
+
+JSON inside, although MessagePack would be smaller: what comes back through another process is
+then to the byte what an inline world's reply would have been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from agentgym_env.wire import (
+    JSON,
+    CloseReply,
+    CreateReply,
+    EnvCard,
+    StepReply,
+    TaskList,
+    WireError,
+    decode,
+    encode,
+)
+from agentgym_servers.host import routes
+from agentgym_servers.host.codec import encode_replies
+from agentgym_servers.host.metrics import Figures
+from agentgym_servers.host.sessions import SessionTable
+
+logger = logging.getLogger(__name__)
+
+DESCRIBE: Final = "describe"
+FIGURES: Final = "figures"
+_POSTS = {route.path: route for route in routes.ROUTES if route.takes is not None}
+_HEADER = 4
+
+
+class Description(Struct, frozen=True):
+    """What a process serves: its card and the tasks of every split."""
+
+    card: EnvCard
+    tasks: list[TaskList]
+
+
+class Ask(Struct, array_like=True, frozen=True):
+    """One question to another process."""
+
+    number: int
+    path: str
+    body: bytes
+
+
+class Told(Struct, array_like=True, frozen=True):
+    """Its answer."""
+
+    number: int
+    body: bytes
+
+
+class Channel:
+    """The asking end, for coroutines; answers may come in any order."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._number = 0
+        self._listening = asyncio.create_task(self._listen())
+
+    async def ask(self, path: str, body: bytes) -> bytes:
+        """The answer's body; raises `ConnectionError` if the other end is gone."""
+        if self._listening.done():
+            raise ConnectionResetError("the other process has ended")
+        self._number = number = self._number + 1
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(pack(Ask(number, path, body)))
+            await self._writer.drain()
+            answered: bytes = await future
+            return answered
+        finally:
+            self._waiting.pop(number, None)
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
+        self._listening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._listening
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                told = msgspec.msgpack.decode(await read_frame(self._reader), type=Told)
+                future = self._waiting.get(told.number)
+                if future is not None and not future.done():
+                    future.set_result(told.body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            logger.debug("the other process hung up")
+        finally:
+            # However it ended, no answer comes any more: whoever still waits must not wait on.
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(ConnectionResetError("the other process has ended"))
+
+
+def answer(table: SessionTable, figures: Figures, ask: Ask) -> bytes:
+    """The frame that answers a question about `table`."""
+    if ask.path == DESCRIBE:
+        card = table.card()
+        body = encode(Description(card, [table.task_list(split) for split in card.splits]))
+    elif ask.path == FIGURES:
+        body = encode(table.figures() + figures)
+    else:
+        requests = decode(ask.body, _POSTS[ask.path].takes)
+        body = encode_replies(table.answer(ask.path, requests), JSON, table)[1]
+    return pack(Told(ask.number, body))
+
+
+def read_replies(path: str, body: bytes) -> list[Any]:
+    """The replies in an answer's body."""
+    replies: list[Any] = decode(body, _POSTS[path].gives)
+    return replies
+
+
+def failed_reply(path: str, request: Any, error: WireError) -> Any:
+    """The reply to a request that its process could not answer."""
+    kind = _POSTS[path].gives.__args__[0]
+    if kind is CreateReply:
+        return CreateReply(error=error)
+    if kind is CloseReply:
+        return CloseReply(request.session)
+    if kind is StepReply:
+        return StepReply(request.session, request.turn, error=error)
+    return kind(session=request.session, error=error)
+
+
+def failed_replies(path: str, requests: Sequence[Any], code: str, text: str) -> list[Any]:
+    """Replies to requests that a process could not answer."""
+    return [
+        failed_reply(path, r, WireError(code, text, getattr(r, "session", None))) for r in requests
+    ]
+
+
+def pack(message: Ask | Told) -> bytes:
+    """A message as a frame."""
+    content = msgspec.msgpack.encode(message)
+    return len(content).to_bytes(_HEADER, "big") + content
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The next frame's content; raises `IncompleteReadError` at the end."""
+    header = await reader.readexactly(_HEADER)
+    return await reader.readexactly(int.from_bytes(header, "big"))
+
+
+def read_frame_from(line: socket.socket) -> bytes | None:
+    """The next frame's content, for a process that waits; None at the end."""
+    header = _receive_exactly(line, _HEADER)
+    return None if header is None else _receive_exactly(line, int.from_bytes(header, "big"))
+
+
+def _receive_exactly(line: socket.socket, size: int) -> bytes | None:
+    chunks: list[bytes] = []
+    while size:
+        chunk = line.recv(min(size, 2**20))
+        if not chunk:
+            return None
+        chunks.append(chunk)
+        size -= len(chunk)
+    return b"".join(chunks)

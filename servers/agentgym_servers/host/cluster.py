@@ -1,0 +1,184 @@
+"""`--workers N`: N processes that each speak HTTP and hold a share of the sessions.
+
+They listen on one port, which the kernel spreads connections over. A call for a session of
+another process goes to it over a Unix socket, so any of them can be asked for any session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from agentgym_env.wire import decode
+from agentgym_servers.host import routes
+from agentgym_servers.host.channel import (
+    FIGURES,
+    Ask,
+    Channel,
+    answer,
+    failed_replies,
+    read_frame,
+    read_replies,
+)
+from agentgym_servers.host.logs import configure_logs
+from agentgym_servers.host.metrics import Figures
+from agentgym_servers.host.protocols.dispatch import app_of
+from agentgym_servers.host.router import Router
+from agentgym_servers.host.serving import listen, run_server
+from agentgym_servers.host.sessions import Host
+from agentgym_servers.host.settings import ServeSettings, session_table
+
+logger = logging.getLogger(__name__)
+
+_GONE = "the process that held this session has ended; open another"
+
+
+def mesh_service(settings: ServeSettings, index: int, folder: Path) -> Router:
+    """The service of process `index`; the processes find one another in `folder`."""
+    host = Host(
+        session_table(settings, index),
+        token=settings.token,
+        max_body_bytes=settings.max_body_bytes,
+        max_items=settings.max_items,
+    )
+    shards = [
+        _Own(host, _door(folder, index)) if i == index else _Peer(_door(folder, i))
+        for i in range(settings.workers)
+    ]
+    return Router(host.desk, shards, count_desk=False)
+
+
+class _Own:
+    """This process's own sessions, which its peers may ask for too."""
+
+    def __init__(self, host: Host, door: Path) -> None:
+        self._host = host
+        self._door = door
+        self._server: asyncio.Server | None = None
+        self._visitors: set[asyncio.StreamWriter] = set()
+
+    async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
+        return await self._host.ask(path, requests)
+
+    async def figures(self) -> Figures:
+        return await self._host.figures()
+
+    async def start(self) -> None:
+        await self._host.start()
+        self._door.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._receive, self._door)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for visitor in list(self._visitors):
+            visitor.close()
+        await self._host.stop()
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._visitors.add(writer)
+        try:
+            while True:
+                ask = msgspec.msgpack.decode(await read_frame(reader), type=Ask)
+                # Answered at once and in order: inline worlds do not wait.
+                writer.write(answer(self._host.table, self._host.desk.figures, ask))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            logger.debug("a peer hung up")
+        finally:
+            self._visitors.discard(writer)
+            writer.close()
+
+
+class _Peer:
+    """The sessions of another process."""
+
+    def __init__(self, door: Path) -> None:
+        self._door = door
+        self._channel: Channel | None = None
+        self._connecting = asyncio.Lock()
+
+    async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
+        body = await self._ask(path, msgspec.json.encode(requests))
+        if body is not None:
+            return read_replies(path, body)
+        code = "shutting_down" if path == routes.SESSIONS.path else "unknown_session"
+        return failed_replies(path, requests, code, _GONE)
+
+    async def figures(self) -> Figures:
+        body = await self._ask(FIGURES, b"")
+        return Figures() if body is None else decode(body, Figures)
+
+    async def start(self) -> None:
+        """A peer is called when it is needed."""
+
+    async def stop(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _ask(self, path: str, body: bytes) -> bytes | None:
+        """The answer's body, or None if the process is gone."""
+        async with self._connecting:
+            if self._channel is None:
+                try:
+                    self._channel = Channel(*await asyncio.open_unix_connection(self._door))
+                except OSError:
+                    return None
+            channel = self._channel
+        try:
+            return await channel.ask(path, body)
+        except ConnectionError:
+            if self._channel is channel:
+                self._channel = None
+            await channel.close()
+            return None
+
+
+def _door(folder: Path, index: int) -> Path:
+    return folder / f"{index}.sock"
+
+
+class Orders(Struct, frozen=True):
+    """What a process of a mesh is told."""
+
+    settings: ServeSettings
+    index: int
+    folder: str
+    """Where the processes find one another."""
+
+
+def main() -> None:
+    """Serve until the supervisor says otherwise, or is gone."""
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    settings = orders.settings
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    configure_logs(sys.stderr, settings.log_level, as_json=settings.log_json)
+
+    def tell() -> None:
+        report.write("ready\n")
+        report.close()
+
+    app = app_of(mesh_service(settings, orders.index, Path(orders.folder)), settings)
+    with listen(settings.host, settings.port, shared=True) as listener:
+        sys.exit(
+            run_server(
+                app,
+                listener,
+                most_socket_bytes=settings.most_socket_bytes,
+                when_ready=tell,
+                follow_parent=True,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

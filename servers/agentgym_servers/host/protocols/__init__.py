@@ -1,0 +1,1 @@
+"""Protocols of other frameworks; each is imported when it is requested."""

@@ -1,0 +1,137 @@
+"""The router: sessions live in several processes; each call reaches the one that has its own.
+
+A session's name begins with the number of its process, so that any process of a server can be
+asked for any session, and no balancer in front has to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from typing import Any, Protocol
+
+from msgspec import UNSET
+
+from agentgym_env.wire import CreateReply
+from agentgym_servers.host import routes
+from agentgym_servers.host.codec import Desk
+from agentgym_servers.host.metrics import Figures
+
+_SEPARATOR = "."
+_ELSEWHERE = frozenset({"too_many_sessions", "shutting_down"})
+"""Why a process may refuse a session that another can take."""
+
+
+class Shard(Protocol):
+    """A process that holds sessions."""
+
+    async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
+        """The replies to a batch, in order. It never raises: a process that died is answered."""
+        ...
+
+    async def figures(self) -> Figures:
+        """What it counted."""
+        ...
+
+    async def start(self) -> None:
+        """Get ready."""
+        ...
+
+    async def stop(self) -> None:
+        """End its sessions."""
+        ...
+
+
+class Router:
+    """Serves the sessions of several shards; a desk that no shard counts is counted here."""
+
+    def __init__(self, desk: Desk, shards: Sequence[Shard], *, count_desk: bool) -> None:
+        self.desk = desk
+        self._shards = list(shards)
+        self._count_desk = count_desk
+        self._next = 0
+
+    async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
+        """The replies to a batch of the route at `path`, in order."""
+        if path == routes.SESSIONS.path:
+            return await self._create(requests)
+        owners = [self._owner(request.session) for request in requests]
+        return await self._ask_each(path, requests, owners)
+
+    async def figures(self) -> Figures:
+        """What the whole server counted."""
+        figures = await asyncio.gather(*(shard.figures() for shard in self._shards))
+        own = self.desk.figures if self._count_desk else Figures()
+        return reduce(add, figures, own)
+
+    async def start(self) -> None:
+        """Start every shard."""
+        await asyncio.gather(*(shard.start() for shard in self._shards))
+
+    async def stop(self) -> None:
+        """Stop every shard."""
+        await asyncio.gather(*(shard.stop() for shard in self._shards))
+
+    async def _create(self, requests: Sequence[Any]) -> list[CreateReply]:
+        """Spread new sessions evenly; one that its process refuses is tried at the others."""
+        count = len(self._shards)
+        # Kept here: calls that run beside this one must not lead it to the same shard again.
+        first = self._next
+        self._next = (first + len(requests)) % count
+        replies: list[Any] = [None] * len(requests)
+        waiting = list(range(len(requests)))
+        for attempt in range(count):
+            owners = [(first + place + attempt) % count for place in waiting]
+            created = await self._ask_each(
+                routes.SESSIONS.path, [requests[place] for place in waiting], owners
+            )
+            for place, reply in zip(waiting, created, strict=True):
+                replies[place] = reply
+            waiting = [place for place in waiting if _is_refused(replies[place])]
+            if not waiting:
+                break
+        return replies
+
+    async def _ask_each(
+        self, path: str, requests: Sequence[Any], owners: Sequence[int]
+    ) -> list[Any]:
+        places: dict[int, list[int]] = {}
+        for place, owner in enumerate(owners):
+            places.setdefault(owner, []).append(place)
+        replies: list[Any] = [None] * len(requests)
+
+        async def ask_one(owner: int, where: list[int]) -> None:
+            asked = [requests[place] for place in where]
+            for place, reply in zip(where, await self._shards[owner].ask(path, asked), strict=True):
+                replies[place] = reply
+
+        if len(places) == 1:
+            await ask_one(*next(iter(places.items())))
+        else:
+            await asyncio.gather(*(ask_one(owner, where) for owner, where in places.items()))
+        return replies
+
+    def _owner(self, session: str) -> int:
+        """The shard that holds a session; the first one refuses a name that none gave."""
+        number = session.partition(_SEPARATOR)[0]
+        if number.isascii() and number.isdigit() and len(number) < 6:
+            index = int(number)
+            if index < len(self._shards):
+                return index
+        return 0
+
+
+def name_prefix(index: int) -> str:
+    """What the names of a shard's sessions begin with."""
+    return f"{index}{_SEPARATOR}"
+
+
+def share_of(total: int, index: int, count: int) -> int:
+    """How many of `total` sessions shard `index` of `count` may hold."""
+    return total // count + (index < total % count)
+
+
+def _is_refused(reply: CreateReply) -> bool:
+    return reply.error is not UNSET and reply.error.code in _ELSEWHERE

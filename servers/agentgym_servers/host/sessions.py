@@ -1,0 +1,459 @@
+"""The session table: many episodes of one environment, by name; knows nothing about transports.
+
+Every operation takes and returns a list of wire messages. An item that fails carries its error
+and leaves the others alone. A world that raises loses its episode, never its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.spaces import TextSpace, clean_text
+from agentgym_env.text_env import TextEnv
+from agentgym_env.wire import (
+    MAX_ITEMS,
+    MAX_SEED,
+    ActionsReply,
+    CloseReply,
+    CreateReply,
+    CreateRequest,
+    EnvCard,
+    ExpertReply,
+    ResetReply,
+    ResetRequest,
+    SessionRequest,
+    StepReply,
+    StepRequest,
+    TaskList,
+    WireError,
+)
+from agentgym_servers.host import routes
+from agentgym_servers.host.codec import (
+    Answer,
+    Batch,
+    Desk,
+    Scrape,
+    cut,
+    fault,
+    refusal,
+    unknown_session,
+)
+from agentgym_servers.host.logs import event
+from agentgym_servers.host.metrics import Figures, count
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Session:
+    """One environment and where its episode stands."""
+
+    env: TextEnv
+    used: float
+    """When it was last spoken to, by the table's clock."""
+    turn: int = -1
+    """The last turn answered; 0 after a reset, -1 before the first one."""
+    over: bool = True
+    reply: StepReply | None = None
+    """The answer to the last turn, for a client that asks again."""
+
+
+def refused_turn(session: Session, request: StepRequest) -> StepReply:
+    """The reply to a turn that cannot be taken."""
+    if session.turn < 0:
+        code, text = "episode_over", "no episode was started; reset the session before stepping it"
+    elif request.turn != session.turn + 1:
+        code = "stale_turn"
+        text = f"turn {request.turn} cannot be taken: the next one is {session.turn + 1}"
+    else:
+        code, text = "episode_over", "the episode has ended; reset the session before stepping it"
+    error = WireError(code, text, request.session)
+    return StepReply(request.session, request.turn, error=error)
+
+
+def close_env(env: TextEnv) -> None:
+    """End a world; one that fails at it is logged."""
+    try:
+        env.close()
+    except Exception:
+        # A world that fails to close must not keep the table from ending other sessions.
+        logger.exception("closing a %s failed", type(env).__name__)
+
+
+Reply = ResetReply | StepReply | ExpertReply | ActionsReply
+
+A = TypeVar("A", ExpertReply, ActionsReply)
+
+
+class SessionTable:
+    """Creates, resets, steps and ends sessions; idle ones are dropped after `ttl_s` seconds.
+
+    Not safe for threads: its owner calls it from one at a time.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], TextEnv],
+        *,
+        env_id: str,
+        max_sessions: int = TextEnv.max_sessions,
+        server_sessions: int | None = None,
+        ttl_s: float = 3600.0,
+        version: str = "",
+        name_prefix: str = "",
+        log_actions: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if max_sessions < 1:
+            raise BadRequest(f"max_sessions is at least 1, got {max_sessions}")
+        if not ttl_s > 0:
+            raise BadRequest(f"the sessions' time to live is above 0 seconds, got {ttl_s}")
+        self._make_env = make_env
+        self._env_id = env_id
+        self._max_sessions = max_sessions
+        self._server_sessions = max_sessions if server_sessions is None else server_sessions
+        self._ttl_s = ttl_s
+        self._version = version
+        self._name_prefix = name_prefix
+        self._log_actions = log_actions
+        self._log_steps = log_actions or logger.isEnabledFor(logging.DEBUG)
+        self._clock = clock
+        self._sessions: dict[str, Session] = {}
+        self._figures = Figures()
+        self._answers: dict[str, Callable[[Sequence[Any]], list[Any]]] = {
+            routes.SESSIONS.path: self.create,
+            routes.RESET.path: self.reset,
+            routes.STEP.path: self.step,
+            routes.CLOSE.path: self.close,
+            routes.EXPERT.path: self.expert,
+            routes.ACTIONS.path: self.actions,
+        }
+        # One environment tells what is served; the first session takes it over.
+        self._spare: TextEnv | None = make_env()
+        self._card = self._describe(self._spare)
+        self._tasks = self._spare.tasks
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def ttl_s(self) -> float:
+        """Seconds a session may stand idle."""
+        return self._ttl_s
+
+    def figures(self) -> Figures:
+        """What was counted so far."""
+        self.reap()
+        return msgspec.structs.replace(self._figures, sessions=len(self))
+
+    def answer(self, path: str, requests: Sequence[Any]) -> list[Any]:
+        """The replies to a batch of the route at `path`."""
+        return self._answers[path](requests)
+
+    def card(self) -> EnvCard:
+        """What is served here."""
+        return self._card
+
+    def task_list(self, split: str) -> TaskList:
+        """The tasks of one split and their categories; raises `UnknownSplit`."""
+        ids = self._tasks.split(split)
+        categories = {task: self._tasks.category(task) for task in ids}
+        return TaskList(split, list(ids), {t: c for t, c in categories.items() if c is not None})
+
+    def create(self, requests: Sequence[CreateRequest]) -> list[CreateReply]:
+        """Open sessions, up to the limit."""
+        if len(self._sessions) + len(requests) > self._max_sessions:
+            self.reap()
+        return [self._create(request) for request in requests]
+
+    def reset(self, requests: Sequence[ResetRequest]) -> list[ResetReply]:
+        """Start an episode in each session, in order."""
+        return [self._reset(request) for request in requests]
+
+    def step(self, requests: Sequence[StepRequest]) -> list[StepReply]:
+        """Take each session's next turn, in order; a repeated turn gets its stored reply."""
+        # The hot path: what a step costs beside the world is here (benchmarks/README.md).
+        now = self._clock()
+        oldest_allowed = now - self._ttl_s
+        sessions, count_step = self._sessions, self._figures.count_step
+        replies: list[StepReply] = []
+        for request in requests:
+            session = sessions.get(request.session)
+            if (
+                session is None
+                or request.turn != session.turn + 1
+                or session.over
+                or session.used <= oldest_allowed
+            ):
+                replies.append(self._repeat_or_refuse(request, now))
+                continue
+            session.used, session.turn = now, request.turn
+            began = time.perf_counter()
+            try:
+                reply = StepReply(request.session, request.turn, *session.env.step(request.action))
+            except Exception as error:
+                fault = self._fault(request.session, error)
+                reply = StepReply(request.session, request.turn, error=fault)
+            seconds = time.perf_counter() - began
+            count_step(seconds)
+            if session.env.incidents:
+                self._count_incidents(session.env)
+            session.over = session.over or reply.terminated or reply.truncated
+            session.reply = reply
+            replies.append(reply)
+            if self._log_steps:
+                self._log_step(request, reply, seconds)
+        return replies
+
+    def expert(self, requests: Sequence[SessionRequest]) -> list[ExpertReply]:
+        """The oracle's action for each session's next turn."""
+        if self._card.has_expert:
+            return [self._answer(request, ExpertReply, _expert_action) for request in requests]
+        none = f"{self._env_id} has no expert"
+        return [ExpertReply(r.session, None, WireError("no_expert", none)) for r in requests]
+
+    def actions(self, requests: Sequence[SessionRequest]) -> list[ActionsReply]:
+        """What can be done in each session's next turn."""
+        return [self._answer(request, ActionsReply, _available_actions) for request in requests]
+
+    def close(self, requests: Sequence[SessionRequest]) -> list[CloseReply]:
+        """End sessions; one that is not there is answered, not an error."""
+        return [CloseReply(r.session, self._end(r.session)) for r in requests]
+
+    def reap(self) -> int:
+        """End the sessions that stood idle past their time to live; return how many."""
+        oldest_allowed = self._clock() - self._ttl_s
+        idle = [name for name, session in self._sessions.items() if session.used <= oldest_allowed]
+        for name in idle:
+            self._end(name)
+        self._figures.reaped += len(idle)
+        if idle:
+            event(logger, logging.INFO, "reaped", sessions=len(idle), left=len(self))
+        return len(idle)
+
+    def shutdown(self) -> None:
+        """End every session."""
+        for name in list(self._sessions):
+            self._end(name)
+        if self._spare is not None:
+            close_env(self._spare)
+            self._spare = None
+
+    def unsendable(self, reply: Reply, error: Exception) -> Reply:
+        """Stand in for a reply that cannot be written as a message: the world's fault."""
+        failure = self._fault(reply.session, error)
+        if not isinstance(reply, StepReply):
+            return type(reply)(session=reply.session, error=failure)
+        lost = StepReply(reply.session, reply.turn, error=failure)
+        session = self._sessions.get(reply.session)
+        if session is not None and session.turn == reply.turn:
+            session.reply = lost
+        return lost
+
+    def _create(self, request: CreateRequest) -> CreateReply:
+        if request.env is not None and request.env != self._env_id:
+            text = f"{self._env_id} is served here, not {cut(request.env)!r}"
+            return CreateReply(error=WireError("bad_request", text))
+        if len(self._sessions) >= self._max_sessions:
+            text = f"all {self._max_sessions} sessions are taken; close some or raise the limit"
+            return CreateReply(error=WireError("too_many_sessions", text))
+        name = self._name_prefix + secrets.token_urlsafe(18)
+        try:
+            env = self._spare if self._spare is not None else self._make_env()
+        except Exception as error:
+            return CreateReply(error=self._fault(None, error))
+        self._spare = None
+        self._sessions[name] = Session(env, used=self._clock())
+        self._figures.created += 1
+        return CreateReply(name)
+
+    def _reset(self, request: ResetRequest) -> ResetReply:
+        session = self._find(request.session, self._clock())
+        if session is None:
+            return ResetReply(request.session, error=unknown_session(request.session))
+        if request.seed is not None and not 0 <= request.seed <= MAX_SEED:
+            text = f"a seed is a whole number from 0 to {MAX_SEED}, got {cut(str(request.seed))}"
+            error = WireError("bad_request", text, request.session)
+            return ResetReply(request.session, error=error)
+        named = {"task": request.task, "split": request.split}
+        options = {key: value for key, value in named.items() if value is not None}
+        try:
+            observation, info = session.env.reset(seed=request.seed, options=options)
+        except Exception as error:
+            return ResetReply(request.session, error=self._error(request.session, error))
+        session.turn, session.over, session.reply = 0, False, None
+        return ResetReply(request.session, 0, observation, info)
+
+    def _repeat_or_refuse(self, request: StepRequest, now: float) -> StepReply:
+        session = self._find(request.session, now)
+        if session is None:
+            error = unknown_session(request.session)
+            return StepReply(request.session, request.turn, error=error)
+        if session.reply is not None and request.turn == session.turn:
+            return session.reply
+        return refused_turn(session, request)
+
+    def _answer(self, request: SessionRequest, kind: type[A], ask: Callable[[TextEnv], Any]) -> A:
+        """Answer a question about a session's episode, which stays as it is."""
+        session = self._find(request.session, self._clock())
+        if session is None:
+            return kind(request.session, error=unknown_session(request.session))
+        if session.over:
+            text = "that is asked within an episode; reset the session first"
+            return kind(request.session, error=WireError("episode_over", text, request.session))
+        try:
+            return kind(request.session, ask(session.env))
+        except Exception as error:
+            return kind(request.session, error=self._error(request.session, error))
+
+    def _count_incidents(self, env: TextEnv) -> None:
+        for name in env.incidents:
+            count(self._figures.incidents, name)
+        env.incidents.clear()
+
+    def _log_step(self, request: StepRequest, reply: StepReply, seconds: float) -> None:
+        action = {"action": cut(request.action)} if self._log_actions else {}
+        event(
+            logger, logging.INFO if self._log_actions else logging.DEBUG, "step",
+            session=request.session, turn=request.turn, **action, reward=reply.reward,
+            ended=reply.terminated or reply.truncated, ms=round(seconds * 1000, 3),
+        )  # fmt: skip
+
+    def _find(self, name: str, now: float) -> Session | None:
+        session = self._sessions.get(name)
+        if session is None:
+            return None
+        if now - session.used >= self._ttl_s:
+            self._end(name)
+            self._figures.reaped += 1
+            return None
+        session.used = now
+        return session
+
+    def _end(self, name: str) -> bool:
+        session = self._sessions.pop(name, None)
+        if session is None:
+            return False
+        close_env(session.env)
+        return True
+
+    def _error(self, name: str, error: Exception) -> WireError:
+        """The wire's word for an exception of the environment."""
+        return refusal(name, error) or self._fault(name, error)
+
+    def _fault(self, name: str | None, error: Exception) -> WireError:
+        """The environment's own code failed: the episode is over."""
+        session = self._sessions.get(name) if name is not None else None
+        if session is not None:
+            session.over = True
+        return fault(name, error, log_message=self._log_actions)
+
+    def _describe(self, env: TextEnv) -> EnvCard:
+        spaces = (env.observation_space, env.action_space)
+        lengths = [s.max_length if isinstance(s, TextSpace) else 1_000_000 for s in spaces]
+        return EnvCard(
+            env=self._env_id,
+            instruction=clean_text(env.instruction),
+            splits={name: len(ids) for name, ids in env.tasks.splits.items()},
+            default_split=env.default_split,
+            observation_max_length=lengths[0],
+            action_max_length=lengths[1],
+            has_expert=env.has_expert(),
+            max_sessions=self._server_sessions,
+            version=self._version,
+        )
+
+
+def _expert_action(env: TextEnv) -> str | None:
+    action = env.expert_action()
+    return None if action is None else clean_text(action)
+
+
+def _available_actions(env: TextEnv) -> list[str] | None:
+    actions = env.available_actions()
+    return None if actions is None else [clean_text(action) for action in actions]
+
+
+_REAP_EVERY_S = (1.0, 30.0)
+
+
+class Host:
+    """Serves one session table, whose worlds step in the caller's thread."""
+
+    def __init__(
+        self,
+        table: SessionTable,
+        *,
+        token: str | None = None,
+        max_body_bytes: int = 16 * 2**20,
+        max_items: int = MAX_ITEMS,
+    ) -> None:
+        self.table = table
+        self.desk = Desk(table, token=token, max_body_bytes=max_body_bytes, max_items=max_items)
+        self._reaping: asyncio.Task[None] | None = None
+
+    def handle(
+        self,
+        method: str,
+        path: str,
+        query: str = "",
+        body: bytes = b"",
+        content_type: str = "",
+        accept: str = "",
+        authorization: str = "",
+    ) -> Answer:
+        """Answer one call. It never raises: whatever comes in, an answer goes out."""
+        begun = self.desk.begin(method, path, query, body, content_type, accept, authorization)
+        if isinstance(begun, Batch):
+            return self.desk.finish(begun, self.table.answer(begun.route.path, begun.requests))
+        if isinstance(begun, Scrape):
+            return self.desk.show(begun, self.table.figures() + self.desk.figures)
+        return begun
+
+    async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
+        """The replies to a batch."""
+        return self.table.answer(path, requests)
+
+    async def figures(self) -> Figures:
+        """What the server counted."""
+        return self.table.figures() + self.desk.figures
+
+    async def start(self) -> None:
+        """Begin to end idle sessions."""
+        self._reaping = asyncio.create_task(self._reap())
+
+    async def stop(self) -> None:
+        """End every session."""
+        if self._reaping is not None:
+            self._reaping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._reaping
+        self.table.shutdown()
+
+    async def _reap(self) -> None:
+        period_s = reap_period_s(self.table.ttl_s)
+        while True:
+            await asyncio.sleep(period_s)
+            self.table.reap()
+
+
+def in_process_host(make_env: Callable[[], TextEnv], env_id: str) -> Host:
+    """A host for this process alone: nobody else can take its sessions or leave them behind."""
+    return Host(SessionTable(make_env, env_id=env_id, max_sessions=2**31, ttl_s=math.inf))
+
+
+def reap_period_s(ttl_s: float) -> float:
+    """How often to look for idle sessions."""
+    shortest, longest = _REAP_EVERY_S
+    return min(longest, max(shortest, ttl_s / 4))

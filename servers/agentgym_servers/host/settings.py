@@ -1,0 +1,85 @@
+"""The settings of a server; sent to its worker processes as JSON."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from agentgym_env.registration import env_class
+from agentgym_env.text_env import TextEnv
+from agentgym_env.wire import MAX_ITEMS
+from agentgym_servers.host.request_guard import RequestGuard
+from agentgym_servers.host.router import name_prefix, share_of
+from agentgym_servers.host.sessions import SessionTable
+
+OWN: Final = "agentgym-sdk"
+OPENENV: Final = "openenv"
+
+
+class ServeSettings(Struct, frozen=True, kw_only=True):
+    """The options of `agentgym serve`, checked."""
+
+    env_id: str
+    entry_point: str
+    env_kwargs: dict[str, Any] = {}
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    max_sessions: int = TextEnv.max_sessions
+    session_ttl_s: float = 3600.0
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that requests may name, beside those of `host`."""
+    max_body_bytes: int = 16 * 2**20
+    max_items: int = MAX_ITEMS
+    """Maximum items of one call."""
+    workers: int = 1
+    """Processes that share the sessions."""
+    isolated: bool = False
+    """Whether worlds step in processes that serve nothing else, under a deadline."""
+    step_timeout_s: float = 60.0
+    protocol: Literal["agentgym-sdk", "agentgym", "openenv", "nemo-gym", "mcp"] = OWN
+    """What is spoken: our own, or a neighbour's."""
+    log_level: int = 20
+    log_json: bool = False
+    log_actions: bool = False
+
+    def guard(self) -> RequestGuard:
+        """What checks the headers of every request."""
+        return RequestGuard(self.host, self.allowed_hosts)
+
+    @property
+    def most_socket_bytes(self) -> int | None:
+        """The longest message of a WebSocket; None where the protocol has none."""
+        return self.max_body_bytes if self.protocol == OPENENV else None
+
+
+def session_table(settings: ServeSettings, index: int | None = None) -> SessionTable:
+    """The table of a whole server, or the share of it that process `index` holds."""
+    env_type = env_class(settings.entry_point)
+
+    def make_env() -> TextEnv:
+        return env_type(**settings.env_kwargs)
+
+    alone = index is None
+    return SessionTable(
+        make_env,
+        env_id=settings.env_id,
+        max_sessions=settings.max_sessions
+        if index is None
+        else share_of(settings.max_sessions, index, settings.workers),
+        server_sessions=settings.max_sessions,
+        ttl_s=settings.session_ttl_s,
+        version=sdk_version(),
+        name_prefix="" if alone else name_prefix(index or 0),
+        log_actions=settings.log_actions,
+    )
+
+
+def sdk_version() -> str:
+    """This distribution's version, or nothing where it is not installed."""
+    try:
+        return version("agentgym-sdk")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,77 @@
+"""A process of worlds: answers the server over an inherited socket, one step at a time.
+
+Run by `workers.WorldProcess` as `python -m agentgym_servers.host.world_process FD`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+
+import msgspec
+
+from agentgym_servers.host.channel import Ask, Told, answer, pack, read_frame_from
+from agentgym_servers.host.logs import configure_logs, event, where
+from agentgym_servers.host.metrics import Figures
+from agentgym_servers.host.sessions import reap_period_s
+from agentgym_servers.host.settings import ServeSettings, session_table
+
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 5.0
+
+
+def main() -> None:
+    """Serve until the server hangs up."""
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        asked: queue.Queue[Ask | None] = queue.Queue()
+        threading.Thread(target=_listen, args=(line, asked), daemon=True).start()
+        first = asked.get()
+        if first is not None:
+            _serve(line, first, asked)
+
+
+def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> None:
+    settings = msgspec.json.decode(first.body, type=ServeSettings)
+    configure_logs(sys.stderr, settings.log_level, as_json=settings.log_json)
+    try:
+        table = session_table(settings, int(first.path))
+    except Exception as error:
+        # The world cannot be made: one record that is not mixed up with its neighbours'.
+        message = f"{type(error).__name__}: {error}"
+        event(logger, logging.ERROR, "world_not_made", message=message, where=where(error))
+        sys.exit(1)
+    line.sendall(pack(Told(first.number, b"")))
+    period_s = reap_period_s(table.ttl_s)
+    while True:
+        try:
+            ask = asked.get(timeout=period_s)
+        except queue.Empty:
+            table.reap()
+            continue
+        if ask is None:
+            table.shutdown()
+            return
+        line.sendall(answer(table, Figures(), ask))
+
+
+def _listen(line: socket.socket, asked: queue.Queue[Ask | None]) -> None:
+    """Read questions; at the end of them see to it that this process ends too."""
+    # The main thread closes the line when it ends.
+    with contextlib.suppress(OSError):
+        while (content := read_frame_from(line)) is not None:
+            asked.put(msgspec.msgpack.decode(content, type=Ask))
+    asked.put(None)
+    time.sleep(_GRACE_S)
+    # A world that never returns holds the main thread; nobody is left to wait for it.
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Actions on web pages."""

@@ -1,0 +1,460 @@
+"""Parses the action in an agent's text, in BrowserGym's grammar or in WebArena's."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+import msgspec
+
+from agentgym_env.spaces import clean_text
+
+Argument: TypeAlias = str | int | float | bool | tuple[str, ...]
+
+ENDINGS: Final = frozenset({"send_msg_to_user", "report_infeasible"})
+
+"""The kinds of action that end an episode."""
+
+MAX_ACTION_CHARS: Final = 20_000
+
+"""Of a longer text, only the end is read."""
+
+
+class Action(msgspec.Struct, frozen=True):
+    """One action, by BrowserGym's name and with its arguments in BrowserGym's order.
+
+    `click` has (bid, button, modifiers), `fill` (bid, value, whether Enter follows),
+    `select_option` (bid, options), `scroll` (pixels right, pixels down).
+    """
+
+    kind: str
+    args: tuple[Argument, ...] = ()
+
+    def text(self, at: int) -> str:
+        """The argument `at`, which is a text."""
+        return str(self.args[at])
+
+    def texts(self, at: int) -> tuple[str, ...]:
+        """The argument `at`, which is a row of texts."""
+        found = self.args[at]
+        return found if isinstance(found, tuple) else (str(found),)
+
+
+class ActionProblem(msgspec.Struct, frozen=True):
+    """Why a text is no action, and what to write instead."""
+
+    message: str
+
+
+_Reader: TypeAlias = Callable[[object], Argument]
+
+Signature: TypeAlias = Mapping[str, tuple[_Reader, object]]
+
+"""An argument's name -> how it is read, and what it is where it is not given."""
+
+_MOST_CALLS: Final = 40
+
+_WAIT_MS: Final = 1000.0
+
+_BUTTONS: Final = ("left", "middle", "right")
+
+_MODIFIERS: Final = ("Alt", "Control", "ControlOrMeta", "Meta", "Shift")
+
+_REQUIRED: Final = object()
+
+
+class CallGrammar:
+    """The calls that are understood: their names and arguments."""
+
+    def __init__(self, signatures: Mapping[str, Signature]) -> None:
+        self._signatures = signatures
+        self.kinds = frozenset(signatures)
+        """The names of its actions."""
+        self.how_to_call = "Write one of: " + ", ".join(map(self._usage, signatures)) + "."
+        """What an agent is told whose call is none."""
+        self._name = re.compile(rf"\b(?:{'|'.join(signatures)})\(")
+
+    def call_texts(self, text: str) -> list[str]:
+        """The calls of known actions in a text, in order; of very many the last."""
+        starts = [(found.start(), found.end()) for found in self._name.finditer(text)]
+        calls: list[str] = []
+        done = 0
+        for start, inside in starts[-_MOST_CALLS:]:
+            if start < done:
+                continue
+            rest = _ARGUMENTS.match(text, inside)
+            if rest is not None:
+                done = rest.end()
+                calls.append(text[start:done])
+        return calls
+
+    def parse(self, text: str) -> Action | ActionProblem:
+        """Read one call, such as `fill("12", "red lamp")`."""
+        try:
+            call = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return ActionProblem(f"This is not a call: {text[:80]!r}. {self.how_to_call}")
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            return ActionProblem(
+                f"This is not a call of an action: {text[:80]!r}. {self.how_to_call}"
+            )
+        kind = call.func.id
+        if kind not in self._signatures:
+            return ActionProblem(f"There is no action {kind!r}. {self.how_to_call}")
+        signature = self._signatures[kind]
+        try:
+            given = _bind(kind, call, signature)
+            args = tuple(
+                read(given.get(name, default)) for name, (read, default) in signature.items()
+            )
+        except ValueError as error:
+            return ActionProblem(f"ValueError: {error} Write: {self._usage(kind)}.")
+        if kind == "fill":
+            args += (False,)
+        return Action(kind, args)
+
+    def _usage(self, kind: str) -> str:
+        return f"{kind}({', '.join(self._signatures[kind])})"
+
+
+def write_call(action: Action) -> str:
+    """An action in this grammar; a fill with Enter is two calls, each on its line."""
+    args = action.args
+    enter = action.kind == "fill" and args[2]
+    if action.kind == "fill":
+        args = args[:2]
+    elif action.kind in ("click", "dblclick"):
+        args = args[: 3 if args[2] else 2 if args[1] != "left" else 1]
+    elif action.kind == "noop" and args[:1] == (_WAIT_MS,):
+        args = ()
+    shown = ", ".join(repr(list(a) if isinstance(a, tuple) else a) for a in args)
+    return f"{action.kind}({shown})" + ("\nkeyboard_press('Enter')" if enter else "")
+
+
+def _bind(kind: str, call: ast.Call, signature: Signature) -> dict[str, object]:
+    names = list(signature)
+    if len(call.args) > len(names):
+        raise ValueError(f"{kind} takes {len(names)} arguments, got {len(call.args)}.")
+    nodes = dict(zip(names, call.args, strict=False))
+    for keyword in call.keywords:
+        if keyword.arg not in names or keyword.arg in nodes:
+            raise ValueError(f"{kind} has no argument {keyword.arg!r} to give here.")
+        nodes[str(keyword.arg)] = keyword.value
+    missing = [n for n in names if n not in nodes and signature[n][1] is _REQUIRED]
+    if missing:
+        raise ValueError(f"{kind} needs {', '.join(missing)}.")
+    try:
+        return {name: ast.literal_eval(node) for name, node in nodes.items()}
+    except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError) as error:
+        raise ValueError(f"{kind} takes only plain texts, numbers and lists.") from error
+
+
+def _text(given: object) -> str:
+    if isinstance(given, str):
+        # JSON writes one character above U+FFFF as two escapes; a literal reads them as two.
+        return clean_text(given)
+    raise ValueError(f"expected a string, got {str(given)[:40]}.")
+
+
+def _bid(given: object) -> str:
+    return str(given) if type(given) is int else _text(given)
+
+
+def _number(given: object) -> float:
+    if isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e9:
+        return float(given)
+    raise ValueError(f"expected a number, got {str(given)[:40]}.")
+
+
+def _index(given: object) -> int:
+    if type(given) is int and abs(given) < 1e9:
+        return given
+    raise ValueError(f"expected a whole number, got {str(given)[:40]}.")
+
+
+def _options(given: object) -> tuple[str, ...]:
+    if isinstance(given, list | tuple):
+        return tuple(_text(option) for option in given)
+    return (_text(given),)
+
+
+def _button(given: object) -> str:
+    if given in _BUTTONS:
+        return str(given)
+    raise ValueError(f"a button is one of {', '.join(_BUTTONS)}, got {str(given)[:40]}.")
+
+
+def _modifiers(given: object) -> tuple[str, ...]:
+    keys = _options(given)
+    if set(keys) <= set(_MODIFIERS):
+        return keys
+    raise ValueError(f"modifiers are of {', '.join(_MODIFIERS)}, got {str(given)[:40]}.")
+
+
+_AT: Final[Signature] = {"bid": (_bid, _REQUIRED)}
+
+_PLACE: Final[Signature] = {"x": (_number, _REQUIRED), "y": (_number, _REQUIRED)}
+
+_CLICK: Final[Signature] = {
+    "button": (_button, "left"),
+    "modifiers": (_modifiers, ()),
+}
+
+_KEY: Final[Signature] = {"key": (_text, _REQUIRED)}
+
+_ON_A_PAGE: Final[dict[str, Signature]] = {
+    "noop": {"wait_ms": (_number, _WAIT_MS)},
+    "scroll": {"delta_x": (_number, _REQUIRED), "delta_y": (_number, _REQUIRED)},
+    "keyboard_press": _KEY,
+    "click": {**_AT, **_CLICK},
+    "fill": {**_AT, "value": (_text, _REQUIRED)},
+    "hover": _AT,
+    "select_option": {**_AT, "options": (_options, _REQUIRED)},
+}
+
+_ON_SITES: Final[dict[str, Signature]] = {
+    **_ON_A_PAGE,
+    "tab_focus": {"index": (_index, _REQUIRED)},
+    "new_tab": {},
+    "go_back": {},
+    "go_forward": {},
+    "goto": {"url": (_text, _REQUIRED)},
+    "tab_close": {},
+    "send_msg_to_user": {"text": (_text, _REQUIRED)},
+    "report_infeasible": {"reason": (_text, _REQUIRED)},
+}
+
+SITES: Final = CallGrammar(_ON_SITES)
+
+"""Calls on web sites: BrowserGym's subset webarena."""
+
+_ON_WIDGETS: Final[dict[str, Signature]] = {
+        **_ON_A_PAGE,
+        "dblclick": {**_AT, **_CLICK},
+        "press": {**_AT, "key_comb": (_text, _REQUIRED)},
+        "focus": _AT,
+        "clear": _AT,
+        "drag_and_drop": {"from_bid": (_bid, _REQUIRED), "to_bid": (_bid, _REQUIRED)},
+        "scroll_at": {**_PLACE, "dx": (_number, _REQUIRED), "dy": (_number, _REQUIRED)},
+        "mouse_move": _PLACE,
+        "mouse_down": {**_PLACE, "button": (_button, "left")},
+        "mouse_up": {**_PLACE, "button": (_button, "left")},
+        "mouse_click": {**_PLACE, "button": (_button, "left")},
+        "mouse_dblclick": {**_PLACE, "button": (_button, "left")},
+        "mouse_drag_and_drop": {
+            "from_x": (_number, _REQUIRED), "from_y": (_number, _REQUIRED),
+            "to_x": (_number, _REQUIRED), "to_y": (_number, _REQUIRED),
+        },
+        "keyboard_down": _KEY,
+        "keyboard_up": _KEY,
+        "keyboard_type": {"text": (_text, _REQUIRED)},
+        "keyboard_insert_text": {"text": (_text, _REQUIRED)},
+}  # fmt: skip
+
+WIDGETS: Final = CallGrammar(_ON_WIDGETS)
+
+"""Calls on one page with widgets: BrowserGym's subsets bid and coord, without its uploads."""
+
+ALL: Final = CallGrammar(_ON_SITES | _ON_WIDGETS)
+
+"""Both."""
+
+_ARGUMENTS: Final = re.compile(
+    r"""(?:[^()'"]|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")*+\)""", re.DOTALL
+)
+
+"""The rest of a call; possessive, so that it never goes back."""
+
+WINDOW_HEIGHT: Final = 720.0
+
+"""The pixels that one `scroll` moves."""
+
+HOW_TO_WRITE: Final = (
+    "Write one of: click [id], type [id] [text] [1], select [id] [option], hover [id], "
+    "press [keys], scroll [down], new_tab, tab_focus [index], close_tab, goto [url], go_back, "
+    "go_forward, stop [answer]."
+)
+
+_BARE: Final = {
+    "close_tab": "tab_close",
+    "go_back": "go_back",
+    "go_forward": "go_forward",
+    "new_tab": "new_tab",
+    "noop": "noop",
+}
+
+_ONE_TEXT: Final = {
+    "goto": "goto",
+    "hover": "hover",
+    "stop": "send_msg_to_user",
+}
+
+_TWO_TEXTS: Final = frozenset({"select", "type"})
+
+_OTHERS: Final = frozenset({"click", "press", "scroll", "tab_focus"})
+
+_KEYS: Final = {
+    "alt": "Alt",
+    "arrowdown": "ArrowDown",
+    "arrowleft": "ArrowLeft",
+    "arrowright": "ArrowRight",
+    "arrowup": "ArrowUp",
+    "backspace": "Backspace",
+    "cmd": "Meta",
+    "ctrl": "Control",
+    "control": "Control",
+    "delete": "Delete",
+    "end": "End",
+    "enter": "Enter",
+    "esc": "Escape",
+    "escape": "Escape",
+    "home": "Home",
+    "meta": "Meta",
+    "pagedown": "PageDown",
+    "pageup": "PageUp",
+    "shift": "Shift",
+    "space": "Space",
+    "tab": "Tab",
+}
+
+_VERB: Final = re.compile(r"[a-z_]+")
+
+_ENTER: Final = re.compile(r"\s*\[(?:press_enter_after=)?([01])\]$")
+
+
+def speaks_ids(text: str) -> bool:
+    """Whether a text begins like an action of this grammar."""
+    verb = _VERB.match(text)
+    if verb is None:
+        return False
+    rest = text[verb.end() :].strip()
+    if verb[0] in _BARE or verb[0] == "stop":
+        return not rest or rest.startswith("[")
+    return verb[0] in _ONE_TEXT.keys() | _TWO_TEXTS | _OTHERS and rest.startswith("[")
+
+
+def parse_id_action(text: str) -> Action | ActionProblem:
+    """Read one action, such as `type [12] [red lamp] [1]`; text may hold brackets and lines."""
+    text = text.strip()
+    match = _VERB.match(text)
+    verb = match[0] if match else ""
+    rest = text[len(verb) :].strip()
+    if verb in _BARE:
+        return Action(_BARE[verb], (1000.0,) if verb == "noop" else ())
+    if verb == "stop" and not rest:
+        return Action("send_msg_to_user", ("",))
+    if not (rest.startswith("[") and rest.endswith("]")):
+        return ActionProblem(f"What follows {verb!r} stands in brackets. {HOW_TO_WRITE}")
+    inner = rest[1:-1]
+    if verb in _ONE_TEXT:
+        return Action(_ONE_TEXT[verb], (inner.strip(),))
+    if verb in _TWO_TEXTS:
+        return _two_texts(verb, rest)
+    args = _other(verb, inner.strip())
+    if args is None:
+        return ActionProblem(f"{verb!r} cannot take [{inner[:40]}]. {HOW_TO_WRITE}")
+    return Action("keyboard_press" if verb == "press" else verb, args)
+
+
+def _two_texts(verb: str, rest: str) -> Action | ActionProblem:
+    bid, _, value = rest[1:].partition("]")
+    value = value.strip()
+    enter = True
+    flag = _ENTER.search(value) if verb == "type" else None
+    if flag is not None and flag.start() > 0:
+        enter, value = flag[1] == "1", value[: flag.start()]
+    if not (value.startswith("[") and value.endswith("]") and len(value) > 1):
+        return ActionProblem(f"{verb!r} takes an id and a text. {HOW_TO_WRITE}")
+    value = value[1:-1]
+    if verb == "select":
+        return Action("select_option", (bid.strip(), (value,)))
+    return Action("fill", (bid.strip(), value, enter))
+
+
+def _other(verb: str, given: str) -> tuple[Argument, ...] | None:
+    if verb == "click":
+        return (given, "left", ())
+    if verb == "press":
+        return (_key_names(given),)
+    if verb == "scroll":
+        way = {"down": 1.0, "up": -1.0}.get(given.removeprefix("direction="))
+        return None if way is None else (0.0, way * WINDOW_HEIGHT)
+    return (int(given),) if given.isdecimal() and len(given) < 6 else None
+
+
+def _key_names(given: str) -> str:
+    """Keys as Playwright names them: `ctrl+a` is `Control+a`."""
+    return "+".join(_KEYS.get(key.strip().lower(), key.strip()) for key in given.split("+"))
+
+
+__all__ = ["ENDINGS", "Action", "ActionProblem", "parse_action", "write_call"]
+
+_FENCE: Final = "```"
+
+_LANGUAGES: Final = ("python", "text", "plaintext", "bash", "action")
+
+_PHRASE: Final = "next action i will perform is"
+
+_NOTHING: Final = "ValueError: Received no action."
+
+_NO_ACTION: Final = (
+    f"{_NOTHING} Write one action, such as click('12'), "
+    "fill('12', 'text'), select_option('12', 'option'), goto('url'), go_back() or "
+    "send_msg_to_user('answer'); or, in ```, click [12], type [12] [text] [1] or stop [answer]."
+)
+
+_TWO_ACTIONS: Final = "ValueError: Received several actions. Write one action a turn."
+
+
+def parse_action(text: str, grammar: CallGrammar = SITES) -> Action | ActionProblem:
+    """The one action of a text: in its last fence, after WebArena's phrase, or in its last lines.
+
+    A text in which a call stands among prose counts by its last line with a call. The work is
+    linear in the text's length.
+    """
+    text = text[-MAX_ACTION_CHARS:]
+    fenced = _last_fence(text)
+    if fenced is not None:
+        found = _whole(fenced, grammar)
+        if found is not None:
+            return found
+    after = text.lower().rfind(_PHRASE)
+    if after >= 0:
+        found = _whole(text[after + len(_PHRASE) :].strip(" \n:.`*\"'"), grammar)
+        if found is not None:
+            return found
+    found = _whole(text.strip(), grammar)
+    if found is not None:
+        return found
+    for line in reversed(text.splitlines()):
+        found = _whole(line.strip(" \t`*"), grammar)
+        if found is not None:
+            return found
+    return ActionProblem(_NO_ACTION if grammar is SITES else f"{_NOTHING} {grammar.how_to_call}")
+
+
+def _whole(text: str, grammar: CallGrammar) -> Action | ActionProblem | None:
+    """The action that a short text is or, among a few words, has; None without any."""
+    if speaks_ids(text):
+        found = parse_id_action(text)
+        if isinstance(found, Action) and found.kind not in grammar.kinds:
+            return ActionProblem(f"There is no action {found.kind!r} here. {grammar.how_to_call}")
+        return found
+    calls = grammar.call_texts(text)
+    if not calls:
+        return None
+    if len(calls) == 1:
+        return grammar.parse(calls[0])
+    return ActionProblem(_TWO_ACTIONS) if text.startswith(calls[0]) else None
+
+
+def _last_fence(text: str) -> str | None:
+    end = text.rfind(_FENCE)
+    start = text.rfind(_FENCE, 0, end) if end > 0 else -1
+    if start < 0:
+        return None
+    inner = text[start + len(_FENCE) : end].strip()
+    first, _, rest = inner.partition("\n")
+    return rest.strip() if first.strip().lower() in _LANGUAGES and rest else inner

@@ -1,0 +1,1 @@
+"""Evaluation of web tasks by WebArena's rules."""

@@ -1,0 +1,1 @@
+"""Our own web sites: a shop, a forum, a code host, an encyclopedia and a map."""

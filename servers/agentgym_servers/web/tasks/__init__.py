@@ -1,0 +1,1 @@
+"""Tasks on web sites, and scripts that solve them."""

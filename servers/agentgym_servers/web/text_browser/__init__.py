@@ -1,0 +1,1 @@
+"""A browser that reads pages without a browser engine."""

@@ -1,0 +1,150 @@
+"""BrowserGym: every task that its packages register, as text, in Chromium (arXiv:2412.05467)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.text_env import TextEnv
+from agentgym_servers.web.actions.parse import ALL, ActionProblem, parse_action, write_call
+from agentgym_servers.web.chromium.browser import ChromiumBrowser
+from agentgym_servers.web.chromium.executable import find_chromium
+from agentgym_servers.web.chromium.messages import StartTask
+from agentgym_servers.web.chromium.task_list import FAMILY, module_of, tasks_of_family
+from agentgym_servers.web.chromium.workers import MOST_EPISODES
+from agentgym_servers.web.front.doors import open_real, open_static
+from agentgym_servers.web.front.front import Door
+from agentgym_servers.web.layouts import View, browsergym_text
+from agentgym_servers.web.sites.site_map import SiteMap, origins_of
+from agentgym_servers.worlds.miniwob.tasks import miniwob_pages
+
+_MINIWOB: Final = "miniwob"
+_HOST: Final = "miniwob.test"
+_MAX_SHOWN: Final = 300
+
+
+class BrowserGym(TextEnv):
+    """Do a task of BrowserGym's: `family="miniwob"`, `"webarena"`, `"openended"` and so on.
+
+    Tasks: `ID/SEED`, such as `miniwob.click-test/17`, for each id that `browsergym.FAMILY`
+    registers where the browser runs; the split `test` has the seeds from 0 to `test_seeds - 1`,
+    and `train` the `train_seeds` that follow. Categories: the ids.
+    Observation and actions: as for `agentgym/WebArena-v0`, and MiniWoB's widgets and places.
+    Reward: the task's own, by its `validate`. The episode ends where the task or the agent ends it.
+
+    `sites` are the addresses that the browser may reach, and no others: those of the task's pages.
+    MiniWoB's own are there without them. `task_kwargs` are the task's settings.
+    """
+
+    instruction = (
+        "You use a web browser to reach a goal. Each turn you see the page as an accessibility "
+        "tree, in which numbers in brackets name its elements, and answer with one action:\n"
+        "click('ID'), dblclick('ID'), fill('ID', 'TEXT'), clear('ID'), focus('ID'), hover('ID')\n"
+        "select_option('ID', 'OPTION'), press('ID', 'KEY'), drag_and_drop('ID', 'ID')\n"
+        "keyboard_press('KEY'), keyboard_type('TEXT'), scroll(0, 200), noop()\n"
+        "mouse_click(X, Y), mouse_move(X, Y), mouse_drag_and_drop(X, Y, X, Y)\n"
+        "goto('URL'), go_back(), go_forward(), new_tab(), tab_focus(NUMBER), tab_close()\n"
+        "send_msg_to_user('TEXT'), report_infeasible('REASON')"
+    )
+    isolated = True
+    # A browser has its own deadline, and several questions make up a reset.
+    step_timeout_s = 180.0
+    max_sessions = MOST_EPISODES * (os.cpu_count() or 1)
+
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        family: str = _MINIWOB,
+        task_kwargs: Mapping[str, Any] | None = None,
+        sites: Sequence[str] = (),
+        train_seeds: int = 100,
+        test_seeds: int = 5,
+    ) -> None:
+        if not FAMILY.fullmatch(family):
+            raise BadRequest(f"a family is a name such as miniwob or webarena, got {family!r}")
+        if train_seeds < 0 or test_seeds < 0 or not train_seeds + test_seeds:
+            raise BadRequest(
+                f"train_seeds and test_seeds are numbers of seeds, got {train_seeds}, {test_seeds}"
+            )
+        find_chromium()  # to say so now, and not in the first episode
+        self.tasks = tasks_of_family(family, train_seeds, test_seeds)  # type: ignore[misc]
+        if not train_seeds:
+            self.default_split = "test"  # type: ignore[misc]
+        super().__init__(render_mode)
+        self._family = family
+        self._task_kwargs = dict(task_kwargs or {})
+        self._sites = SiteMap({str(number): site.rstrip("/") for number, site in enumerate(sites)})
+        self._known = origins_of(self._sites.bases)
+        self._browser: ChromiumBrowser | None = None
+        self._door: Door | None = None
+
+    def _reset(self, task: str) -> str:
+        self._close()
+        name, _, seed = task.rpartition("/")
+        kwargs = dict(self._task_kwargs)
+        if self._family == _MINIWOB and not self._sites.bases:
+            self._door = open_static(_HOST, miniwob_pages())
+            kwargs.setdefault("base_url", f"http://{_HOST}/miniwob/")
+        else:
+            self._door = open_real(self._sites)
+        start = StartTask(
+            secrets.token_hex(8),
+            self._door.address,
+            f"browsergym/{name}",
+            module_of(self._family),
+            int(seed),
+            kwargs,
+        )
+        self._solved = False
+        try:
+            self._browser = ChromiumBrowser(start, lambda origin: origin in self._known)
+        except BaseException:
+            self._close()
+            raise
+        return self._told("", "")
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        assert self._browser is not None
+        found = parse_action(action, ALL)
+        if isinstance(found, ActionProblem):
+            return self._told(action[:_MAX_SHOWN], found.message), 0.0, False
+        error = self._browser.act(found)
+        seen = self._browser.seen
+        self._solved = seen.done and seen.reward > 0
+        return self._told(write_call(found)[:_MAX_SHOWN], error), seen.reward, seen.done
+
+    def success(self) -> bool:
+        """Whether the task ended with a reward above 0."""
+        return self._solved
+
+    def has_expert(self) -> bool:
+        """BrowserGym's `cheat` acts on the page itself, and gives no actions to follow."""
+        return False
+
+    def expert(self) -> Iterator[str]:
+        """There is none."""
+        return iter(())
+
+    def close(self) -> None:
+        """End the page."""
+        self._close()
+        super().close()
+
+    def _close(self) -> None:
+        browser, self._browser = self._browser, None
+        door, self._door = self._door, None
+        try:
+            if browser is not None:
+                browser.close()
+        finally:
+            if door is not None:
+                door.close()
+
+    def _told(self, last: str, error: str) -> str:
+        browser = self._browser
+        assert browser is not None
+        view = View(browser.seen.goal, browser.tabs, browser.active, browser.tree(), last, error)
+        return browsergym_text(view)

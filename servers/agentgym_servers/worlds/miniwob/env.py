@@ -1,0 +1,135 @@
+"""MiniWoB++: small tasks on single pages with widgets (arXiv:1802.08802), in Chromium."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from typing import Final
+
+from agentgym_env.text_env import TextEnv
+from agentgym_servers.web.actions.parse import WIDGETS, ActionProblem, parse_action, write_call
+from agentgym_servers.web.chromium.browser import ChromiumBrowser
+from agentgym_servers.web.chromium.executable import find_chromium
+from agentgym_servers.web.chromium.messages import StartMiniWoB
+from agentgym_servers.web.chromium.workers import MOST_EPISODES
+from agentgym_servers.web.front.doors import open_static
+from agentgym_servers.web.layouts import View, browsergym_text
+from agentgym_servers.worlds.miniwob.experts import EXPERTS
+from agentgym_servers.worlds.miniwob.filling import Sight
+from agentgym_servers.worlds.miniwob.tasks import miniwob_pages, miniwob_tasks
+
+_HOST: Final = "miniwob.test"
+_BASE: Final = f"http://{_HOST}/miniwob/"
+_MAX_SHOWN: Final = 300
+_TRIES: Final = 4
+"""Of an action by the expert: BrowserGym waits half a second for an element, no longer."""
+
+logger = logging.getLogger(__name__)
+
+
+class MiniWoB(TextEnv):
+    """Click, type and drag on one small page as its sentence says.
+
+    Tasks: `TASK/SEED` for the 125 tasks that BrowserGym has; the split `test` is its benchmark's
+    seeds 0 to 4, and `train` has 100 others of each task. Categories: the tasks.
+    Observation: the page's accessibility tree with an id for each element, the sentence and the
+    last action, in BrowserGym's layout. Some tasks are about shapes and places that no tree shows.
+    Actions: one a turn, as BrowserGym's calls, by ids or by places: pixels of the page from the
+    top left corner of its window of 332 x 214 (BrowserGym's own count pixels of screenshots that
+    are half as large again).
+    Reward: 1 when the page says that the task is done right, else 0; it ends the episode, and so
+    does what the page calls wrong. As with BrowserGym, a page that rewards something half right
+    says right. The tasks' clocks are off; stock-market and terminal alone show a time of their own.
+    """
+
+    instruction = (
+        "You do a small task on a web page. Each turn you see the page as an accessibility tree, "
+        "in which numbers in brackets name its elements, and answer with one action:\n"
+        "click('ID'), dblclick('ID'), fill('ID', 'TEXT'), clear('ID'), focus('ID'), hover('ID')\n"
+        "select_option('ID', 'OPTION'), press('ID', 'KEY'), drag_and_drop('ID', 'ID')\n"
+        "keyboard_press('KEY'), keyboard_type('TEXT'), scroll(0, 200), noop()\n"
+        "mouse_click(X, Y), mouse_move(X, Y), mouse_down(X, Y), mouse_up(X, Y), "
+        "mouse_drag_and_drop(X, Y, X, Y)"
+    )
+    isolated = True
+    # A browser has its own deadline, and several questions make up a reset.
+    step_timeout_s = 180.0
+    max_sessions = MOST_EPISODES * (os.cpu_count() or 1)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        find_chromium()  # to say so now, and not in the first episode
+        self._pages = miniwob_pages()
+        self.tasks = miniwob_tasks()  # type: ignore[misc]
+        super().__init__(render_mode)
+        self._browser: ChromiumBrowser | None = None
+
+    def _reset(self, task: str) -> str:
+        self._close()
+        name, _, seed = task.partition("/")
+        door = open_static(_HOST, self._pages)
+        start = StartMiniWoB(secrets.token_hex(8), door.address, _BASE, name, int(seed))
+        try:
+            self._browser = browser = ChromiumBrowser(start, lambda origin: False)
+        except BaseException:
+            door.close()
+            raise
+        self._door = door
+        self._name, self._solved, self._refused = name, False, False
+        return self._told(browser, "", "")
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        assert self._browser is not None
+        found = parse_action(action, WIDGETS)
+        self._refused = isinstance(found, ActionProblem)
+        if isinstance(found, ActionProblem):
+            return self._told(self._browser, action[:_MAX_SHOWN], found.message), 0.0, False
+        error = self._browser.act(found)
+        self._refused = bool(error)
+        seen = self._browser.seen
+        self._solved = seen.done and seen.reward > 0
+        told = self._told(self._browser, write_call(found)[:_MAX_SHOWN], error)
+        return told, seen.reward if seen.done else 0.0, seen.done
+
+    def success(self) -> bool:
+        """Whether the page says that the task is done right."""
+        return self._solved
+
+    def invalid_action(self) -> bool:
+        """Whether the last action was not understood, or the page could not do it."""
+        return self._refused
+
+    def expert(self) -> Iterator[str]:
+        """Do the task by a script; tasks without one yield nothing."""
+        browser, script = self._browser, EXPERTS.get(self._name)
+        if browser is None or script is None:
+            return
+        try:
+            for action in script(browser.seen.goal, Sight(browser.tree)):
+                for _ in range(_TRIES):
+                    yield action
+                    if not browser.seen.error:
+                        break
+        except LookupError as error:
+            # Other actions than its own have led elsewhere.
+            logger.debug("the expert of %s has no more advice: %s", self._name, error)
+
+    def close(self) -> None:
+        """End the page."""
+        self._close()
+        super().close()
+
+    def _close(self) -> None:
+        browser, self._browser = self._browser, None
+        if browser is not None:
+            try:
+                browser.close()
+            finally:
+                self._door.close()
+
+    def _told(self, browser: ChromiumBrowser, last: str, error: str) -> str:
+        goal = browser.seen.goal
+        return browsergym_text(
+            View(goal, browser.tabs, browser.active, browser.tree(), last, error)
+        )

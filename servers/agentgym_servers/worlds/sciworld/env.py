@@ -1,0 +1,148 @@
+"""SciWorld: elementary science in a simulated house (ScienceWorld, arXiv:2203.07540)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from agentgym_env.errors import BadRequest, EnvironmentFault
+from agentgym_env.text_env import TextEnv
+from agentgym_servers.worlds.sciworld.oracle import gold_path
+from agentgym_servers.worlds.sciworld.simulator import Simulator, borrow, find_java, give_back
+from agentgym_servers.worlds.sciworld.tasks import parse_simplifications, sciworld_tasks
+
+_MAX_ACTION = 1000
+_UNKNOWN = "No known action matches that input."
+_RESET_TASK = re.compile(r"\s*reset\s+task\s*", re.ASCII | re.IGNORECASE)
+_NO_RESET = "`reset task` is not possible here: what is done stays done."
+
+
+class SciWorld(TextEnv):
+    """Do an experiment, such as boiling water or finding out whether a thing conducts electricity.
+
+    Tasks: `TASK/VARIATION` for the 30 tasks of ScienceWorld with its own splits `train`, `dev` and
+    `test`; `sciworld_N` is AgentGym's number N. Categories: the tasks.
+    Observation: the simulator's own text; the first one holds the task and the look of the place.
+    Reward: the share of the task that an action gets done, so that an episode's rewards add up to
+    the score, at most 1. Focusing on a wrong thing fails the task: the score becomes -1, and the
+    reward makes up the difference. The episode ends then, when the task is done, and when
+    `move_limit` moves are used up, as in ScienceWorld's own environment. Looking takes no move and
+    `wait` takes ten.
+
+    `simplifications` are ScienceWorld's: `easy`, or some of `teleportAction`, `openDoors`,
+    `openContainers`, `selfWateringFlowerPots`, `noElectricalAction`.
+    """
+
+    instruction = (
+        "You are in a house with a workshop, a kitchen, an art studio, a greenhouse, a foundry and "
+        "other places, and are given a task to do there. Each turn, answer with one action:\n"
+        "look around, look at OBJECT, look in OBJECT, read OBJECT, inventory, task\n"
+        "open OBJECT, close OBJECT - a door or a container\n"
+        "go to PLACE - through an open door\n"
+        "pick up OBJECT, put down OBJECT, move OBJECT to OBJECT\n"
+        "pour OBJECT into OBJECT, dunk OBJECT into OBJECT\n"
+        "mix OBJECT - mix what a container holds\n"
+        "activate OBJECT, deactivate OBJECT, use OBJECT on OBJECT, use OBJECT\n"
+        "connect OBJECT to OBJECT, disconnect OBJECT - electrical parts\n"
+        "eat OBJECT, flush OBJECT\n"
+        "focus on OBJECT - say which thing the task is about; a wrong one fails the task\n"
+        "wait - for ten moves; wait1 - for one\n"
+        "When a request is ambiguous, answer with the number of the one you mean. Moves are "
+        "limited."
+    )
+    isolated = True
+    step_timeout_s = 120.0  # a simulator has its own deadline; this one would end its neighbours
+    max_sessions = 64  # each has a JVM
+
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        simplifications: str | Sequence[str] = "",
+        move_limit: int = 100,
+    ) -> None:
+        if move_limit < 1:
+            raise BadRequest(f"move_limit is at least 1, got {move_limit}")
+        find_java()  # to say so now, and not in the first episode
+        self._simplifications = parse_simplifications(simplifications)
+        self._move_limit = move_limit
+        self.tasks = sciworld_tasks(self._simplifications)  # type: ignore[misc]
+        super().__init__(render_mode)
+        self._simulator: Simulator | None = None
+        self._percent = 0
+        self._taken: list[str] = []
+        self._valid: list[str] | None = None
+
+    def _reset(self, task: str) -> str:
+        name, _, variation = task.partition("/")
+        if self._simulator is None or not self._simulator.alive:
+            self._simulator = borrow()
+        self._simulator.load(name, int(variation), self._simplifications)
+        self._percent, self._taken, self._valid = 0, [], None
+        self._refused = False
+        self._name, self._variation = name, int(variation)
+        return f"{self._simulator.describe_task()}\n{self._simulator.step('look around')}"
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        self._refused = True
+        if _RESET_TASK.fullmatch(action):
+            return _NO_RESET, 0.0, False
+        if len(action) > _MAX_ACTION:
+            return _UNKNOWN, 0.0, False
+        simulator = self._running()
+        observation = simulator.step(action)
+        self._refused = observation.startswith(_UNKNOWN)
+        self._valid = None
+        self._taken.append(action)
+        before, self._percent = self._percent, simulator.score()
+        over = (
+            simulator.completed() or self._percent < 0 or simulator.moves() > self._move_limit
+        )  # fmt: skip
+        return observation, (self._percent - before) / 100, over
+
+    def success(self) -> bool:
+        """Whether the whole task is done."""
+        return self._percent >= 100
+
+    def score(self) -> float:
+        """The share of the task that is done, 0 to 1, or -1 after a wrong focus."""
+        return self._percent / 100
+
+    def invalid_action(self) -> bool:
+        """Whether the simulator did not understand the last action, effect or none."""
+        return self._refused
+
+    def available_actions(self) -> list[str]:
+        """What the simulator accepts now, some hundreds of actions, or the numbers it asks for.
+
+        It takes the simulator tens of milliseconds, and is asked once a turn.
+        """
+        if self._valid is None:
+            listed = self._running().valid_actions()
+            self._valid = [action for action in listed if not _RESET_TASK.fullmatch(action)]
+        return list(self._valid)
+
+    def expert(self) -> Iterator[str]:
+        """Follow the simulator's own way from the start of the episode.
+
+        It yields nothing when other actions were taken before, or when that way takes more moves
+        than the limit allows (docs/sciworld.md lists the tasks).
+        """
+        path = gold_path(self._name, self._variation, self._simplifications)
+        if path.moves > self._move_limit:
+            return
+        for done in range(len(self._taken), len(path.actions)):
+            if self._taken != path.actions[:done]:
+                return
+            yield path.actions[done]
+
+    def close(self) -> None:
+        """Leave the simulator to the next episode."""
+        simulator, self._simulator = self._simulator, None
+        if simulator is not None:
+            give_back(simulator)
+        super().close()
+
+    def _running(self) -> Simulator:
+        if self._simulator is None:
+            raise EnvironmentFault("the environment is closed; reset it", "environment_error")
+        return self._simulator

@@ -1,0 +1,345 @@
+"""Search: answer questions by searching a corpus, as in Search-R1 (arXiv:2503.09516)."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.text_env import TextEnv
+from agentgym_servers.host.logs import event
+from agentgym_servers.worlds.search.generated_world.facts import SCHEME, WorldSpec
+from agentgym_servers.worlds.search.generated_world.generate import generate
+from agentgym_servers.worlds.search.generated_world.grammar import Solving, World
+from agentgym_servers.worlds.search.generated_world.language import normal
+from agentgym_servers.worlds.search.retrieval.build import build_index
+from agentgym_servers.worlds.search.retrieval.corpus import Hit, Passage, Retriever, RetrieverFailed
+from agentgym_servers.worlds.search.retrieval.retriever import IndexRetriever, open_retriever
+from agentgym_servers.worlds.search.tasks import QuestionSet, read_questions, world_questions
+from agentgym_servers.worlds.search.timezones import NAME, timezones
+
+
+def exact_match(answer: str, golden: Sequence[str]) -> bool:
+    """Whether the answer is one of the golden ones after normalisation."""
+    return _key(answer) in map(_key, golden)
+
+
+def sub_exact_match(answer: str, golden: Sequence[str]) -> bool:
+    """Whether the answer contains one of the golden ones after normalisation."""
+    said = _key(answer)
+    return any(key in said for key in map(_key, golden) if key)
+
+
+def f1(answer: str, golden: Sequence[str]) -> float:
+    """The best F1 of words that the answer and a golden one share."""
+    said = _key(answer).split()
+    return max((_f1(said, _key(text).split()) for text in golden), default=0.0)
+
+
+def _key(text: str) -> str:
+    """A text as it is compared: one of articles and punctuation alone, such as "The", as it is.
+
+    SQuAD's rule leaves nothing of those, so that an empty answer would be right.
+    """
+    return normal(text) or " ".join(text.lower().split())
+
+
+def _f1(said: Sequence[str], golden: Sequence[str]) -> float:
+    common = (Counter(said) & Counter(golden)).total()
+    return 2 * common / (len(said) + len(golden)) if common else 0.0
+
+
+@lru_cache(maxsize=4)
+def open_world(corpus: str) -> World:
+    """The world of a corpus such as `synthetic:0` or `timezones`; the last few are kept."""
+    if corpus.partition("?")[0].partition(":")[0] == SCHEME:
+        return generate(WorldSpec.parse(corpus))
+    if corpus == NAME:
+        return timezones()
+    raise BadRequest(
+        f"no corpus {corpus[:100]!r} comes with the package; there are {SCHEME}:SEED, with "
+        f"parameters as in 'synthetic:7?hops=3-4', and {NAME}"
+    )
+
+
+REMOTE_TIMEOUT_S: Final = 10.0
+
+"""How long a retriever behind HTTP may take for one search, repeats included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """What can be asked, and what finds passages."""
+
+    questions: QuestionSet
+    retriever: Retriever
+    solver: Callable[[str], Solving] | None
+    """The expert, where the questions are a world's own."""
+
+
+@cache
+def shelf(corpus: str, retriever: str | None, questions: str | None) -> Shelf:
+    """The shelf of these settings, made once; the same parts are shared by several shelves."""
+    if questions is not None:
+        if retriever is None:
+            raise BadRequest(
+                f"the questions {questions} come without passages; name a retriever for them: the "
+                "folder of an index, or an http address"
+            )
+        return Shelf(_read(questions), _opened(retriever), None)
+    world = open_world(corpus)
+    finder = _embedded(corpus) if retriever is None else _opened(retriever)
+    return Shelf(_asked(corpus), finder, world.solver)
+
+
+@cache
+def _asked(corpus: str) -> QuestionSet:
+    return world_questions(open_world(corpus))
+
+
+@cache
+def _read(questions: str) -> QuestionSet:
+    return read_questions(questions)
+
+
+@cache
+def _opened(where: str) -> Retriever:
+    return open_retriever(where, timeout_s=REMOTE_TIMEOUT_S)
+
+
+@cache
+def _embedded(corpus: str) -> Retriever:
+    return embedded_index(open_world(corpus).passages)
+
+
+def embedded_index(passages: Sequence[Passage]) -> Retriever:
+    """A BM25 index of passages for this process alone."""
+    # bm25s is needed for making an index only: a retriever of one's own does without.
+    maker = import_module("agentgym_servers.worlds.search.retrieval.bm25_build").Bm25Maker()
+    # The index stays mapped into memory when its files are gone; where a system does not allow
+    # that, they are left to it.
+    with tempfile.TemporaryDirectory(prefix="agentgym-", ignore_cleanup_errors=True) as folder:
+        corpus = Path(folder) / "corpus.jsonl"
+        corpus.write_bytes(b"".join(msgspec.json.encode(p) + b"\n" for p in passages))
+        build_index(corpus, Path(folder) / "index", maker)
+        return IndexRetriever(Path(folder) / "index")
+
+
+MOST_PASSAGES = 100
+
+_MAX_PASSAGE_CHARS = 8_000  # 100 such passages fit an observation
+
+
+class Move(NamedTuple):
+    """A turn that can be understood."""
+
+    kind: str
+    """`search` or `answer`."""
+    text: str
+
+
+def read_move(action: str) -> Move | None:
+    r"""The first search or answer of a turn, whatever is around it.
+
+    It is the first match of `<(search|answer)>(.*?)</\1>`, in time that grows with the length.
+    """
+    kinds = ("search", "answer")
+    found = [(pair[0], kind, pair[1]) for kind in kinds if (pair := _pair(action, kind, 0))]
+    if not found:
+        return None
+    _, kind, text = min(found)
+    return Move(kind, text.strip())
+
+
+def last_answer(action: str) -> str:
+    """The text of the last `<answer>...</answer>`, which is what the original compares."""
+    text, place = "", 0
+    while pair := _pair(action, "answer", place):
+        _, text, place = pair
+    return text.strip()
+
+
+def shown(hits: Sequence[Hit]) -> str:
+    """Passages as Search-R1 writes them: `Doc 1(Title: "Title") Text`, one a line."""
+    lines = [f"Doc {number}{_document(hit)}" for number, hit in enumerate(hits, 1)]
+    return f"<information>{''.join(lines).strip()}</information>"
+
+
+def searched(query: str) -> str:
+    """The turn that searches for a query."""
+    return f"<search>{query}</search>"
+
+
+def answered(text: str) -> str:
+    """The turn that gives an answer."""
+    return f"<answer>{text}</answer>"
+
+
+def _document(hit: Hit) -> str:
+    title, _, text = hit.passage.contents[:_MAX_PASSAGE_CHARS].partition("\n")
+    return f"(Title: {title}) {text}\n"
+
+
+def _pair(text: str, kind: str, place: int) -> tuple[int, str, int] | None:
+    """The first pair of tags from `place` on: where it begins, what it holds, where it ends."""
+    opening, closing = f"<{kind}>", f"</{kind}>"
+    start = text.find(opening, place)
+    end = text.find(closing, start + len(opening)) if start >= 0 else -1
+    return (start, text[start + len(opening) : end], end + len(closing)) if end >= 0 else None
+
+
+logger = logging.getLogger(__name__)
+
+_HOW = (
+    "Answer the question. Find what you need to know in a collection of texts: each turn, search "
+    "or give the answer. You may think first, between <think> and </think>.\n"
+    "<search>what to look for</search> - the passages that fit best come back between "
+    "<information> and </information>; search as often as needed\n"
+    "<answer>the answer</answer> - a name, a number or a few words, with no explanation\n"
+    "The first of these in a turn counts. "
+)
+
+_NO_MOVE = (
+    "This turn has neither a search nor an answer. Write <search>what to look for</search> or "
+    "<answer>the answer</answer>."
+)
+
+_EMPTY_QUERY = "The query is empty. Write what to look for between <search> and </search>."
+
+_NO_REPLY = "The search engine did not answer. Try again."
+
+_NOTHING = "<information>Nothing was found. Try other words.</information>"
+
+_LEGACY_WRONG = "The answer is wrong. You may search on and answer again."
+
+
+class Search(TextEnv):
+    """Answer a question about a corpus, by searching it as often as needed.
+
+    Tasks: the questions of `corpus` (`synthetic:SEED`, with parameters as in
+    `synthetic:7?hops=3-4`, or `timezones`), with its splits and categories; or those of
+    `questions`: a .jsonl or .parquet file, a folder of them, `hf:NAME[:CONFIG][:SPLIT]`, or
+    `searchr1:FOLDER` for Search-R1's seven datasets. `searchqa_N` is AgentGym's number N.
+    Observation: the question; then the `topk` passages that a search finds, between
+    `<information>` and `</information>`.
+    Reward: 1 for an answer that equals a golden one after SQuAD's normalisation, else 0; an answer
+    ends the episode. The info has `retrieval_errors`, and after an answer its `f1` and `sub_em`.
+
+    `retriever` is the folder of an index or an http address (default: BM25 over the corpus, in
+    this process). `legacy=True` lets a wrong answer be tried again, as AgentGym does.
+    """
+
+    instruction = _HOW + "There is one answer: it ends the episode, right or wrong."
+
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        corpus: str = "synthetic:0",
+        retriever: str | None = None,
+        questions: str | None = None,
+        topk: int = 3,
+        legacy: bool = False,
+    ) -> None:
+        if not isinstance(topk, int) or not 1 <= topk <= MOST_PASSAGES:
+            raise BadRequest(f"topk is a whole number from 1 to {MOST_PASSAGES}, got {topk!r}")
+        self._shelf = shelf(corpus, retriever, questions)
+        self._finder = corpus if retriever is None else retriever
+        self.tasks = self._shelf.questions.tasks  # type: ignore[misc]
+        if self.default_split not in self.tasks.splits:
+            self.default_split = next(iter(self.tasks.splits))  # type: ignore[misc]
+        if legacy:
+            self.instruction = _HOW + "After a wrong answer you may go on."  # type: ignore[misc]
+        super().__init__(render_mode)
+        self._topk, self._legacy = topk, legacy
+
+    def _reset(self, task: str) -> str:
+        self._item = self._shelf.questions.items[task]
+        self._query = ""
+        self._hits: Sequence[Hit] | None = None
+        self._failures, self._solved, self._refused = 0, False, False
+        self._quality: dict[str, str | int | float] = {}
+        if self._legacy:
+            return f"{self.instruction}\n\n Question: {self._item.question}"
+        return f"Question: {self._item.question}"
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        move = read_move(action)
+        self._refused = move is None or (move.kind == "search" and not move.text)
+        if move is None:
+            return _NO_MOVE, 0.0, False
+        if move.kind == "search":
+            return self._search(move.text), 0.0, False
+        return self._answer(last_answer(action) if self._legacy else move.text)
+
+    def _search(self, query: str) -> str:
+        self._query, self._hits = query, None
+        if not query:
+            return _EMPTY_QUERY
+        try:
+            (self._hits,) = self._shelf.retriever.search([query], self._topk)
+        except RetrieverFailed as error:
+            self._failures += 1
+            self.incidents.append("retrieval_failed")
+            cause = type(error.__cause__ or error).__name__
+            event(logger, logging.WARNING, "retrieval_failed", retriever=self._finder, cause=cause)
+            # A server's answer may quote the query, which is no business of a log.
+            logger.debug("%s", error)
+            return _NO_REPLY
+        told = shown(self._hits) if self._hits or self._legacy else _NOTHING
+        return told if self._legacy else f"\n\n{told}\n\n"
+
+    def _answer(self, answer: str) -> tuple[str, float, bool]:
+        golden = self._item.answers
+        self._solved = exact_match(answer, golden)
+        self._quality = {
+            "f1": f1(answer, golden),
+            "sub_em": int(sub_exact_match(answer, golden)),
+        }
+        if self._solved:
+            return "The answer is right.", 1.0, True
+        if self._legacy:
+            return _LEGACY_WRONG, 0.0, False
+        return "The answer is wrong.", 0.0, True
+
+    def success(self) -> bool:
+        """Whether a right answer was given."""
+        return self._solved
+
+    def invalid_action(self) -> bool:
+        """Whether the last turn had neither a query nor an answer."""
+        return self._refused
+
+    def details(self) -> dict[str, str | int | float]:
+        """How often the retriever failed; and how good the last answer is, once there is one."""
+        return {"retrieval_errors": self._failures, **self._quality}
+
+    def has_expert(self) -> bool:
+        """Whether the questions are those of a world that comes with the package."""
+        return self._shelf.solver is not None
+
+    def expert(self) -> Iterator[str]:
+        """Search and read as the world's expert does, whatever others do in between."""
+        if self._shelf.solver is None:
+            raise NotImplementedError("questions of files have no expert")
+        return self._solve(self._shelf.solver(self._item.question))
+
+    def _solve(self, solving: Solving) -> Iterator[str]:
+        try:
+            query = next(solving)
+            while True:
+                # Again where the search failed, or somebody else searched for something else.
+                while self._query != query.strip() or self._hits is None:
+                    yield searched(query)
+                query = solving.send([hit.passage for hit in self._hits])
+        except StopIteration as end:
+            while end.value:
+                yield answered(end.value)

@@ -1,0 +1,208 @@
+"""`agentgym serve-retriever`: the ASGI application of a retriever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.wire import JSON, STATUS, ErrorBody, WireError
+from agentgym_servers.host.app import App, Receive, Send, headers_of, read_body
+from agentgym_servers.host.logs import configure_logs
+from agentgym_servers.host.request_guard import (
+    ALLOWED_HOST_HELP,
+    RequestGuard,
+    check_content_type,
+    is_loopback,
+)
+from agentgym_servers.host.serving import listen, run_server
+from agentgym_servers.worlds.search.retrieval.corpus import Hit, Manifest, Retriever
+from agentgym_servers.worlds.search.retrieval.remote import (
+    PATH,
+    Document,
+    Query,
+    Reply,
+    ScoredDocument,
+    ScoredReply,
+)
+from agentgym_servers.worlds.search.retrieval.retriever import IndexRetriever
+
+logger = logging.getLogger(__name__)
+
+MAX_HITS = 100_000
+
+"""Most passages that one call may ask for, over all its queries."""
+
+_METHODS = {PATH: "POST", "/health": "GET"}
+
+_decode = msgspec.json.Decoder(Query).decode
+
+_encode = msgspec.json.encode
+
+_Answer = tuple[int, bytes]
+
+
+def make_search_app(
+    retriever: Retriever,
+    health: dict[str, Any],
+    *,
+    guard: RequestGuard | None = None,
+    topk: int = 3,
+    max_body_bytes: int = 16 * 2**20,
+    threads: int = 1,
+) -> App:
+    """The application; `topk` is for calls that name none, `health` what `/health` tells.
+
+    Searches run in threads, so the event loop answers while they do.
+    """
+    guarded = guard or RequestGuard()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
+
+    async def answer(scope: MutableMapping[str, Any], receive: Receive) -> _Answer | None:
+        path = scope["path"]
+        headers = headers_of(scope)
+        if (error := guarded.check_headers(headers)) is not None:
+            return _failed(STATUS[error.code], error.code, error.message)
+        if path not in _METHODS:
+            return _failed(404, "unknown_route", f"there is no {path[:100]}; POST to {PATH}")
+        if scope["method"] != _METHODS[path]:
+            return _failed(405, "wrong_method", f"{path} takes {_METHODS[path]}")
+        body = await read_body(receive, max_body_bytes)
+        if body is None:
+            return None
+        if len(body) > max_body_bytes:
+            text = f"the body is above {max_body_bytes} bytes; ask in several calls"
+            return _failed(413, "too_large", text)
+        content_type = headers.get(b"content-type", "")
+        error = check_content_type(scope["method"], body, content_type, (JSON,))
+        if error is not None:
+            return _failed(STATUS[error.code], error.code, error.message)
+        if path == "/health":
+            return 200, _encode(health)
+        query = _read(body, topk)
+        if not isinstance(query, Query):
+            return query
+        return await asyncio.get_running_loop().run_in_executor(pool, _search, retriever, query)
+
+    async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(pool, receive, send)
+        elif (answered := await answer(scope, receive)) is not None:
+            await _send(send, scope, *answered)
+
+    return app
+
+
+def _read(body: bytes, topk: int) -> Query | _Answer:
+    """What is asked, its `topk` filled in; or the answer to a body that asks nothing."""
+    try:
+        query = _decode(body)
+    except msgspec.ValidationError as error:
+        return _failed(422, "bad_request", f"the body is not what {PATH} takes: {error}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _failed(400, "bad_request", f"the body is not JSON: {error}")
+    query.topk = query.topk or topk
+    if len(query.queries) * query.topk > MAX_HITS:
+        text = (
+            f"{len(query.queries)} queries for {query.topk} passages each are more than "
+            f"{MAX_HITS} passages; ask in several calls"
+        )
+        return _failed(422, "bad_request", text)
+    return query
+
+
+def _search(retriever: Retriever, query: Query) -> _Answer:
+    """The answer to a good question; in a thread."""
+    try:
+        found = retriever.search(query.queries, query.topk or 1)
+    except AgentGymError as error:
+        logger.warning("a search failed: %s", error)
+        return _failed(502, "retriever_failed", str(error))
+    if query.return_scores:
+        scored = [[ScoredDocument(_document(hit), hit.score) for hit in hits] for hits in found]
+        return 200, _encode(ScoredReply(scored))
+    return 200, _encode(Reply([[_document(hit) for hit in hits] for hits in found]))
+
+
+def _document(hit: Hit) -> Document:
+    return Document(id=hit.passage.id, contents=hit.passage.contents)
+
+
+def _failed(status: int, code: str, message: str) -> _Answer:
+    return status, _encode(ErrorBody(WireError(code, message)))
+
+
+async def _send(send: Send, scope: MutableMapping[str, Any], status: int, content: bytes) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(content)),
+    ]
+    if status == 405:
+        headers.append((b"allow", _METHODS[scope["path"]].encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def _live(pool: ThreadPoolExecutor, receive: Receive, send: Send) -> None:
+    """Start with the server and stop with it."""
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    pool.shutdown(cancel_futures=True)
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+def serve_retriever(
+    index: Annotated[Path, typer.Argument(help="Folder of an index.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    topk: Annotated[int, typer.Option(help="Passages for a call that does not say.")] = 3,
+    threads: Annotated[
+        int | None, typer.Option(help="Searches side by side. Default: one a core.")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Of a dense index, if not where it was made.")
+    ] = None,
+    allowed_host: Annotated[list[str] | None, typer.Option(help=ALLOWED_HOST_HELP)] = None,
+    max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
+    log_json: Annotated[bool, typer.Option(help="Log JSON lines.")] = False,
+) -> None:
+    """Serve an index over HTTP, on Search-R1's route."""
+    configure_logs(sys.stderr, logging.INFO, as_json=log_json)
+    if not 1 <= topk <= MAX_HITS:
+        raise BadRequest(f"--topk is 1 to {MAX_HITS}, got {topk}")
+    if threads is not None and threads < 1:
+        raise BadRequest(f"--threads is at least 1, got {threads}")
+    retriever = IndexRetriever(index, encoder=encoder)
+    app = make_search_app(
+        retriever,
+        health(retriever.manifest),
+        guard=RequestGuard(host, allowed_host or ()),
+        topk=topk,
+        max_body_bytes=max_body_mb * 2**20,
+        threads=threads or os.cpu_count() or 1,
+    )
+    if not is_loopback(host):
+        logger.warning("%s is open to the network, and no token is asked for here", host)
+    with listen(host, port) as listener:
+        address = f"http://{host}:{listener.getsockname()[1]}"
+        sys.exit(
+            run_server(
+                app, listener, when_ready=lambda: logger.info("serving %s on %s", index, address)
+            )
+        )
+
+
+def health(manifest: Manifest) -> dict[str, Any]:
+    """What `/health` tells of an index."""
+    told = ("backend", "passages", "versions", "corpus", "settings")
+    return {"status": "ok", **{n: msgspec.to_builtins(getattr(manifest, n)) for n in told}}

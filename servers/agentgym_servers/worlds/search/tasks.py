@@ -1,0 +1,281 @@
+"""The questions of the search world with their answers, as tasks in splits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from agentgym_env.errors import BadRequest, MissingExtra
+from agentgym_env.task_set import TaskSet
+from agentgym_servers.worlds.search.generated_world.grammar import World
+
+try:
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+except ModuleNotFoundError as error:
+    raise MissingExtra(
+        "questions in parquet files and Hugging Face datasets need datasets: "
+        "pip install 'agentgym-sdk[train]'"
+    ) from error
+
+_WANTED = (
+    "id", "question", "golden_answers", "answers", "answer", "data_source", "reward_model",
+)  # fmt: skip
+
+Rows = Iterator[tuple[int, dict[str, Any]]]
+
+"""Rows with their numbers, from 1."""
+
+
+def parquet_rows(path: Path) -> Rows:
+    """The rows of a file, as far as questions need them."""
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = [name for name in file.schema_arrow.names if name in _WANTED]
+            batches = file.iter_batches(columns=columns)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise BadRequest(f"cannot read the questions {path}: {error}") from error
+
+
+def hub_splits(name: str, config: str | None, split: str | None) -> Iterator[tuple[str, Rows]]:
+    """The splits of a dataset, or the one that is named."""
+    try:
+        loaded = datasets.load_dataset(name, config)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise BadRequest(f"cannot load the dataset {name}: {error}") from error
+    if split is not None and split not in loaded:
+        raise BadRequest(f"{name} has no split {split!r}; there are {', '.join(loaded)}")
+    for one in loaded if split is None else [split]:
+        columns = [column for column in loaded[one].column_names if column in _WANTED]
+        yield one, enumerate(loaded[one].select_columns(columns), 1)
+
+
+_SUFFIXES: Final = (".jsonl", ".parquet")
+
+_HUB: Final = "hf:"
+
+_ANSWERS: Final = ("golden_answers", "answers", "answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One question of a file, and where it stands there."""
+
+    where: str
+    question: str
+    answers: tuple[str, ...]
+    id: str | None
+    source: str | None
+    """Which dataset it comes from, where the file tells."""
+
+
+def rows_by_split(questions: str) -> Iterator[tuple[str, Iterator[Row]]]:
+    """Split -> its rows. A file is one split, named as the file; a folder holds one a file.
+
+    Raises `BadRequest` for a row that is no question, with its place.
+    """
+    if questions.startswith(_HUB):
+        name, _, rest = questions.removeprefix(_HUB).partition(":")
+        config, _, split = rest.partition(":")
+        hub_splits = import_module("agentgym_servers.worlds.search.tasks").hub_splits
+        for split_name, values in hub_splits(name, config or None, split or None):
+            yield split_name, _rows(f"{name}, {split_name}", "row", values)
+        return
+    for path in question_files(questions):
+        if path.suffix == ".parquet":
+            parquet_rows = import_module("agentgym_servers.worlds.search.tasks").parquet_rows
+            yield path.stem, _rows(str(path), "row", parquet_rows(path))
+        else:
+            yield path.stem, _rows(str(path), "line", _json_lines(path))
+
+
+def question_files(questions: str) -> list[Path]:
+    """The file itself, or those of a folder by name."""
+    path = Path(questions).expanduser()
+    found = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in found if file.suffix in _SUFFIXES and file.is_file()]
+    if not files:
+        raise BadRequest(
+            f"there are no questions in {questions}; give a .jsonl or .parquet file, a folder of "
+            "them, or hf:NAME of a Hugging Face dataset"
+        )
+    stems = [file.stem for file in files]
+    twice = sorted({stem for stem in stems if stems.count(stem) > 1})
+    if twice:
+        raise BadRequest(f"{questions} holds the split {twice[0]!r} in two files; keep one")
+    return files
+
+
+def _rows(name: str, unit: str, values: Iterator[tuple[int, Any]]) -> Iterator[Row]:
+    for number, value in values:
+        yield _row(f"{name}, {unit} {number}", value)
+
+
+def _row(where: str, value: Any) -> Row:
+    if not isinstance(value, Mapping):
+        raise BadRequest(f"{where} is {type(value).__name__}, not an object with a question")
+    question = value.get("question")
+    if not isinstance(question, str) or not question.strip():
+        raise BadRequest(f"{where} has no text as its `question`")
+    given = next((value[name] for name in _ANSWERS if value.get(name) is not None), None)
+    if given is None:
+        given = _rewarded(value)
+    answers = _texts(given.get("text") if isinstance(given, Mapping) else given)
+    if not answers:
+        raise BadRequest(f"{where} has no texts as its `golden_answers`")
+    id, source = value.get("id"), value.get("data_source")
+    return Row(
+        where, question.strip(), answers, None if id is None else str(id),
+        None if source is None else str(source),
+    )  # fmt: skip
+
+
+def _rewarded(value: Mapping[str, Any]) -> Any:
+    """Where Search-R1's own rows keep the answers."""
+    inner: Any = value
+    for name in ("reward_model", "ground_truth", "target"):
+        inner = inner.get(name) if isinstance(inner, Mapping) else None
+    return inner
+
+
+def _texts(given: Any) -> tuple[str, ...]:
+    """Answers as texts; empty where one of them is none."""
+    listed = given if isinstance(given, list | tuple) else [given]
+    kinds_fit = all(isinstance(a, str | int | float) and not isinstance(a, bool) for a in listed)
+    texts = tuple(str(answer).strip() for answer in listed) if kinds_fit else ()
+    return texts if all(texts) else ()
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.isspace():
+                    yield number, _parsed(path, number, line)
+    except OSError as error:
+        raise BadRequest(f"cannot read the questions {path}: {error.strerror}") from error
+
+
+def _parsed(path: Path, number: int, line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{path}, line {number} is not JSON: {error}") from error
+
+
+_SEARCH_R1: Final = "searchr1:"
+
+ORIGINAL_NUMBERS: Final[Mapping[str, Mapping[str, tuple[int, int]]]] = {
+    "test": {
+        "nq": (0, 3_610), "triviaqa": (3_610, 14_923), "popqa": (14_923, 29_190),
+        "hotpotqa": (29_190, 36_595), "2wikimultihopqa": (36_595, 49_171),
+        "musique": (49_171, 51_588), "bamboogle": (51_588, 51_713),
+    },
+    "train": {"nq": (51_713, 130_881), "hotpotqa": (130_881, 221_328)},
+}  # fmt: skip
+
+"""Split -> source -> AgentGym's first number of its questions, and the one after the last."""
+
+
+class Item(NamedTuple):
+    """A question and every right answer."""
+
+    question: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSet:
+    """Tasks, and what each of them asks."""
+
+    tasks: TaskSet
+    items: Mapping[str, Item]
+
+
+def world_questions(world: World) -> QuestionSet:
+    """The questions of a world that comes with the package."""
+    asked = {
+        split: {q.id: (Item(q.text, tuple(q.answers)), q.category) for q in questions}
+        for split, questions in world.questions.items()
+    }
+    return _question_set(asked, numbered(asked))
+
+
+def read_questions(questions: str) -> QuestionSet:
+    """The questions of files, or of a Hugging Face dataset; raises `BadRequest`."""
+    if questions.startswith(_SEARCH_R1):
+        return _search_r1(questions.removeprefix(_SEARCH_R1))
+    asked: dict[str, dict[str, tuple[Item, str | None]]] = {}
+    for split, rows in rows_by_split(questions):
+        asked[split] = {}
+        seen: dict[str, str] = {}
+        for number, row in enumerate(rows):
+            task = f"{split}/{number if row.id is None else row.id}"
+            if task in seen:
+                raise BadRequest(
+                    f"{row.where} has the id of {seen[task]}; give every question its own, or none"
+                )
+            seen[task] = row.where
+            asked[split][task] = (Item(row.question, row.answers), row.source)
+    if not any(asked.values()):
+        raise BadRequest(f"{questions} holds no questions")
+    return _question_set(asked, numbered(asked))
+
+
+def numbered(splits: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """AgentGym's kind of names, `searchqa_N`: the test split is counted first, as it does."""
+    order = sorted(splits, key=lambda split: split != "test")
+    tasks = [task for split in order for task in splits[split]]
+    return {f"searchqa_{number}": task for number, task in enumerate(tasks)}
+
+
+def _search_r1(folder: str) -> QuestionSet:
+    """Search-R1's seven datasets from its `train` and `test` files, numbered as in AgentGym."""
+    asked: dict[str, dict[str, tuple[Item, str | None]]] = {}
+    aliases: dict[str, str] = {}
+    for split, rows in rows_by_split(folder):
+        if split not in ORIGINAL_NUMBERS:
+            raise BadRequest(f"{folder} holds {split!r}; Search-R1's files are train and test")
+        asked[split] = {}
+        counts = dict.fromkeys(ORIGINAL_NUMBERS[split], 0)
+        for row in rows:
+            source = _source(row, split)
+            task = f"{split}/{source}/{counts[source]}"
+            aliases[f"searchqa_{ORIGINAL_NUMBERS[split][source][0] + counts[source]}"] = task
+            asked[split][task] = (Item(row.question, row.answers), source)
+            counts[source] += 1
+        for source, count in counts.items():
+            first, end = ORIGINAL_NUMBERS[split][source]
+            if count not in (0, end - first):
+                raise BadRequest(
+                    f"{folder} has {count} questions of {source} in {split}, and AgentGym numbers "
+                    f"{end - first}; name the folder without {_SEARCH_R1} for another choice"
+                )
+    return _question_set(asked, aliases)
+
+
+def _source(row: Row, split: str) -> str:
+    if row.source is None or row.source not in ORIGINAL_NUMBERS[split]:
+        known = ", ".join(ORIGINAL_NUMBERS[split])
+        raise BadRequest(f"{row.where} has the data_source {row.source!r}; {split} has {known}")
+    return row.source
+
+
+def _question_set(
+    asked: Mapping[str, Mapping[str, tuple[Item, str | None]]], aliases: Mapping[str, str]
+) -> QuestionSet:
+    every = {task: known for tasks in asked.values() for task, known in tasks.items()}
+    return QuestionSet(
+        TaskSet(
+            {split: list(tasks) for split, tasks in asked.items()},
+            categories={task: c for task, (_, c) in every.items() if c is not None},
+            aliases=aliases,
+        ),
+        {task: item for task, (item, _) in every.items()},
+    )

@@ -1,0 +1,269 @@
+"""TextCraft: craft a Minecraft item from a list of recipes (ADaPT, arXiv:2311.05772)."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import TypeVar
+
+from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TextEnv
+from agentgym_servers.worlds.textcraft.recipes import Recipe, RecipeBook, next_step, recipe_book
+
+_T = TypeVar("_T")
+
+MAX_AMOUNT = 9999
+MAX_DISTRACTORS = 10
+_TEST_SIZE = 100
+_MAX_COMMAND = 2000
+_AMOUNT = re.compile(r"([+-]?[0-9]+) +(.+)")
+_HOW_TO_CRAFT = "Write: craft AMOUNT ITEM using AMOUNT ITEM, AMOUNT ITEM"
+
+
+class TextCraft(TextEnv):
+    """Get base items and craft with the listed recipes until the goal item is made.
+
+    Tasks: the 544 craftable items; the task id is the item's name. Categories `depth 1` to
+    `depth 4`: the least number of crafts stacked above base items. Splits: train 444, test 100,
+    stratified by depth and fixed. The recipe list holds every recipe that may serve the goal and
+    up to 10 others that share an ingredient, drawn and ordered by the episode's seed.
+    Reward: 1 on crafting the goal, which ends the episode; else 0. There is no turn limit here.
+
+    Deviations from the original: files are read in order of name, so that goals and texts are
+    the same everywhere; amounts are 1 to 9999; every refusal says what is wrong.
+    """
+
+    instruction = (
+        "You craft items in a Minecraft-like world. You are shown crafting commands and a goal "
+        "item. Each turn, answer with one command:\n"
+        "get AMOUNT ITEM - take a base item, one that no recipe makes\n"
+        "craft AMOUNT ITEM using AMOUNT ITEM, AMOUNT ITEM - use one recipe once, with exactly its "
+        "amounts, from items you hold\n"
+        "inventory - see what you hold\n"
+        "Where a recipe asks for a kind of item, such as planks or wool, name one item of that "
+        "kind, such as oak planks. Not every command shown is needed. The episode ends when the "
+        "goal item is crafted."
+    )
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.tasks = textcraft_tasks()  # type: ignore[misc]
+        self._book = recipe_book()
+        super().__init__(render_mode)
+
+    def _reset(self, task: str) -> str:
+        self._goal = task
+        self._inventory: dict[str, int] = {}
+        self._recipes = shown_recipes(self._book, task, self.rng)
+        self._crafted_goal = self._refused = False
+        lines = "\n".join(recipe.text for recipe in self._recipes)
+        return f"Crafting commands:\n{lines}\n\nGoal: craft {task}."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        self._refused = True  # until something comes of it
+        if len(action) > _MAX_COMMAND:
+            return f"That command is too long; the most is {_MAX_COMMAND} characters.", 0.0, False
+        command = " ".join(action.lower().split()).removesuffix(".")
+        verb, _, rest = command.partition(" ")
+        if verb == "get":
+            observation = self._get(rest)
+        elif verb == "craft":
+            observation = self._craft(rest)
+        elif command == "inventory":
+            observation = self._describe_inventory()
+        else:
+            observation = f"Unknown command: {_quote(command)}. Use get, craft or inventory."
+        return observation, float(self._crafted_goal), self._crafted_goal
+
+    def success(self) -> bool:
+        """Whether the goal item was crafted."""
+        return self._crafted_goal
+
+    def invalid_action(self) -> bool:
+        """Whether the last command was not understood, or nothing came of it."""
+        return self._refused
+
+    def available_actions(self) -> list[str]:
+        """`inventory`, and each shown recipe's own command and what it needs from the ground."""
+        actions = {"inventory": None}
+        for recipe in self._recipes:
+            for name, amount in recipe.ingredients:
+                if self._book.is_base(name):
+                    actions[f"get {amount} {name}"] = None
+        for recipe in self._recipes:
+            actions[self._command(recipe)] = None
+        return list(actions)
+
+    def expert(self) -> Iterator[str]:
+        """Get each base item in one go, just before the crafts that need it."""
+        while True:
+            step = next_step(self._book, self._recipes, self._goal, self._inventory)
+            yield f"get {step[0]} {step[1]}" if isinstance(step, tuple) else self._command(step)
+
+    def _get(self, rest: str) -> str:
+        match = _AMOUNT.fullmatch(rest)
+        if match is None:
+            return f"Say how many to get: get AMOUNT ITEM, not {_quote('get ' + rest)}."
+        amount, item = _amount(match[1]), match[2]
+        if amount is None:
+            return _bad_amount(match[1])
+        if not self._book.is_base(item):
+            return self._not_a_base_item(item)
+        held = self._inventory.get(item, 0) + amount
+        if held > MAX_AMOUNT:
+            return f"You cannot hold more than {MAX_AMOUNT} {item}."
+        self._inventory[item] = held
+        self._refused = False
+        return f"Got {amount} {item}"
+
+    def _craft(self, rest: str) -> str:
+        wanted, using, parts = rest.partition(" using ")
+        if not using:
+            return f"{_HOW_TO_CRAFT}."
+        match = _AMOUNT.fullmatch(wanted)
+        if match is not None and _amount(match[1]) is None:
+            return _bad_amount(match[1])
+        output = match[2] if match else wanted
+        given: dict[str, int] = {}
+        for part in parts.split(","):
+            ingredient = _AMOUNT.fullmatch(part.strip())
+            if ingredient is None:
+                return f"{_quote(part.strip())} is not AMOUNT ITEM. {_HOW_TO_CRAFT}."
+            amount = _amount(ingredient[1])
+            if amount is None:
+                return _bad_amount(ingredient[1])
+            given[ingredient[2]] = given.get(ingredient[2], 0) + amount
+        return self._carry_out(output, given)
+
+    def _carry_out(self, output: str, given: dict[str, int]) -> str:
+        book = self._book
+        if output not in book.recipes:
+            return self._not_craftable(output)
+        for item in given:
+            if item in book.tags:
+                return self._name_a_member(item)
+            if item not in book.items:
+                return f"There is no item called {_quote(item)}."
+        recipe = next((r for r in book.recipes[output] if _fits(book, r, given)), None)
+        if recipe is None:
+            listed = ", ".join(f"{amount} {item}" for item, amount in given.items())
+            return f"No recipe makes {output} from exactly {_cut(listed)}."
+        for item, amount in given.items():
+            held = self._inventory.get(item, 0)
+            if held < amount:
+                return f"Not enough {item}: {amount} needed, {held} held."
+        for item, amount in given.items():
+            self._inventory[item] -= amount
+            if not self._inventory[item]:
+                del self._inventory[item]
+        self._inventory[output] = self._inventory.get(output, 0) + recipe.makes
+        self._crafted_goal, self._refused = output == self._goal, False
+        return f"Crafted {recipe.makes} {output}"
+
+    def _describe_inventory(self) -> str:
+        held = ", ".join(f"{amount} {item}" for item, amount in self._inventory.items())
+        self._refused = False
+        return f"Inventory: {held or 'empty'}"
+
+    def _not_a_base_item(self, item: str) -> str:
+        if item in self._book.recipes:
+            return f"{item} cannot be gotten, only crafted."
+        if item in self._book.tags:
+            return self._name_a_member(item)
+        return f"There is no item called {_quote(item)}."
+
+    def _not_craftable(self, item: str) -> str:
+        if item in self._book.tags:
+            return self._name_a_member(item)
+        if item in self._book.items:
+            return f"{item} has no recipe; get it."
+        return f"There is no item called {_quote(item)}."
+
+    def _name_a_member(self, tag: str) -> str:
+        return f"{tag} is a kind of item; name one, such as {self._book.members(tag)[0]}."
+
+    def _command(self, recipe: Recipe) -> str:
+        """A recipe's command, with each kind of item replaced by the member held or listed."""
+        parts = []
+        for name, amount in recipe.ingredients:
+            members = [r.output for r in self._recipes if self._book.stands_for(r.output, name)]
+            held = [item for item in members if self._inventory.get(item, 0) >= amount]
+            chosen = (held or members or [name])[0] if name in self._book.tags else name
+            parts.append(f"{amount} {chosen}")
+        return f"craft {recipe.makes} {recipe.output} using {', '.join(parts)}"
+
+
+@cache
+def textcraft_tasks() -> TaskSet:
+    """The 544 goals: train 444 and test 100, each depth in proportion."""
+    book = recipe_book()
+    draw = random.Random("textcraft/test split")
+    by_depth: dict[int, list[str]] = {}
+    for goal in book.goals:
+        by_depth.setdefault(book.depth[goal], []).append(goal)
+    shares = {d: len(goals) * _TEST_SIZE / len(book.goals) for d, goals in by_depth.items()}
+    sizes = {depth: int(share) for depth, share in shares.items()}
+    for depth in sorted(shares, key=lambda d: sizes[d] - shares[d])[
+        : _TEST_SIZE - sum(sizes.values())
+    ]:
+        sizes[depth] += 1
+    test: set[str] = set()
+    for depth, goals in by_depth.items():
+        test.update(shuffled(goals, draw)[: sizes[depth]])
+    return TaskSet(
+        {
+            "train": [goal for goal in book.goals if goal not in test],
+            "test": [goal for goal in book.goals if goal in test],
+        },
+        categories={goal: f"depth {book.depth[goal]}" for goal in book.goals},
+        aliases={f"textcraft_{number}": goal for number, goal in enumerate(book.goals)},
+    )
+
+
+def original_task(data_idx: int) -> str:
+    """The goal that AgentGym numbers `data_idx`; like there, any number is taken modulo 544."""
+    goals = recipe_book().goals
+    return goals[data_idx % len(goals)]
+
+
+def shown_recipes(book: RecipeBook, goal: str, rng: random.Random) -> list[Recipe]:
+    """The goal's recipes and up to 10 others that share an ingredient, in random order."""
+    tree, others = book.related(goal)
+    distractors = shuffled(others, rng)[:MAX_DISTRACTORS]
+    return shuffled(tree + distractors, rng)
+
+
+def shuffled(items: list[_T], rng: random.Random) -> list[_T]:
+    """A random order by `rng.random()`, the one draw that Python promises never to change."""
+    keys = [rng.random() for _ in items]
+    return [items[i] for i in sorted(range(len(items)), key=keys.__getitem__)]
+
+
+def _fits(book: RecipeBook, recipe: Recipe, given: dict[str, int]) -> bool:
+    left = dict(given)
+    # Named ingredients first, so that a kind does not take the item another ingredient names.
+    for name, amount in sorted(recipe.ingredients, key=lambda part: part[0] in book.tags):
+        item = next((i for i, n in left.items() if n == amount and book.stands_for(i, name)), None)
+        if item is None:
+            return False
+        del left[item]
+    return not left
+
+
+def _amount(digits: str) -> int | None:
+    # Seven characters hold every allowed amount; int() of thousands of digits would raise.
+    value = int(digits) if len(digits) <= 7 else 0
+    return value if 1 <= value <= MAX_AMOUNT else None
+
+
+def _bad_amount(digits: str) -> str:
+    return f"An amount is a whole number from 1 to {MAX_AMOUNT}, not {_cut(digits)}."
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _quote(text: str) -> str:
+    return f'"{_cut(text)}"'

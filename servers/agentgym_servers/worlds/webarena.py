@@ -1,0 +1,403 @@
+"""WebArena: tasks on web sites (arXiv:2307.13854), on sites of our own or on its real ones."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.named_code import load_named
+from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TextEnv
+from agentgym_servers.web.actions.parse import (
+    ENDINGS,
+    Action,
+    ActionProblem,
+    parse_action,
+    write_call,
+)
+from agentgym_servers.web.browser import Browser
+from agentgym_servers.web.chromium.browser import ChromiumBrowser
+from agentgym_servers.web.chromium.executable import find_chromium
+from agentgym_servers.web.chromium.interpreter import web_python
+from agentgym_servers.web.chromium.messages import Cookie, LogIn, StartSites
+from agentgym_servers.web.chromium.workers import MOST_EPISODES
+from agentgym_servers.web.evaluation.evaluators import Judge, evaluate
+from agentgym_servers.web.evaluation.page_access import Pages, Rest
+from agentgym_servers.web.evaluation.page_views import TextPages
+from agentgym_servers.web.evaluation.verified import Exchange
+from agentgym_servers.web.front.doors import open_embedded, open_real
+from agentgym_servers.web.front.front import Door
+from agentgym_servers.web.layouts import View, agentgym_text, browsergym_text, own_action
+from agentgym_servers.web.sites.embedded import Embedded, embedded, starting_cookies
+from agentgym_servers.web.sites.rest import RealRest, SiteRest
+from agentgym_servers.web.sites.site import HOSTS
+from agentgym_servers.web.sites.site_map import SiteMap, embedded_sites, origins_of, real_sites
+from agentgym_servers.web.tasks.scripts import Goto, Step, action_of
+from agentgym_servers.web.tasks.tasks import WebTask, packaged_tasks
+from agentgym_servers.web.text_browser.browser import TextBrowser
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What an episode has of the web."""
+
+    browser: Browser
+    pages: Pages
+    rest: Rest
+    close: Callable[[], None]
+    exchanges: Callable[[], Sequence[Exchange]]
+    """What the sites were asked and answered so far; real ones are not listened to."""
+
+
+def open_text(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
+    """Open a task on embedded sites without a browser program."""
+    session = world.session()
+    browser = TextBrowser(session)
+    for host, cookies in starting_cookies().items():
+        browser.set_cookies(host, cookies)
+    for number, url in enumerate(task.start_urls):
+        if number:
+            browser.act(Action("new_tab"))
+        browser.act(Action("goto", (sites.resolve(url),)))
+    return Opened(
+        browser,
+        TextPages(browser),
+        SiteRest(session),
+        session.close,
+        lambda: tuple(browser.exchanges),
+    )
+
+
+def open_chromium(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
+    """Open a task on embedded sites in a Chromium that reaches nothing else."""
+    session = world.session()
+    door = open_embedded(session)
+    start = StartSites(
+        episode=secrets.token_hex(8),
+        proxy=door.address,
+        urls=[sites.resolve(url) for url in task.start_urls],
+        cookies=[
+            Cookie(f"http://{host}/", name, value)
+            for host, cookies in starting_cookies().items()
+            for name, value in cookies.items()
+        ],
+    )
+
+    def end() -> None:
+        door.close()
+        session.close()
+
+    return _in_chromium(start, sites, SiteRest(session), end, door)
+
+
+def open_on_real_sites(sites: SiteMap, task: WebTask) -> Opened:
+    """Open a task on WebArena's own sites, in a Chromium that reaches nothing else.
+
+    Each site that the task names is logged in to by its form.
+    """
+    door, rest = open_real(sites), RealRest(sites)
+    log_ins = [
+        LogIn(site, sites.bases[site], sites.accounts[site])
+        for site in task.sites
+        if task.require_login and site in sites.accounts
+    ]
+    urls = [sites.resolve(url) for url in task.start_urls]
+    start = StartSites(secrets.token_hex(8), door.address, urls, log_ins=log_ins)
+
+    def end() -> None:
+        door.close()
+        rest.close()
+
+    return _in_chromium(start, sites, rest, end, door)
+
+
+def _in_chromium(
+    start: StartSites, sites: SiteMap, rest: Rest, end: Callable[[], None], door: Door
+) -> Opened:
+    try:
+        browser = ChromiumBrowser(start, origins_of(sites.bases).__contains__)
+    except BaseException:
+        end()
+        raise
+
+    def close() -> None:
+        browser.close()
+        end()
+
+    return Opened(browser, browser, rest, close, lambda: door.exchanges)
+
+
+class Arena(Protocol):
+    """Sites, and the tasks on them."""
+
+    sites: SiteMap
+    tasks: Mapping[str, WebTask]
+    task_set: TaskSet
+    left_out: Mapping[str, str]
+    """Tasks that cannot be judged here -> why."""
+    experts: Mapping[str, Sequence[Step]]
+    """Scripts that solve tasks, where there are any."""
+
+    def open(self, task: WebTask) -> Opened:
+        """Open a task as an episode begins with it."""
+        ...
+
+
+class EmbeddedArena:
+    """Sites of our own, in databases that each episode has for itself."""
+
+    def __init__(self, seed: int, backend: Literal["text", "chromium"]) -> None:
+        self._world = embedded(seed)
+        self._open = open_text if backend == "text" else open_chromium
+        self.sites = embedded_sites()
+        self.tasks: Mapping[str, WebTask] = self._world.tasks
+        self.task_set = self._world.task_set
+        self.left_out: Mapping[str, str] = {}
+        self.experts: Mapping[str, Sequence[Step]] = self._world.experts
+
+    def open(self, task: WebTask) -> Opened:
+        """Open a task; nobody else sees what it changes."""
+        return self._open(self._world, self.sites, task)
+
+
+class RealArena:
+    """WebArena's own sites and its 812 tasks; what one episode changes, the others see."""
+
+    def __init__(self, environment: Mapping[str, str], has_judge: bool) -> None:
+        """`environment` has the addresses: `WA_SHOPPING`, `WA_REDDIT` and so on."""
+        self.sites = real_sites(environment)
+        named = {f"webarena/{task.task_id}": task for task in packaged_tasks()}
+        self.left_out: Mapping[str, str] = {
+            name: "a judge must say whether its answer is right (fuzzy_match), and none is given"
+            for name, task in named.items()
+            if task.needs_judge and not has_judge
+        }
+        self.tasks: Mapping[str, WebTask] = {
+            name: task for name, task in named.items() if name not in self.left_out
+        }
+        self.task_set = TaskSet(
+            {"test": list(self.tasks)},
+            {name: "+".join(task.sites) for name, task in self.tasks.items()},
+        )
+        self.experts: Mapping[str, Sequence[Step]] = {}
+
+    def open(self, task: WebTask) -> Opened:
+        """Open a task, logged in to its sites."""
+        return open_on_real_sites(self.sites, task)
+
+
+_LAYOUTS: Final = {"browsergym": browsergym_text, "agentgym": agentgym_text}
+
+_MAX_SHOWN: Final = 300
+
+
+class WebArena(TextEnv):
+    """Do what is asked on a shop, its admin, a forum, a code host, an encyclopedia or a map.
+
+    Tasks: `SITES/TEMPLATE/NUMBER` over embedded sites whose data is drawn by `seed`; the templates
+    of `train` and `test` differ. With `sites="real"`, which is the default where `WA_SHOPPING` is
+    set, WebArena's own sites at the addresses of `WA_SHOPPING`, `WA_REDDIT` and so on, and its
+    tasks `webarena/NUMBER`; those that need a judge are left out where none is given.
+    Categories: the sites.
+    Observation: the page's accessibility tree with an id for each element, the tabs, the
+    objective and the last action, in BrowserGym's layout or AgentGym's.
+    Actions: one a turn, as BrowserGym's calls or in WebArena's id grammar.
+    Reward: 1 where the answer, the address and the pages are as the task asks when the agent
+    stops, by WebArena's rules; else 0. Stopping ends the episode, as does saying that the task
+    cannot be done.
+
+    `backend="text"` reads embedded pages without a browser program, which they do not need;
+    `"chromium"` is a real browser. `judge` is a callable from prompt to reply, or its place as
+    `package.module:name`.
+    """
+
+    instruction = (
+        "You use web sites to do what is asked. Each turn you see the page as an accessibility "
+        "tree, in which numbers in brackets name its elements, and answer with one action:\n"
+        "click('ID'), fill('ID', 'TEXT'), select_option('ID', 'OPTION'), hover('ID')\n"
+        "keyboard_press('Enter'), scroll(0, 200), noop()\n"
+        "goto('URL'), go_back(), go_forward(), new_tab(), tab_focus(NUMBER), tab_close()\n"
+        "send_msg_to_user('ANSWER') - give the answer, or an empty one when all is done: it ends "
+        "the task\n"
+        "report_infeasible('REASON') - the task cannot be done: it ends the task\n"
+        "You are logged in wherever that is needed. http://home.test lists the sites."
+    )
+
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        layout: Literal["browsergym", "agentgym"] = "browsergym",
+        seed: int = 0,
+        backend: Literal["text", "chromium"] | None = None,
+        sites: Literal["embedded", "real"] | None = None,
+        judge: Judge | str | None = None,
+    ) -> None:
+        if layout not in _LAYOUTS:
+            raise BadRequest(f"layout {layout!r} is not one of {', '.join(_LAYOUTS)}")
+        if not isinstance(seed, int) or seed < 0:
+            raise BadRequest(f"seed is a whole number from 0, got {seed!r}")
+        sites, backend = _choose(sites, backend)
+        if backend == "chromium":
+            # To say what is missing now, and not in an episode.
+            web_python()
+            find_chromium()
+        self._judge = _find_judge(judge)
+        self._arena: Arena = (
+            EmbeddedArena(seed, backend)
+            if sites == "embedded"
+            else RealArena(os.environ, self._judge is not None)
+        )
+        self.tasks = self._arena.task_set  # type: ignore[misc]
+        if self.default_split not in self.tasks.splits:
+            self.default_split = next(iter(self.tasks.splits))  # type: ignore[misc]
+        bases = self._arena.sites.bases
+        self.instruction = self.instruction.replace(  # type: ignore[misc]
+            HOSTS["homepage"], bases["homepage"]
+        )
+        super().__init__(render_mode)
+        self._layout = layout
+        self._opened: Opened | None = None
+
+    @classmethod
+    def for_serving(cls, settings: Mapping[str, Any]) -> type[TextEnv]:
+        """In processes of their own, where a browser program is steered from them."""
+        _, backend = _choose(settings.get("sites"), settings.get("backend"))
+        return cls if backend == "text" else _ChromiumWebArena
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """WebArena's tasks that are not among `tasks` -> why."""
+        return self._arena.left_out
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start an episode; see `TextEnv.reset`."""
+        task = str((options or {}).get("task"))
+        if task in self.left_out:
+            raise BadRequest(f"task {task!r} is left out: {self.left_out[task]}")
+        return super().reset(seed=seed, options=options)
+
+    def _reset(self, task: str) -> str:
+        self._let_go()
+        self._web_task = self._arena.tasks[task]
+        self._id, self._solved, self._refused = task, False, False
+        self._opened = self._arena.open(self._web_task)
+        return self._told("", "")
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        found = parse_action(action)
+        self._refused = isinstance(found, ActionProblem)
+        if isinstance(found, ActionProblem):
+            return self._told(action[:_MAX_SHOWN], found.message), 0.0, False
+        if self._layout == "agentgym":
+            found = own_action(found, self._arena.sites.bases)
+        if found.kind in ENDINGS:
+            self._solved = self._is_solved(found)
+            return "The task has ended.", float(self._solved), True
+        error = self._open.browser.act(found)
+        self._refused = bool(error)
+        return self._told(write_call(found)[:_MAX_SHOWN], error), 0.0, False
+
+    def _is_solved(self, ending: Action) -> bool:
+        # A task that cannot be done is answered by N/A, as WebArena has it.
+        answer = ending.text(0) if ending.kind == "send_msg_to_user" else "N/A"
+        judged = evaluate(
+            self._web_task,
+            answer,
+            self._arena.sites,
+            self._open.pages,
+            rest=self._open.rest,
+            judge=self._judge,
+        )
+        return judged.score > 0
+
+    def success(self) -> bool:
+        """Whether the agent stopped with everything as the task asks."""
+        return self._solved
+
+    def invalid_action(self) -> bool:
+        """Whether the last action was not understood, or the page could not do it."""
+        return self._refused
+
+    def has_expert(self) -> bool:
+        """Whether tasks have scripts that solve them: those on embedded sites do."""
+        return bool(self._arena.experts)
+
+    def expert(self) -> Iterator[str]:
+        """Follow the task's script from the start of the episode, as long as nobody else acts."""
+        for number, step in enumerate(self._arena.experts[self._id]):
+            if self._turn != number:
+                return
+            if isinstance(step, Goto):
+                step = Goto(self._arena.sites.resolve(step.url))
+            action = action_of(step, self._open.browser.tree())
+            if action is None:
+                return
+            yield write_call(action)
+
+    def close(self) -> None:
+        """Let go of the pages and the session's data."""
+        self._let_go()
+        super().close()
+
+    def exchanges(self) -> Sequence[Exchange]:
+        """What embedded sites were asked and answered in the episode, for an HTTP archive."""
+        return self._open.exchanges()
+
+    @property
+    def _open(self) -> Opened:
+        assert self._opened is not None
+        return self._opened
+
+    def _let_go(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def _told(self, last: str, error: str) -> str:
+        browser = self._open.browser
+        view = View(
+            self._web_task.intent, browser.tabs, browser.active, browser.tree(), last, error,
+            self._arena.sites.bases,
+        )  # fmt: skip
+        return _LAYOUTS[self._layout](view)
+
+
+class _ChromiumWebArena(WebArena):
+    """What a server needs to know of it where pages are in a Chromium."""
+
+    isolated = True
+    # A browser has its own deadline, and several questions make up a reset or a verdict.
+    step_timeout_s = 180.0
+    max_sessions = MOST_EPISODES * (os.cpu_count() or 1)
+
+
+def _choose(
+    sites: str | None, backend: str | None
+) -> tuple[Literal["embedded", "real"], Literal["text", "chromium"]]:
+    sites = sites or ("real" if os.environ.get("WA_SHOPPING") else "embedded")
+    backend = backend or ("text" if sites == "embedded" else "chromium")
+    if sites not in ("embedded", "real"):
+        raise BadRequest(f"sites {sites!r} is not one of embedded, real")
+    if backend not in ("text", "chromium"):
+        raise BadRequest(f"backend {backend!r} is not one of text, chromium")
+    if sites == "real" and backend == "text":
+        raise BadRequest("WebArena's real sites need scripts; give backend chromium, or none")
+    return sites, backend  # type: ignore[return-value]
+
+
+def _find_judge(judge: Judge | str | None) -> Judge | None:
+    if not isinstance(judge, str):
+        return judge
+    try:
+        found = load_named(judge)
+    except (BadRequest, ImportError) as error:
+        raise BadRequest(
+            f"the judge {judge!r} is not there ({error}); write package.module:name"
+        ) from error
+    return found  # type: ignore[no-any-return]
