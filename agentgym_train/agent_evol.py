@@ -33,36 +33,36 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import trust_option
-from agentgym_train.config.methods import EvolveConfig, World
-from agentgym_train.config.values import Keep
+from agentgym_train.config.methods import AgentEvolConfig, World
+from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.data.collect import (
     CollectConfig,
-    Sifted,
+    FilteredEpisodes,
     collected,
+    filter_episodes,
     missing,
     opened,
     play,
-    sift,
     starts_of,
 )
-from agentgym_train.data.datasets import TeachingRows, read_demonstrations, told_of
+from agentgym_train.data.datasets import SFTDataset, read_demonstrations, told_of
 from agentgym_train.distributed import gathered, join
 from agentgym_train.evaluation.evaluate import EvalReport, evaluate
 from agentgym_train.models import keep_base, load_policy, load_tokenizer, quiet_libraries
-from agentgym_train.rollout.actors import PlayerFactory, draw_seed
+from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy, make_policy
-from agentgym_train.rollout.runner import Collector, Worlds
+from agentgym_train.rollout.runner import RolloutRunner, Worlds
 from agentgym_train.run import INTERRUPTED, new_folder, say_on, train
 from agentgym_train.trainers.callbacks import last_checkpoint
-from agentgym_train.trainers.sft import METHOD, ImitationTrainer, check_sft
+from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer, check_sft
 
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
     """What one iteration plays in one environment."""
 
-    config: EvolveConfig
+    config: AgentEvolConfig
     world: World
     iteration: int
     folder: Path
@@ -97,8 +97,8 @@ class Exploration:
 
     def play(
         self,
-        collector: Collector,
-        players: PlayerFactory,
+        rollout_runner: RolloutRunner,
+        actors: ActorFactory,
         told: str,
         console: Console,
         *,
@@ -111,11 +111,11 @@ class Exploration:
         What was lost is left out of the iteration; raises `BadRequest` if that was everything.
         """
         settings = self.settings(rank)
-        left = missing(starts_of(settings, collector.tasks), there)[rank::processes]
+        left = missing(starts_of(settings, rollout_runner.tasks), there)[rank::processes]
         if not left:
             return
         store = opened(settings)
-        lost = play(store, collector, players, left, settings, told, console)
+        lost = play(store, rollout_runner, actors, left, settings, told, console)
         if len(lost) == len(left):
             raise BadRequest(
                 f"all {len(lost)} episodes of {self.world.env} were lost; the first to: "
@@ -133,11 +133,11 @@ class Found:
     """Of all that were played."""
 
     @classmethod
-    def of(cls, config: EvolveConfig, world: World, episodes: Sequence[Trajectory]) -> Found:
+    def of(cls, config: AgentEvolConfig, world: World, episodes: Sequence[Trajectory]) -> Found:
         """The good episodes, at most `per_task` of each task."""
         kept: list[Trajectory] = []
         of_task: Counter[str] = Counter()
-        for episode in sift(episodes, config.keep_of(world)).kept:
+        for episode in filter_episodes(episodes, config.keep_of(world)).kept:
             of_task[episode.task] += 1
             if not config.per_task or of_task[episode.task] <= config.per_task:
                 kept.append(episode)
@@ -145,22 +145,24 @@ class Found:
         return cls(kept, len(episodes), success)
 
 
-def good(config: EvolveConfig, episodes: Sequence[Trajectory]) -> Sifted:
+def good(config: AgentEvolConfig, episodes: Sequence[Trajectory]) -> FilteredEpisodes:
     """The demonstrations that are good by the rules of their environments, once each.
 
     Those of environments that are not explored have to have solved their task.
     """
     rules = {world.env: config.keep_of(world) for world in config.worlds}
-    sifted = Sifted()
+    sifted = FilteredEpisodes()
     for env in dict.fromkeys(episode.env for episode in episodes):
-        own = sift([e for e in episodes if e.env == env], rules.get(env, Keep(success=True)))
+        own = filter_episodes(
+            [e for e in episodes if e.env == env], rules.get(env, EpisodeFilter(success=True))
+        )
         sifted.kept += own.kept
         sifted.left_out += own.left_out
     return sifted
 
 
 def merged(
-    config: EvolveConfig, demonstrations: Sequence[Trajectory], found: Sequence[Sequence[Found]]
+    config: AgentEvolConfig, demonstrations: Sequence[Trajectory], found: Sequence[Sequence[Found]]
 ) -> list[Trajectory]:
     """What an iteration learns: of `found` by iteration and environment, the last is the newest.
 
@@ -176,7 +178,9 @@ def merged(
     return list(first.values())
 
 
-def weighted(config: EvolveConfig, episodes: Sequence[Trajectory], seed: int) -> list[Trajectory]:
+def weighted(
+    config: AgentEvolConfig, episodes: Sequence[Trajectory], seed: int
+) -> list[Trajectory]:
     """Each episode as often as the weight of its environment says, in the same order."""
     weights = {world.env: world.weight for world in config.worlds}
     often: list[Trajectory] = []
@@ -212,7 +216,7 @@ def iteration_row(
     return row
 
 
-def close(config: EvolveConfig, store: RunStore, console: Console) -> None:
+def close(config: AgentEvolConfig, store: RunStore, console: Console) -> None:
     """Write the summary, and say what came out and what to do next."""
     rows, _ = store.metrics()
     before = store.read_json("eval_before.json")
@@ -244,7 +248,7 @@ def close(config: EvolveConfig, store: RunStore, console: Console) -> None:
 
 
 def _table(
-    config: EvolveConfig, base: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
+    config: AgentEvolConfig, base: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
 ) -> Table:
     envs = [world.env for world in config.worlds]
     table = Table(title="AgentEvol: success on held-out tasks")
@@ -262,7 +266,7 @@ def _table(
 
 
 def _plot(
-    config: EvolveConfig,
+    config: AgentEvolConfig,
     base: Mapping[str, float],
     rows: Sequence[Mapping[str, Any]],
     folder: Path,
@@ -301,7 +305,7 @@ def _plot(
 class WorldPlay:
     """One run's environments, and how its policies play them."""
 
-    config: EvolveConfig
+    config: AgentEvolConfig
     worlds: Worlds
     console: Console
 
@@ -330,14 +334,14 @@ class WorldPlay:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def told(self, collector: Collector) -> str:
+    def told(self, rollout_runner: RolloutRunner) -> str:
         """What an environment's policy is told, but for the action format's own."""
         instruction = self.config.instruction
-        return collector.card.instruction if instruction is None else instruction
+        return rollout_runner.card.instruction if instruction is None else instruction
 
-    def told_so(self, policy: Policy, collector: Collector) -> Policy:
+    def told_so(self, policy: Policy, rollout_runner: RolloutRunner) -> Policy:
         """The policy under an environment's instruction, the format's own after it."""
-        parts = (self.told(collector), policy.action_format.instructions)
+        parts = (self.told(rollout_runner), policy.action_format.instructions)
         told = "\n\n".join(part for part in parts if part)
         chat = Chat(policy.tokenizer, told, keep_reasoning=self.config.keep_reasoning)
         return replace(policy, chat=chat, instruction=told)
@@ -350,17 +354,17 @@ class WorldPlay:
         policy: Policy | None = None
         state = PartialState()
         with ExitStack() as held:
-            for world, collector in self.worlds:
+            for world, rollout_runner in self.worlds:
                 file = f"{name}-{file_name(world.env)}"
                 kept = gathered(store.read_json(f"{file}.json"))[0]
                 if kept is not None:
                     reports[world.env] = EvalReport.from_dict(kept)
                     continue
                 policy = policy or held.enter_context(self.policy(model, version))
-                told = self.told_so(policy, collector)
+                told = self.told_so(policy, rollout_runner)
                 report, trajectories = evaluate(
-                    collector,
-                    told.players(self.config.eval_temperature),
+                    rollout_runner,
+                    told.actors(self.config.eval_temperature),
                     split=world.eval_split,
                     horizon=self.config.eval_horizon_of(world),
                     samples=self.config.eval_samples,
@@ -384,7 +388,7 @@ def file_name(env: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in env)
 
 
-def start(config: EvolveConfig, console: Console, worlds: Worlds, processes: int = 1) -> int:
+def start(config: AgentEvolConfig, console: Console, worlds: Worlds, processes: int = 1) -> int:
     """A new run; what its folder held is moved aside. Returns the exit status."""
     quiet_libraries()
     state = join(processes)
@@ -402,7 +406,7 @@ def start(config: EvolveConfig, console: Console, worlds: Worlds, processes: int
 
 
 def resume(
-    path: Path, config: EvolveConfig, console: Console, worlds: Worlds, processes: int = 1
+    path: Path, config: AgentEvolConfig, console: Console, worlds: Worlds, processes: int = 1
 ) -> int:
     """Go on with an interrupted run where it was. Returns the exit status."""
     quiet_libraries()
@@ -412,7 +416,7 @@ def resume(
     return Evolution(config, RunStore.open(path), console, play, demonstrations).through()
 
 
-def _demonstrations(config: EvolveConfig, console: Console) -> list[Trajectory]:
+def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajectory]:
     if not config.data:
         return []
     read, reading = read_demonstrations(config.data)
@@ -430,7 +434,7 @@ def _demonstrations(config: EvolveConfig, console: Console) -> list[Trajectory]:
 class Evolution:
     """One run while it goes on."""
 
-    config: EvolveConfig
+    config: AgentEvolConfig
     store: RunStore
     console: Console
     play: WorldPlay
@@ -510,16 +514,16 @@ class Evolution:
         if gathered(marker.is_file())[0]:
             return
         with self.play.policy(self._model_before(iteration), iteration) as policy:
-            for (_, collector), (_, exploration) in zip(
+            for (_, rollout_runner), (_, exploration) in zip(
                 self.play.worlds, self._explorations(iteration), strict=True
             ):
                 there = exploration.episodes()
                 # All have read the same before one of them writes.
                 gathered(None)
                 exploration.play(
-                    collector,
-                    self.play.told_so(policy, collector).players(self.config.temperature),
-                    self.play.told(collector),
+                    rollout_runner,
+                    self.play.told_so(policy, rollout_runner).actors(self.config.temperature),
+                    self.play.told(rollout_runner),
                     self.console,
                     rank=state.process_index,
                     processes=state.num_processes,
@@ -543,7 +547,7 @@ class Evolution:
         base = config.model if config.from_base else self._model_before(iteration)
         model, tokenizer = load_policy(base)
         often = weighted(config, episodes, config.seed)
-        rows = TeachingRows.of(config, tokenizer, Sifted(kept=often), [])
+        rows = SFTDataset.of(config, tokenizer, FilteredEpisodes(kept=often), [])
         if gathered((folder / "model").is_dir())[0]:
             return len(rows.rows)
         say = say_on(self.console)
@@ -553,7 +557,7 @@ class Evolution:
         model.to(PartialState().device)
         if config.lora is not None:
             keep_base(model, tokenizer, base, folder)
-        trainer = ImitationTrainer(model, tokenizer, rows.rows, settings, store.checkpoints)
+        trainer = AgentSFTTrainer(model, tokenizer, rows.rows, settings, store.checkpoints)
         checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
         with closing(trainer):
             train(trainer, checkpoint, METHOD, store, self.console)

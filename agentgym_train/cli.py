@@ -31,8 +31,8 @@ from agentgym_train.evaluation.evaluate import (
     policy_plans,
 )
 from agentgym_train.evaluation.tables import check_baseline, comparisons_of, conclude, reports_of
-from agentgym_train.rollout.policy_spec import PolicyName, WhoPlays, parse_labelled
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.policy_spec import PolicyName, PolicySpec, parse_labelled
+from agentgym_train.rollout.runner import RolloutRunner
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -180,7 +180,7 @@ def collect(
     unique: Unique = False,
 ) -> None:
     """Collect episodes of a policy, to learn from; run again, it goes on where it was stopped."""
-    from agentgym_train.config.values import Keep
+    from agentgym_train.config.values import EpisodeFilter
     from agentgym_train.data.collect import CollectConfig
     from agentgym_train.data.collect import collect as play
 
@@ -190,7 +190,7 @@ def collect(
         action_format=action_format, agent=agent, turn_max_tokens=turn_max_tokens,
         max_tokens=max_tokens, env_kwargs=json_object("--env-kwargs", env_kwargs),
         servers=server or [],
-        keep=Keep(
+        keep=EpisodeFilter(
             success=success, least_reward=least_reward, least_turns=least_turns,
             most_turns=most_turns, most_tokens=most_tokens, tokenizer=tokenizer, unique=unique,
         ),
@@ -351,7 +351,7 @@ def evaluate(
     policies = policy_plans(named)
     check_baseline([plan.label for plan in policies], baseline)
     who = {
-        label: WhoPlays(
+        label: PolicySpec(
             str(name), temperature, action_format, agent, turn_max_tokens, max_tokens,
             api_key=_api_key(name, api_key_env), tokenizer=tokenizer, dtype=dtype,
             concurrency=concurrency or 16, requests_per_minute=requests_per_minute,
@@ -360,21 +360,21 @@ def evaluate(
         for label, name in named
     }  # fmt: skip
     kwargs = json_object("--env-kwargs", env_kwargs)
-    with Collector(
+    with RolloutRunner(
         env, server or [], env_kwargs=kwargs, concurrency=concurrency or 256
-    ) as collector:
-        _check_served(env, collector.card.env)
-        ids, split = _tasks(collector.tasks, tasks, split, limit, per_category)
+    ) as rollout_runner:
+        _check_served(env, rollout_runner.card.env)
+        ids, split = _tasks(rollout_runner.tasks, tasks, split, limit, per_category)
         plan = EvalPlan(
-            env=collector.card.env,
+            env=rollout_runner.card.env,
             env_kwargs=kwargs,
-            env_version=collector.card.version,
+            env_version=rollout_runner.card.version,
             split=split,
             tasks=ids,
             samples=samples,
             horizon=horizon,
             seed=seed,
-            instruction=collector.card.instruction if instruction is None else instruction,
+            instruction=rollout_runner.card.instruction if instruction is None else instruction,
             action_format=action_format,
             agent=agent,
             temperature=temperature,
@@ -383,13 +383,15 @@ def evaluate(
             dtype=dtype,
             policies=policies,
         )
-        _carry_out(plan, who, collector, out, fresh, baseline, (price_in, price_out), json_path)
+        _carry_out(
+            plan, who, rollout_runner, out, fresh, baseline, (price_in, price_out), json_path
+        )
 
 
 def _carry_out(
     plan: EvalPlan,
-    who: Mapping[str, WhoPlays],
-    collector: Collector,
+    who: Mapping[str, PolicySpec],
+    rollout_runner: RolloutRunner,
     out: Path | None,
     fresh: bool,
     baseline: str | None,
@@ -401,7 +403,7 @@ def _carry_out(
     path = out or plan.folder()
     with eval_store(path, plan, fresh=fresh) as store:
         try:
-            played = play_policies(store, plan, collector, who, console)
+            played = play_policies(store, plan, rollout_runner, who, console)
         except KeyboardInterrupt:
             console.print(
                 f"Stopped. What is over is kept in {path}; the same command goes on.",
@@ -498,14 +500,14 @@ def export(
     ] = True,
 ) -> None:
     """Write episodes for other programs; `agentgym import` reads every format back."""
-    from agentgym_train.config.values import Keep, PairRules
+    from agentgym_train.config.values import EpisodeFilter, PairRules
     from agentgym_train.data.datasets import read_demonstrations
     from agentgym_train.data.formats import format_named, rows_of, write_rows
 
     console = Console()
     name = format_named(form)
     rules = PairRules(shorter=shorter, reward_gap=reward_gap, most=pairs or None)
-    keep = Keep(
+    keep = EpisodeFilter(
         success=success, least_reward=least_reward, least_turns=least_turns,
         most_turns=most_turns, most_tokens=most_tokens, tokenizer=tokenizer, unique=unique,
     )  # fmt: skip
@@ -597,9 +599,9 @@ def models(
             raise BadRequest("to write a model to a folder: agentgym models NAME --save FOLDER")
         _save(name, save, chat_template, console)
         return
-    from agentgym_train.local_models import models_at_hand
+    from agentgym_train.local_models import find_local_models
 
-    found = models_at_hand(folder or [Path()])
+    found = find_local_models(folder or [Path()])
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in found], indent=2))
         return

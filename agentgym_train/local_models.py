@@ -141,7 +141,7 @@ _LEFT_OUT: Final = frozenset({"node_modules", "site-packages", "__pycache__", "b
 
 
 @dataclass(frozen=True, slots=True)
-class AtHand:
+class LocalModel:
     """One model."""
 
     name: str
@@ -155,20 +155,20 @@ class AtHand:
     """How it comes to be here: folder, package or cache."""
 
 
-def models_at_hand(folders: Sequence[Path]) -> list[AtHand]:
+def find_local_models(folders: Sequence[Path]) -> list[LocalModel]:
     """Every model in and below some folders, in installed packages, and in the hub's cache."""
-    found: dict[str, AtHand] = {}
+    found: dict[str, LocalModel] = {}
     for model in (*_in_folders(folders), *_in_packages(), *_in_cache()):
         found.setdefault(model.name, model)
     return list(found.values())
 
 
-def _in_folders(folders: Iterable[Path]) -> Iterator[AtHand]:
+def _in_folders(folders: Iterable[Path]) -> Iterator[LocalModel]:
     for folder in folders:
         yield from _below(folder, _DEPTH)
 
 
-def _below(folder: Path, depth: int) -> Iterator[AtHand]:
+def _below(folder: Path, depth: int) -> Iterator[LocalModel]:
     if is_model(folder):
         yield _of_folder(str(folder), folder, "folder")
     try:
@@ -181,15 +181,15 @@ def _below(folder: Path, depth: int) -> Iterator[AtHand]:
         if path.is_dir() and depth > 0:
             yield from _below(path, depth - 1)
         elif path.suffix == ".gguf" and path.is_file():
-            yield AtHand(str(path), "gguf", path.stem, path.stat().st_size, "folder")
+            yield LocalModel(str(path), "gguf", path.stem, path.stat().st_size, "folder")
 
 
-def _in_packages() -> Iterator[AtHand]:
+def _in_packages() -> Iterator[LocalModel]:
     for name, file in carried():
-        yield AtHand(name, "gguf", file.stem, file.stat().st_size, "package")
+        yield LocalModel(name, "gguf", file.stem, file.stat().st_size, "package")
 
 
-def _in_cache() -> Iterator[AtHand]:
+def _in_cache() -> Iterator[LocalModel]:
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     try:
@@ -204,15 +204,15 @@ def _in_cache() -> Iterator[AtHand]:
             yield _of_folder(repository.repo_id, newest.snapshot_path, "cache")
         for file in sorted(newest.snapshot_path.rglob("*.gguf")):
             name = f"{repository.repo_id}/{file.relative_to(newest.snapshot_path)}"
-            yield AtHand(name, "gguf", file.stem, file.stat().st_size, "cache")
+            yield LocalModel(name, "gguf", file.stem, file.stat().st_size, "cache")
 
 
-def _of_folder(name: str, folder: Path, where: str) -> AtHand:
+def _of_folder(name: str, folder: Path, where: str) -> LocalModel:
     weights = [file for file in folder.iterdir() if file.suffix in _WEIGHTS and file.is_file()]
     size = sum(file.stat().st_size for file in weights)
     if has_adapters(folder):
-        return AtHand(name, "adapters", f"of {_base(folder)}", size, where)
-    return AtHand(name, "whole", _architecture(folder), size, where)
+        return LocalModel(name, "adapters", f"of {_base(folder)}", size, where)
+    return LocalModel(name, "whole", _architecture(folder), size, where)
 
 
 def _base(folder: Path) -> str:

@@ -8,9 +8,9 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import EvolveConfig, method_config
+from agentgym_train.config.methods import AgentEvolConfig, method_config
 from agentgym_train.launching import check_libraries
-from agentgym_train.rollout.runner import Collector, Worlds
+from agentgym_train.rollout.runner import RolloutRunner, Worlds
 
 
 def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:
@@ -31,7 +31,7 @@ def is_complete(path: Path) -> bool:
     return RunStore.open(path).read_json("summary.json") is not None
 
 
-def prepared(config: RunConfig, processes: int = 1) -> Collector | Worlds | None:
+def prepared(config: RunConfig, processes: int = 1) -> RolloutRunner | Worlds | None:
     """What is played, ready for one of so many processes; None if nothing is.
 
     Raises with what to do when the batch does not divide, when a library, the model, a server, the
@@ -40,14 +40,14 @@ def prepared(config: RunConfig, processes: int = 1) -> Collector | Worlds | None
     config.check_processes(processes)
     check_libraries()
     config.check_model()
-    if isinstance(config, EvolveConfig):
+    if isinstance(config, AgentEvolConfig):
         return Worlds(config, processes)
     return world_of(config, processes) if config.env else None
 
 
-def world_of(config: RunConfig, processes: int = 1) -> Collector:
+def world_of(config: RunConfig, processes: int = 1) -> RolloutRunner:
     """The environment that a config names, ready to be played."""
-    collector = Collector(
+    rollout_runner = RolloutRunner(
         config.env,
         config.servers,
         env_kwargs=config.env_kwargs,
@@ -57,8 +57,8 @@ def world_of(config: RunConfig, processes: int = 1) -> Collector:
     )
     try:
         for split in config.splits:
-            collector.tasks.split(split)
+            rollout_runner.tasks.split(split)
     except BaseException:
-        collector.close()
+        rollout_runner.close()
         raise
-    return collector
+    return rollout_runner

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import TrainConfig
+from agentgym_train.config.methods import RLConfig
 from agentgym_train.evaluation.evaluate import EvalReport
 from agentgym_train.evaluation.tables import category_grid
 
@@ -23,7 +23,7 @@ SMOOTHED_OVER = 10
 
 
 def summary(
-    config: TrainConfig,
+    config: RLConfig,
     store: RunStore,
     before: EvalReport | None,
     after: EvalReport | None,
@@ -127,7 +127,7 @@ def lost_episodes(store: RunStore) -> str | None:
     )
 
 
-def next_commands(config: TrainConfig, store: RunStore) -> list[tuple[str, str]]:
+def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, what it does): three things a user would type now."""
     run = store.path
     return [

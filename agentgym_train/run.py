@@ -26,7 +26,7 @@ from agentgym_train.evaluation.evaluate import EvalReport, evaluate
 from agentgym_train.models import keep_base, quiet_libraries, use_attention
 from agentgym_train.report import success_table
 from agentgym_train.rollout.policy import Policy, make_policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.callbacks import (
     LastStepReached,
     MakeTrainer,
@@ -50,7 +50,7 @@ _METHODS: Final = {
 
 
 def start(
-    config: RunConfig, console: Console, collector: Collector | None, processes: int = 1
+    config: RunConfig, console: Console, rollout_runner: RolloutRunner | None, processes: int = 1
 ) -> int:
     """A new run; what its folder held is moved aside. Returns the exit status."""
     quiet_libraries()
@@ -58,14 +58,14 @@ def start(
     method = method_of(config)
     method.check(config)
     path = Path(config.output_dir)
-    policy = load_policy_for(config, collector, state.device)
-    make_trainer = method.prepare(policy, config, collector, say_on(console))
+    policy = load_policy_for(config, rollout_runner, state.device)
+    make_trainer = method.prepare(policy, config, rollout_runner, say_on(console))
     # What could be refused has been by now; an earlier run is touched only for a real one.
     gathered(None)
     if state.is_main_process:
         new_folder(config, path, console)
     gathered(None)
-    run = Run(config, method, RunStore.open(path), console, collector, policy)
+    run = Run(config, method, RunStore.open(path), console, rollout_runner, policy)
     return run.play(make_trainer, checkpoint=None)
 
 
@@ -73,7 +73,7 @@ def resume(
     path: Path,
     config: RunConfig,
     console: Console,
-    collector: Collector | None,
+    rollout_runner: RolloutRunner | None,
     processes: int = 1,
 ) -> int:
     """Go on with an interrupted run from its last checkpoint. Returns the exit status."""
@@ -87,9 +87,11 @@ def resume(
         console.print(f"{path} has no checkpoint yet; it starts at step 0.", soft_wrap=True)
     else:
         console.print(f"Going on from {checkpoint}.", soft_wrap=True)
-    policy = load_policy_for(config, collector, state.device)
-    make_trainer = method.prepare(policy, config, collector, say_on(console))
-    return Run(config, method, store, console, collector, policy).play(make_trainer, checkpoint)
+    policy = load_policy_for(config, rollout_runner, state.device)
+    make_trainer = method.prepare(policy, config, rollout_runner, say_on(console))
+    return Run(config, method, store, console, rollout_runner, policy).play(
+        make_trainer, checkpoint
+    )
 
 
 def say_on(console: Console) -> Say:
@@ -114,9 +116,9 @@ def new_folder(config: RunConfig, path: Path, console: Console) -> None:
     (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
 
 
-def load_policy_for(config: RunConfig, collector: Collector | None, device: Any) -> Policy:
+def load_policy_for(config: RunConfig, rollout_runner: RolloutRunner | None, device: Any) -> Policy:
     """The policy to train, on this process's device; raises when the model is not there."""
-    own = collector.card.instruction if collector is not None else ""
+    own = rollout_runner.card.instruction if rollout_runner is not None else ""
     policy = make_policy(
         config.model,
         instruction=own if config.instruction is None else config.instruction,
@@ -166,7 +168,7 @@ class Run:
     method: Method
     store: RunStore
     console: Console
-    collector: Collector | None
+    rollout_runner: RolloutRunner | None
     """None where nothing is played."""
     policy: Policy
 
@@ -181,7 +183,7 @@ class Run:
             with closing(trainer):
                 train(trainer, checkpoint, self.method, self.store, self.console)
             trainer.save_model(str(self.store.path / "model"))
-            after = self.evaluated(trainer.whole_model(), trained_steps=trainer.args.max_steps)
+            after = self.evaluated(trainer.gathered_model(), trained_steps=trainer.args.max_steps)
         except KeyboardInterrupt:
             self.console.print(
                 f"Stopped. To go on: [bold]agentgym train --resume {self.store.path}"
@@ -190,27 +192,27 @@ class Run:
             )
             return INTERRUPTED
         finally:
-            if self.collector is not None:
-                self.collector.run(self.policy.engine.close())
+            if self.rollout_runner is not None:
+                self.rollout_runner.run(self.policy.engine.close())
         if trainer.is_world_process_zero():
             self.close(before, after)
         return 0
 
     def evaluated(self, model: Any, trained_steps: int | None = None) -> EvalReport | None:
         """The evaluation before or after training; one that is on disk is not played again."""
-        config, collector, policy = self.config, self.collector, self.policy
+        config, rollout_runner, policy = self.config, self.rollout_runner, self.policy
         after = trained_steps is not None
-        if collector is None or not (config.eval_after if after else config.eval_before):
+        if rollout_runner is None or not (config.eval_after if after else config.eval_before):
             return None
         name = "eval_after" if after else "eval_before"
         kept = gathered(self.store.read_json(f"{name}.json"))[0]
         if kept is not None:
             return EvalReport.from_dict(kept)
-        collector.run(policy.engine.update_weights(model, trained_steps or 0))
+        rollout_runner.run(policy.engine.update_weights(model, trained_steps or 0))
         state = PartialState()
         report, trajectories = evaluate(
-            collector,
-            policy.players(config.eval_temperature),
+            rollout_runner,
+            policy.actors(config.eval_temperature),
             split=config.eval_split,
             horizon=config.fixed_eval_horizon,
             samples=config.eval_samples,
@@ -222,7 +224,7 @@ class Run:
             processes=state.num_processes,
             gathered=gathered,
         )
-        collector.run(policy.engine.sleep())
+        rollout_runner.run(policy.engine.sleep())
         if state.is_main_process:
             self.store.append_trajectories(name, trajectories)
             self.store.write_json(f"{name}.json", report.as_dict())

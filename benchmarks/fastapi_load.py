@@ -50,8 +50,8 @@ def measure_fastapi(address: str, count: int, plays: Sequence[Play], seconds: fl
 
     async def run() -> Load:
         async with connected(address, count) as connections:
-            players = [FastApiPlayer(c, int(await c.post("/create", b""))) for c in connections]
-            return await single_load(players, plays, seconds)
+            actors = [FastApiPlayer(c, int(await c.post("/create", b""))) for c in connections]
+            return await single_load(actors, plays, seconds)
 
     return uvloop.run(run())
 

@@ -43,9 +43,9 @@ from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models import small_policy, small_tokenizer
-from agentgym_train.rollout.actors import model_player
+from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeStart, Rollouts
+from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,14 +237,14 @@ async def ours_s(
     Timed.episodes = episodes
     Timed.tasks = TaskSet({"train": [str(i) for i in range(len(episodes))]})
     chat = Chat(tokenizer_for(len(episodes)))
-    players = model_player(
+    actors = model_actor(
         make_engine(episodes, chat), chat, Sampling(64), max_tokens=100_000, policy="planned",
         action_format=action_format("plain"),
     )  # fmt: skip
     host = Host(SessionTable(Timed, env_id="benchmarks/Timed-v0"), token=None)
     client = AsyncEnvClient(WaitingTransport(host))
-    rollouts = Rollouts(client, players, env_id="benchmarks/Timed-v0", concurrency=concurrency)
-    starts = [EpisodeStart(str(i), i) for i in range(len(episodes))]
+    rollouts = Rollouts(client, actors, env_id="benchmarks/Timed-v0", concurrency=concurrency)
+    starts = [EpisodeSpec(str(i), i) for i in range(len(episodes))]
     clock = asyncio.get_running_loop().time
     began = clock()
     played = await rollouts.collect(starts, 31)

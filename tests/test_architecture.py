@@ -60,8 +60,8 @@ LOADERS = {
     "EngineArgs",
     "AsyncEngineArgs",
     "GRPOConfig",
-    "SFTConfig",
-    "DPOConfig",
+    "TrlSFTConfig",
+    "TrlDPOConfig",
 }
 """What loads a model, tokenizer or config, or is told how to."""
 HEAVY = {"torch", "transformers", "trl", "accelerate", "datasets", "tokenizers", "matplotlib"}

@@ -22,7 +22,7 @@ from agentgym_train.audit import number_rules, stored_rules, template_rules, tok
 from agentgym_train.audit.episodes import Row, Stored, Subject
 from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
-from agentgym_train.config.methods import TrainConfig, config_from
+from agentgym_train.config.methods import RLConfig, config_from
 from agentgym_train.local_models import is_model
 from agentgym_train.models import load_policy
 from agentgym_train.rollout.agent import format_of
@@ -101,7 +101,7 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
     )
 
 
-def _weights(store: RunStore, config: TrainConfig) -> tuple[str, int | None]:
+def _weights(store: RunStore, config: RLConfig) -> tuple[str, int | None]:
     """(where the run's newest weights are, their version)."""
     final = store.path / "model"
     if is_model(final):
@@ -125,7 +125,7 @@ def _trajectories(store: RunStore) -> dict[str, Sequence[Trajectory]]:
     return found
 
 
-def _instruction(config: TrainConfig, trajectories: dict[str, Sequence[Trajectory]]) -> str:
+def _instruction(config: RLConfig, trajectories: dict[str, Sequence[Trajectory]]) -> str:
     """What the run's policy was told, without the action format's own instructions."""
     if config.instruction is not None:
         return config.instruction

@@ -36,14 +36,14 @@ from agentgym_train.audit.rules import (
     Template,
     observations,
 )
-from agentgym_train.config.methods import TrainConfig
+from agentgym_train.config.methods import RLConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.rollout.actors import PlayerFactory
+from agentgym_train.rollout.actors import ActorFactory
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
-from agentgym_train.rollout.loop import EpisodeStart, Rollouts
+from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.trainer import AgentTrainer
 
 EPISODE: ContextVar[int] = ContextVar("EPISODE", default=-1)
@@ -174,8 +174,8 @@ class Episodes:
         return [row for row in self.rows if row.sampled]
 
 
-class AuditCollector:
-    """Stands where the trainer has its `Collector`: plays in this process, without a server."""
+class AuditRunner:
+    """Stands where the trainer has its `RolloutRunner`: plays in this process, without a server."""
 
     def __init__(self, policy: Policy, settings: Settings, control: Mapping[int, str]) -> None:
         self._host = AuditHost(observations(list(control.values())))
@@ -203,8 +203,8 @@ class AuditCollector:
 
     def collect(
         self,
-        new_player: PlayerFactory,
-        starts: Sequence[EpisodeStart],
+        new_actor: ActorFactory,
+        starts: Sequence[EpisodeSpec],
         horizon: int,
         *,
         step: int = -1,
@@ -213,11 +213,11 @@ class AuditCollector:
     ) -> list[Trajectory]:
         """Play every start; the trajectories come in its order."""
 
-        async def one(start: EpisodeStart) -> Trajectory:
+        async def one(start: EpisodeSpec) -> Trajectory:
             EPISODE.set(int(start.task))
             client = AsyncEnvClient(AsyncInProcessTransport(self._host))
             rollouts = Rollouts(
-                client, self._players(int(start.task)), env_id=ENV_ID, instruction=instruction
+                client, self._actors(int(start.task)), env_id=ENV_ID, instruction=instruction
             )
             (trajectory,) = await rollouts.collect(
                 [start], horizon, step=step, on_episode=on_episode
@@ -229,7 +229,7 @@ class AuditCollector:
 
         return self.run(everyone())
 
-    def _players(self, number: int) -> PlayerFactory:
+    def _actors(self, number: int) -> ActorFactory:
         """An episode's own player: sampled or written, whole or cut short."""
         sampled = self.is_sampled(number)
         policy = replace(self._policy, engine=self.engine if sampled else self.writer)
@@ -238,7 +238,7 @@ class AuditCollector:
         if number == self._count:
             room = len(policy.chat.start(self._host.text(str(number), 0))) + 3 * _CUT
             policy = replace(policy, max_tokens=min(room, policy.max_tokens))
-        return policy.players(self._settings.temperature)
+        return policy.actors(self._settings.temperature)
 
 
 def written_turns(chat: Chat, tokenizer: Any, render: Any) -> list[list[int]]:
@@ -262,16 +262,16 @@ def written_turns(chat: Chat, tokenizer: Any, render: Any) -> list[list[int]]:
 
 def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Episodes:
     """Play the episodes inside a trainer and read back the rows it made of them."""
-    collector = AuditCollector(policy, settings, control)
+    rollout_runner = AuditRunner(policy, settings, control)
     with tempfile.TemporaryDirectory(prefix="agentgym-audit-") as folder:
-        config = _config(settings, policy.name, folder, len(collector.tasks.ids))
+        config = _config(settings, policy.name, folder, len(rollout_runner.tasks.ids))
         store = RunStore.create(Path(folder) / "run", {})
-        trainer = AgentTrainer(policy, config, cast(Collector, collector), store)
-        trainer.episodes.tasks = lambda step: list(collector.tasks.ids)
+        trainer = AgentTrainer(policy, config, cast(RolloutRunner, rollout_runner), store)
+        trainer.episodes.tasks = lambda step: list(rollout_runner.tasks.ids)
         # In training a model is in training mode, where dropout is on.
         trainer.model.train()
         output = trainer._generate_and_score_completions(
-            [{"prompt": "", "task": task} for task in collector.tasks.ids]
+            [{"prompt": "", "task": task} for task in rollout_runner.tasks.ids]
         )
     trajectories = trainer._trajectories
     lost = [t for t in trajectories if not teaches(t.outcome)]
@@ -280,17 +280,17 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
             f"{len(lost)} of {len(trajectories)} episodes were lost; the first to: {lost[0].error}",
             "the model cannot be sampled from; try it with transformers alone",
         )
-    return Episodes(_rows(collector, trainer, output), trainer, config.group_size)
+    return Episodes(_rows(rollout_runner, trainer, output), trainer, config.group_size)
 
 
-def _rows(collector: AuditCollector, trainer: AgentTrainer, output: dict[str, Any]) -> list[Row]:
+def _rows(rollout_runner: AuditRunner, trainer: AgentTrainer, output: dict[str, Any]) -> list[Row]:
     prompts, completions = output["prompt_mask"].bool(), output["completion_mask"].bool()  # (B, ·)
     loss_mask = output["completion_mask"] * output["tool_mask"]  # (B, T)
     scores = _trainer_scores(trainer, output)
     rows = []
     for number, trajectory in enumerate(trainer._trajectories):
         real = completions[number]  # (T,)
-        sampled = collector.is_sampled(number)
+        sampled = rollout_runner.is_sampled(number)
         rows.append(
             Row(
                 name=f"{'sampled' if sampled else 'written'} episode {number}",
@@ -300,7 +300,7 @@ def _rows(collector: AuditCollector, trainer: AgentTrainer, output: dict[str, An
                 engine_logprobs=output["sampling_per_token_logps"][number][real].tolist(),
                 trainer_logprobs=scores[number][real].tolist(),
                 trajectory=trajectory,
-                exchanges=collector.exchanges(number),
+                exchanges=rollout_runner.exchanges(number),
                 sampled=sampled,
             )
         )
@@ -318,8 +318,8 @@ def _trainer_scores(trainer: AgentTrainer, output: dict[str, Any]) -> Tensor:
     return scores.float()
 
 
-def _config(settings: Settings, name: str, folder: str, episodes: int) -> TrainConfig:
-    return TrainConfig(
+def _config(settings: Settings, name: str, folder: str, episodes: int) -> RLConfig:
+    return RLConfig(
         model=name,
         env=ENV_ID,
         output_dir=folder,
@@ -351,7 +351,7 @@ def _script(turns: Sequence[Sequence[int]]) -> Any:
 class Stored:
     """The episodes that a run kept, and the model they are held against."""
 
-    config: TrainConfig
+    config: RLConfig
     trajectories: dict[str, Sequence[Trajectory]]
     """By file name."""
     version: int | None

@@ -69,13 +69,13 @@ def padding_changes_nothing(subject: Subject) -> Passed:
     """Columns of padding, left or right, and what stands in them, change no log-probability."""
     tolerance = _tolerance(subject).token
     rows = subject.episodes.rows[:_PADDED_ROWS]
-    fillers = {"the pad token": int(subject.tokenizer.pad_token_id), "another token": 0}
+    dummy_rows = {"the pad token": int(subject.tokenizer.pad_token_id), "another token": 0}
     worst, implicit = 0.0, 0.0
     for row in rows:
         alone = _scores(subject.model, row.ids, 0, 0, 0)
-        for name, filler in fillers.items():
+        for name, dummy_row in dummy_rows.items():
             for left, right in ((0, _RIGHT), (_LEFT, 0), (_LEFT, _RIGHT)):
-                padded = _scores(subject.model, row.ids, left, right, filler)
+                padded = _scores(subject.model, row.ids, left, right, dummy_row)
                 gap = float((padded - alone).abs().max())
                 if not gap <= tolerance:
                     at = int((padded - alone).abs().nan_to_num(math.inf).argmax())
@@ -198,14 +198,16 @@ def _scores(
     ids: Sequence[int],
     left: int,
     right: int,
-    filler: int,
+    dummy_row: int,
     *,
     positions: bool = True,
     temperature: float = 1.0,
 ) -> Tensor:
     """(n - 1,) log-probability of each id after the first, the row being padded on both sides."""
     device = next(model.parameters()).device
-    row = torch.tensor([[filler] * left + list(ids) + [filler] * right], device=device)  # (1, W)
+    row = torch.tensor(
+        [[dummy_row] * left + list(ids) + [dummy_row] * right], device=device
+    )  # (1, W)
     mask = torch.zeros_like(row)  # (1, W)
     mask[:, left : left + len(ids)] = 1
     extra = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if positions else {}

@@ -17,9 +17,9 @@ from agentgym_train.audit.episodes import Stored, Subject
 from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
 from agentgym_train.audit.rules import first_difference as difference
 from agentgym_train.audit.token_rules import check_mask, check_separators, trained_spans
-from agentgym_train.config.methods import TrainConfig
+from agentgym_train.config.methods import RLConfig
 from agentgym_train.engines.base import Sampling, ScriptedEngine
-from agentgym_train.rollout.actors import model_player
+from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import Agent, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
 
@@ -38,7 +38,7 @@ def replayed(trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat)
         for start, end in trained_spans(row.loss_mask)
     ]
     turn = iter(said)
-    player = model_player(
+    actor = model_actor(
         ScriptedEngine(lambda prompt, number: next(turn)),
         chat,
         Sampling(_NO_LIMIT),
@@ -48,28 +48,28 @@ def replayed(trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat)
         agent=agent,
     )()
     lessons = _lessons(trajectory, type(agent_factory(agent, form)()), agent)
-    return asyncio.run(_told_of_replay(player, trajectory, lessons))
+    return asyncio.run(_told_of_replay(actor, trajectory, lessons))
 
 
-async def _told_of_replay(player: Any, trajectory: Trajectory, lessons: set[int]) -> list[Tokens]:
+async def _told_of_replay(actor: Any, trajectory: Trajectory, lessons: set[int]) -> list[Tokens]:
     # The players of models need no session.
-    await player.begin(cast(AsyncSession, None), trajectory.observation, 0)
+    await actor.begin(cast(AsyncSession, None), trajectory.observation, 0)
     turns = trajectory.turns
     acted = False
     for number, turn in enumerate(turns):
         if number in lessons:
-            lesson = await player.lesson("failure", turns[number - 1].observation)
-            await player.begin_again(lesson, turn.observation)
+            lesson = await actor.lesson("failure", turns[number - 1].observation)
+            await actor.begin_again(lesson, turn.observation)
             continue
-        acted = (await player.act()).action is not None
+        acted = (await actor.act()).action is not None
         if acted and number + 1 < len(turns) and number + 1 not in lessons:
-            await player.observe(turn.observation)
-    rows: list[Tokens] = await player.end()
+            await actor.observe(turn.observation)
+    rows: list[Tokens] = await actor.end()
     stored = trajectory.rows[-1]
     if acted and len(rows[-1].completion_ids) < len(stored.completion_ids):
         # The policy was told, and had no room or no time to answer.
-        await player.observe(turns[-1].observation)
-        rows = await player.end()
+        await actor.observe(turns[-1].observation)
+        rows = await actor.end()
     return rows
 
 
@@ -229,7 +229,7 @@ def _check_shape(row: StoredRow) -> None:
         )
 
 
-def _told(subject: Subject, config: TrainConfig, row: StoredRow) -> list[Tokens]:
+def _told(subject: Subject, config: RLConfig, row: StoredRow) -> list[Tokens]:
     """What agent and chat make of the episode's texts; raises `Drift` at another number of rows."""
     form = format_of(config.agent, config.action_format)
     rows = replayed(row.trajectory, subject.require_chat(), config.agent, form)

@@ -260,9 +260,9 @@ def batch_has_the_same_rows(subject: Subject) -> Passed:
     episodes = subject.episodes
     rows = episodes.rows
     width = max(len(row.completion_ids) for row in rows)
-    filler = int(subject.tokenizer.pad_token_id)
+    dummy_row = int(subject.tokenizer.pad_token_id)
     trajectories = [row.trajectory for row in rows]
-    batch = token_batch(trajectories, episodes.group_size, width, filler)
+    batch = token_batch(trajectories, episodes.group_size, width, dummy_row)
     for number, row in enumerate(rows):
         end = len(row.completion_ids)
         mask = [int(x) for x in batch.loss_mask[number].tolist()]

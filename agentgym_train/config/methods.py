@@ -20,12 +20,12 @@ from agentgym_train.config.base import (
     read_values,
 )
 from agentgym_train.config.reading import refuse_unknown
-from agentgym_train.config.values import Keep, PairRules, trained_outcomes
+from agentgym_train.config.values import EpisodeFilter, PairRules, trained_outcomes
 from agentgym_train.horizon import Horizon, ScheduleName, make_horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig(RunConfig):
+class RLConfig(RunConfig):
     """One RL run. Every field is a key of the YAML file and an option of the command line."""
 
     method: Literal["rl"] = "rl"  # type: ignore[mutable-override]
@@ -156,21 +156,21 @@ class TrainConfig(RunConfig):
             )
 
 
-def config_from(values: Mapping[str, Any]) -> TrainConfig:
+def config_from(values: Mapping[str, Any]) -> RLConfig:
     """A config from plain values; raises `BadRequest` on an unknown key or a wrong type."""
     method = values.get("method", "rl")
     if method != "rl":
         raise BadRequest(f"an RL config is needed here, and this is one of method {method}")
-    return converted(values, TrainConfig)
+    return converted(values, RLConfig)
 
 
-def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+def read_config(path: Path, overrides: Sequence[str] = ()) -> RLConfig:
     """A YAML file of values, with `key=value` words laid over it."""
     return config_from(read_values(path, overrides))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImitationConfig(RunConfig):
+class SFTConfig(RunConfig):
     """One SFT run: the policy learns to say what the episodes of `data` say."""
 
     method: Literal["sft"] = "sft"  # type: ignore[mutable-override]
@@ -234,9 +234,9 @@ class ImitationConfig(RunConfig):
         return (self.eval_split,)
 
     @property
-    def keep(self) -> Keep:
+    def keep(self) -> EpisodeFilter:
         """Which episodes are learned from."""
-        return Keep(
+        return EpisodeFilter(
             success=self.success,
             least_reward=self.least_reward,
             least_turns=self.least_turns,
@@ -278,7 +278,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvolveConfig(RunConfig):
+class AgentEvolConfig(RunConfig):
     """One AgentEvol run (arXiv:2406.04151): explore, keep what was good, learn it from the base.
 
     Iteration 0 learns the demonstrations of `data`. Each further one explores every environment
@@ -384,19 +384,19 @@ class EvolveConfig(RunConfig):
         """The one horizon at which an environment is evaluated."""
         return self.eval_horizon or world.horizon
 
-    def keep_of(self, world: World) -> Keep:
+    def keep_of(self, world: World) -> EpisodeFilter:
         """Which explored episodes are good."""
-        return Keep(
+        return EpisodeFilter(
             success=world.least_reward is None, least_reward=world.least_reward, unique=True
         )
 
-    def imitation(self, model: str, output_dir: str) -> ImitationConfig:
+    def imitation(self, model: str, output_dir: str) -> SFTConfig:
         """What an iteration's learning is told."""
-        shared = {f.name for f in fields(ImitationConfig)} & {f.name for f in fields(self)}
+        shared = {f.name for f in fields(SFTConfig)} & {f.name for f in fields(self)}
         values = {name: getattr(self, name) for name in shared - {"method", "env", "env_kwargs"}}
         values |= {"model": model, "output_dir": output_dir, "servers": []}
         values |= {"data": self.data or ["explored"], "eval_horizon": self.horizon}
-        return ImitationConfig(**values)
+        return SFTConfig(**values)
 
 
 def check_worlds(values: Mapping[str, Any]) -> None:
@@ -411,7 +411,7 @@ def check_worlds(values: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceConfig(RunConfig):
+class DPOConfig(RunConfig):
     """One DPO run: of two episodes that began alike the policy learns to prefer the better."""
 
     method: Literal["dpo"] = "dpo"  # type: ignore[mutable-override]
@@ -482,10 +482,10 @@ class PreferenceConfig(RunConfig):
 DEFAULT: Final = "rl"
 
 CONFIGS: Final[Mapping[str, type[RunConfig]]] = {
-    "rl": TrainConfig,
-    "sft": ImitationConfig,
-    "dpo": PreferenceConfig,
-    "evolve": EvolveConfig,
+    "rl": RLConfig,
+    "sft": SFTConfig,
+    "dpo": DPOConfig,
+    "evolve": AgentEvolConfig,
 }
 
 

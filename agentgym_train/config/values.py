@@ -68,7 +68,7 @@ class PairRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class EpisodeFilter:
     """What an episode has to be. The defaults take everything that may teach."""
 
     success: bool = False

@@ -21,18 +21,18 @@ from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, run_facts
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.values import Keep
+from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.console import progress_bar
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
-from agentgym_train.rollout.actors import PlayerFactory, draw_seed
+from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.agent import format_of
-from agentgym_train.rollout.loop import EpisodeStart
-from agentgym_train.rollout.policy_spec import WhoPlays
-from agentgym_train.rollout.runner import Collector, TrafficText
+from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.policy_spec import PolicySpec
+from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner
 
 
 @dataclass(slots=True)
-class Sifted:
+class FilteredEpisodes:
     """What was kept, and for what reasons how much was not."""
 
     kept: list[Trajectory] = field(default_factory=list)
@@ -43,9 +43,9 @@ class Sifted:
         return ", ".join(f"{count} {reason}" for reason, count in self.left_out.most_common())
 
 
-def sift(trajectories: Iterable[Trajectory], keep: Keep) -> Sifted:
+def filter_episodes(trajectories: Iterable[Trajectory], keep: EpisodeFilter) -> FilteredEpisodes:
     """The demonstrations among episodes, in their order."""
-    sifted = Sifted()
+    sifted = FilteredEpisodes()
     count_tokens = token_counter(keep.tokenizer) if keep.most_tokens else sampled_tokens
     seen: set[tuple[str, str, tuple[str, ...]]] = set()
     for trajectory in trajectories:
@@ -96,7 +96,7 @@ class CollectConfig:
     max_tokens: int = 8192
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     servers: list[str] = field(default_factory=list)
-    keep: Keep = field(default_factory=Keep)
+    keep: EpisodeFilter = field(default_factory=EpisodeFilter)
     method: Literal["collect"] = "collect"
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,12 +107,12 @@ class CollectConfig:
 Key = tuple[str, int, int]
 
 
-def key_of(episode: EpisodeStart | Trajectory) -> Key:
+def key_of(episode: EpisodeSpec | Trajectory) -> Key:
     """What tells the episodes of a collection apart."""
     return episode.task, episode.seed, episode.sample
 
 
-def starts_of(config: CollectConfig, tasks: TaskSet) -> list[EpisodeStart]:
+def starts_of(config: CollectConfig, tasks: TaskSet) -> list[EpisodeSpec]:
     """Every episode that is asked for. Fewer starts are the first of more."""
     ids = tasks.split(config.split)
     count = len(ids) if config.n is None else config.n
@@ -122,7 +122,7 @@ def starts_of(config: CollectConfig, tasks: TaskSet) -> list[EpisodeStart]:
         random.Random(f"collect/{config.seed}/{turn}").shuffle(order)
         chosen += [(task, draw_seed("collect", config.seed, task, turn)) for task in order]
     return [
-        EpisodeStart(
+        EpisodeSpec(
             task=task,
             seed=seed,
             sample=sample,
@@ -192,9 +192,9 @@ def collected(store: RunStore) -> tuple[list[Trajectory], list[BrokenLine]]:
 
 def play(
     store: RunStore,
-    collector: Collector,
-    new_player: PlayerFactory,
-    starts: Sequence[EpisodeStart],
+    rollout_runner: RolloutRunner,
+    new_actor: ActorFactory,
+    starts: Sequence[EpisodeSpec],
     config: CollectConfig,
     told: str,
     console: Console,
@@ -206,7 +206,11 @@ def play(
     form = format_of(config.agent, config.action_format)
     lost: dict[Key, Trajectory] = {}
     with progress_bar(console) as progress:
-        live = TrafficText(collector.traffic) if progress.console.is_terminal else ""
+        live = (
+            ConcurrencyText(rollout_runner.concurrency_limits)
+            if progress.console.is_terminal
+            else ""
+        )
         bar = progress.add_task("collecting", total=len(starts), figures=live)
 
         def keep(trajectory: Trajectory) -> None:
@@ -217,8 +221,8 @@ def play(
             else:
                 lost[key_of(trajectory)] = trajectory
 
-        collector.collect(
-            new_player,
+        rollout_runner.collect(
+            new_actor,
             starts,
             config.horizon,
             instruction="\n\n".join(part for part in (told, form.instructions) if part),
@@ -228,7 +232,7 @@ def play(
     return list(lost.values())
 
 
-def missing(starts: Iterable[EpisodeStart], there: Iterable[Trajectory]) -> list[EpisodeStart]:
+def missing(starts: Iterable[EpisodeSpec], there: Iterable[Trajectory]) -> list[EpisodeSpec]:
     """The starts of which no episode is there."""
     done = {key_of(trajectory) for trajectory in there}
     return [start for start in starts if key_of(start) not in done]
@@ -264,7 +268,7 @@ def collect(
 
 
 def _collect(config: CollectConfig, console: Console, concurrency: int, api_key: str | None) -> int:
-    who = WhoPlays(
+    who = PolicySpec(
         config.policy,
         config.temperature,
         config.action_format,
@@ -274,21 +278,21 @@ def _collect(config: CollectConfig, console: Console, concurrency: int, api_key:
         api_key=api_key,
     )
     _check_counting(config)
-    with Collector(
+    with RolloutRunner(
         config.env, config.servers, env_kwargs=config.env_kwargs, concurrency=concurrency
-    ) as collector:
-        config = replace(config, env=collector.env_id)
-        starts = starts_of(config, collector.tasks)
+    ) as rollout_runner:
+        config = replace(config, env=rollout_runner.env_id)
+        starts = starts_of(config, rollout_runner.tasks)
         check_settings(config)
         left = _left(config, starts, console)
-        told = collector.card.instruction if config.instruction is None else config.instruction
+        told = rollout_runner.card.instruction if config.instruction is None else config.instruction
         lost: list[Trajectory] = []
         try:
             if left:
-                with who.players(told, collector.run) as players:
+                with who.actors(told, rollout_runner.run) as actors:
                     # By now whatever could be refused has been.
                     store = opened(config)
-                    lost = play(store, collector, players, left, config, told, console)
+                    lost = play(store, rollout_runner, actors, left, config, told, console)
         except KeyboardInterrupt:
             _close(config, starts, lost, console)
             console.print("Stopped; the same command goes on.")
@@ -315,8 +319,8 @@ def _check_counting(config: CollectConfig) -> None:
 
 
 def _left(
-    config: CollectConfig, starts: Sequence[EpisodeStart], console: Console
-) -> list[EpisodeStart]:
+    config: CollectConfig, starts: Sequence[EpisodeSpec], console: Console
+) -> list[EpisodeSpec]:
     """The starts that are to be played, with a word on what is there."""
     there, broken = collected(RunStore(Path(config.output_dir)))
     for line in broken:
@@ -333,7 +337,7 @@ def _left(
 
 def _close(
     config: CollectConfig,
-    starts: Sequence[EpisodeStart],
+    starts: Sequence[EpisodeSpec],
     lost: Sequence[Trajectory],
     console: Console,
 ) -> None:
@@ -344,7 +348,7 @@ def _close(
             raise BadRequest(f"all {len(lost)} episodes were lost; the first to: {lost[0].error}")
         return
     store = opened(config)
-    sifted = sift(there, config.keep)
+    sifted = filter_episodes(there, config.keep)
     figures = {
         "episodes": len(there),
         "success": fmean(t.success for t in there),

@@ -15,9 +15,14 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import BrokenLine, RunStore
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import ImitationConfig
-from agentgym_train.config.values import Keep
-from agentgym_train.data.collect import Sifted, collect_config_of, collected, sift
+from agentgym_train.config.methods import SFTConfig
+from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.data.collect import (
+    FilteredEpisodes,
+    collect_config_of,
+    collected,
+    filter_episodes,
+)
 from agentgym_train.data.formats import Reading, read_episodes
 from agentgym_train.data.tokenize import Replay, training_row
 
@@ -28,26 +33,26 @@ _HELD_OUT = "eval"
 
 def read_demonstrations(
     sources: Iterable[Path | str],
-    keep: Keep | None = None,
+    keep: EpisodeFilter | None = None,
     *,
     pairs: bool = False,
-) -> tuple[Sifted, Reading]:
+) -> tuple[FilteredEpisodes, Reading]:
     """(what is kept, all that was read with the lines that could not be).
 
     For `pairs` a collection gives what failed too, and repetitions, as long as its length is right:
     a pair has two sides.
     Raises `BadRequest` where a source holds no episode at all.
     """
-    read, chosen, sifted = Reading(), [], Sifted()
+    read, chosen, sifted = Reading(), [], FilteredEpisodes()
     for source in (Path(name).expanduser() for name in sources):
         found = _read(source)
         if not found.trajectories:
             raise BadRequest(_nothing_in(source, found))
         read.add(found)
-        first = sift(found.trajectories, _own_rule(source, pairs))
+        first = filter_episodes(found.trajectories, _own_rule(source, pairs))
         chosen += first.kept
         sifted.left_out += first.left_out
-    last = sift(chosen, keep or Keep())
+    last = filter_episodes(chosen, keep or EpisodeFilter())
     sifted.kept = last.kept
     sifted.left_out += last.left_out
     return sifted, read
@@ -66,11 +71,11 @@ def _read(source: Path) -> Reading:
     return reading
 
 
-def _own_rule(source: Path, pairs: bool) -> Keep:
+def _own_rule(source: Path, pairs: bool) -> EpisodeFilter:
     """What a source was told to keep."""
     config = None if source.is_file() else collect_config_of(source)
     if config is None:
-        return Keep(least_turns=0)
+        return EpisodeFilter(least_turns=0)
     if pairs:
         return replace(config.keep, success=False, least_reward=None, unique=False)
     return config.keep
@@ -92,27 +97,27 @@ _MOST_TOLD = 5
 
 
 @dataclass(frozen=True, slots=True)
-class TeachingRows:
+class SFTDataset:
     """The rows that SFT learns from, and how they came about."""
 
     rows: list[dict[str, list[int]]]
     """`input_ids` and `labels`; see `replay.training_row`."""
-    sifted: Sifted
+    sifted: FilteredEpisodes
     broken: list[BrokenLine]
     too_long: int
     """Episodes with a context of more than `max_tokens`; they are left out, never cut."""
     max_tokens: int
 
     @classmethod
-    def read(cls, config: ImitationConfig, tokenizer: Any) -> TeachingRows:
+    def read(cls, config: SFTConfig, tokenizer: Any) -> SFTDataset:
         """The rows of a config's data."""
         sifted, reading = read_demonstrations(config.data, config.keep)
         return cls.of(config, tokenizer, sifted, reading.broken)
 
     @classmethod
     def of(
-        cls, config: RunConfig, tokenizer: Any, sifted: Sifted, broken: list[BrokenLine]
-    ) -> TeachingRows:
+        cls, config: RunConfig, tokenizer: Any, sifted: FilteredEpisodes, broken: list[BrokenLine]
+    ) -> SFTDataset:
         """The rows of chosen episodes."""
         fitting, too_long = replayed(sifted.kept, replay_of(config, tokenizer), config)
         rows = [training_row(row) for rows in fitting for row in rows if any(row.loss_mask)]

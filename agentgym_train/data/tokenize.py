@@ -16,7 +16,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.values import CountTokens
 from agentgym_train.engines.base import Sampling, ScriptedEngine
-from agentgym_train.rollout.actors import ModelPlayer
+from agentgym_train.rollout.actors import ModelActor
 from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
 
@@ -68,11 +68,11 @@ class Replay:
         chat = self.chat_of(trajectory)
         replies = [chat.response_ids(text) for text in texts]
         engine = ScriptedEngine(lambda _, number: replies[number])
-        player = ModelPlayer(
+        actor = ModelActor(
             engine, chat, Sampling(_NO_LIMIT), max_tokens=_NO_LIMIT, agent=self._new_agent(),
             name=trajectory.policy,
         )  # fmt: skip
-        rows = asyncio.run(self._play(player, trajectory))
+        rows = asyncio.run(self._play(actor, trajectory))
         return list(self._masked(rows, trajectory.turns, replies))
 
     def chat_of(self, trajectory: Trajectory) -> Chat:
@@ -84,13 +84,13 @@ class Replay:
             self._chats[told] = Chat(self._tokenizer, told, keep_reasoning=self._keep_reasoning)
         return self._chats[told]
 
-    async def _play(self, player: ModelPlayer, trajectory: Trajectory) -> list[Tokens]:
-        """What an `Attempt` does with a player, when world and engine are what was recorded."""
+    async def _play(self, actor: ModelActor, trajectory: Trajectory) -> list[Tokens]:
+        """What an `EpisodeRun` does with a player, when world and engine are what was recorded."""
         # There is no session: a model's player speaks to none.
-        await player.begin(None, trajectory.observation, trajectory.seed)  # type: ignore[arg-type]
+        await actor.begin(None, trajectory.observation, trajectory.seed)  # type: ignore[arg-type]
         last = len(trajectory.turns)
         for number, turn in enumerate(trajectory.turns, 1):
-            move = await player.act()
+            move = await actor.act()
             if move is None or (move.action is None and turn.action):
                 raise BadRequest(
                     f"the agent {self._agent} asks for a turn without an action where the episode "
@@ -98,8 +98,8 @@ class Replay:
                     f"{turn.action[:60]!r}; train with the agent that played it, or with plain"
                 )
             if move.action is not None and number < last:
-                await player.observe(turn.observation)
-        return await player.end()
+                await actor.observe(turn.observation)
+        return await actor.end()
 
     def _masked(
         self, rows: Sequence[Tokens], turns: Sequence[Turn], replies: Sequence[Sequence[int]]

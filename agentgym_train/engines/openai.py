@@ -1,7 +1,7 @@
 """ChatEndpoint: any OpenAI-compatible chat endpoint, for evaluation and demonstrations.
 
 It takes and gives text. What an endpoint sampled has no token ids, so it is no `GenerationEngine`
-and nothing it says can be trained on by a policy gradient; it plays through `ChatPlayer`.
+and nothing it says can be trained on by a policy gradient; it plays through `ChatActor`.
 """
 
 from __future__ import annotations

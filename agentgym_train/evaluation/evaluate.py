@@ -34,10 +34,10 @@ from agentgym_train.evaluation.report import (
     figures_of,
     report_of,
 )
-from agentgym_train.rollout.actors import PlayerFactory, draw_seed
-from agentgym_train.rollout.loop import EpisodeStart
-from agentgym_train.rollout.policy_spec import PolicyName, WhoPlays
-from agentgym_train.rollout.runner import Collector, TrafficText
+from agentgym_train.rollout.actors import ActorFactory, draw_seed
+from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.policy_spec import PolicyName, PolicySpec
+from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner
 
 __all__ = [
     "CategoryReport",
@@ -57,7 +57,7 @@ def eval_starts(
     seed: int,
     limit: int | None = None,
     per_category: int | None = None,
-) -> list[EpisodeStart]:
+) -> list[EpisodeSpec]:
     """`samples` episodes of each task of a split, or of its first ones; see `first_tasks`."""
     return starts_of(
         tasks, first_tasks(tasks, tasks.split(split), limit, per_category), samples, seed
@@ -79,10 +79,10 @@ def first_tasks(
     return ids[:limit]
 
 
-def starts_of(tasks: TaskSet, ids: Sequence[str], samples: int, seed: int) -> list[EpisodeStart]:
+def starts_of(tasks: TaskSet, ids: Sequence[str], samples: int, seed: int) -> list[EpisodeSpec]:
     """`samples` episodes of each task. Its worlds depend on seed, task and sample alone."""
     return [
-        EpisodeStart(
+        EpisodeSpec(
             task=task,
             seed=draw_seed("eval", seed, task, sample),
             sample=sample,
@@ -95,8 +95,8 @@ def starts_of(tasks: TaskSet, ids: Sequence[str], samples: int, seed: int) -> li
 
 
 def evaluate(
-    collector: Collector,
-    new_player: PlayerFactory,
+    rollout_runner: RolloutRunner,
+    new_actor: ActorFactory,
     *,
     split: str,
     horizon: int,
@@ -116,13 +116,17 @@ def evaluate(
     With a console it shows how far it is. Of several processes each plays its share, and `gathered`
     gives each the shares of all.
     """
-    every = eval_starts(collector.tasks, split, samples, seed, limit, per_category)
+    every = eval_starts(rollout_runner.tasks, split, samples, seed, limit, per_category)
     starts = every[rank::processes]
     with progress_bar(console or Console(quiet=True)) as progress:
-        live = TrafficText(collector.traffic) if progress.console.is_terminal else ""
+        live = (
+            ConcurrencyText(rollout_runner.concurrency_limits)
+            if progress.console.is_terminal
+            else ""
+        )
         bar = progress.add_task(label, total=len(starts), figures=live)
-        played = collector.collect(
-            new_player,
+        played = rollout_runner.collect(
+            new_actor,
             starts,
             horizon,
             instruction=instruction,
@@ -319,7 +323,7 @@ _AT_ONCE: Final = 4096
 
 """Episodes that are handed over at once: all of their trajectories are in memory until the last."""
 
-Who = Callable[[], AbstractContextManager[PlayerFactory]]
+Who = Callable[[], AbstractContextManager[ActorFactory]]
 
 """Loads a policy; called only if there is something left to play."""
 
@@ -339,7 +343,7 @@ class Kept:
         if key not in self.episodes or not self.episodes[key].counts:
             self.episodes[key] = figures
 
-    def finished(self, start: EpisodeStart) -> bool:
+    def finished(self, start: EpisodeSpec) -> bool:
         """Whether the episode was played and not lost."""
         found = self.episodes.get((start.task, start.seed))
         return found is not None and found.counts
@@ -359,9 +363,9 @@ def kept_in(store: RunStore, file: str) -> Kept:
 def play_rest(
     store: RunStore,
     file: str,
-    collector: Collector,
+    rollout_runner: RolloutRunner,
     who: Who,
-    starts: Sequence[EpisodeStart],
+    starts: Sequence[EpisodeSpec],
     *,
     horizon: int,
     instruction: str,
@@ -377,8 +381,12 @@ def play_rest(
     left = [start for start in starts if not kept.finished(start)]
     _tell(console, label, kept, len(starts) - len(left), len(starts))
     if left:
-        with who() as new_player, progress_bar(console) as progress:
-            live = TrafficText(collector.traffic) if progress.console.is_terminal else ""
+        with who() as new_actor, progress_bar(console) as progress:
+            live = (
+                ConcurrencyText(rollout_runner.concurrency_limits)
+                if progress.console.is_terminal
+                else ""
+            )
             bar = progress.add_task(
                 escape(one_line(label, 40)), total=len(starts), figures=live,
                 completed=len(starts) - len(left),
@@ -390,8 +398,8 @@ def play_rest(
                 progress.advance(bar)
 
             for first in range(0, len(left), _AT_ONCE):
-                collector.collect(
-                    new_player,
+                rollout_runner.collect(
+                    new_actor,
                     left[first : first + _AT_ONCE],
                     horizon,
                     instruction=instruction,
@@ -414,18 +422,18 @@ def _tell(console: Console, label: str, kept: Kept, found: int, wanted: int) -> 
 def play_policies(
     store: RunStore,
     plan: EvalPlan,
-    collector: Collector,
-    who: Mapping[str, WhoPlays],
+    rollout_runner: RolloutRunner,
+    who: Mapping[str, PolicySpec],
     console: Console,
 ) -> dict[str, list[EpisodeFigures]]:
     """Label -> episodes, of one policy after another: two models need not fit into memory."""
-    starts = starts_of(collector.tasks, plan.tasks, plan.samples, plan.seed)
+    starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed)
     return {
         policy.label: play_rest(
             store,
             policy.file,
-            collector,
-            partial(who[policy.label].players, plan.instruction, collector.run),
+            rollout_runner,
+            partial(who[policy.label].actors, plan.instruction, rollout_runner.run),
             starts,
             horizon=plan.horizon,
             instruction=plan.instruction,

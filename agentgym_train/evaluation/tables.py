@@ -382,7 +382,7 @@ def _markdown(text: str) -> str:
     return shown
 
 
-Played = Mapping[str, Sequence[EpisodeFigures]]
+EpisodeResult = Mapping[str, Sequence[EpisodeFigures]]
 
 """Label of a policy -> its episodes."""
 
@@ -390,7 +390,7 @@ _COMPARED = ("success", "score")
 
 
 def reports_of(
-    plan: EvalPlan, played: Played, prices: tuple[float, float] = (0.0, 0.0)
+    plan: EvalPlan, played: EpisodeResult, prices: tuple[float, float] = (0.0, 0.0)
 ) -> dict[str, EvalReport]:
     """A report a policy; `prices` are those of the endpoints among them."""
     return {
@@ -407,7 +407,7 @@ def reports_of(
     }
 
 
-def comparisons_of(plan: EvalPlan, played: Played, baseline: str | None) -> list[Versus]:
+def comparisons_of(plan: EvalPlan, played: EpisodeResult, baseline: str | None) -> list[Versus]:
     """Every other policy against `baseline`, by default the first, by success and by score.
 
     Raises `BadRequest` for a baseline that is none of them.

@@ -65,7 +65,7 @@ class EpisodeTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ActorOutput:
     """What a player answers in one turn."""
 
     response: str
@@ -79,7 +79,7 @@ class Move:
     """How many tokens were sampled."""
 
 
-class Player(Protocol):
+class Actor(Protocol):
     """Plays one episode; made anew for each."""
 
     name: str
@@ -88,7 +88,7 @@ class Player(Protocol):
         """Take in the first observation. `seed` is of this player's own draws."""
         ...
 
-    async def act(self) -> Move | None:
+    async def act(self) -> ActorOutput | None:
         """The next move; None when the token budget is used up."""
         ...
 
@@ -116,10 +116,10 @@ class Player(Protocol):
         return {}
 
 
-PlayerFactory = Callable[[], Player]
+ActorFactory = Callable[[], Actor]
 
 
-class AgentPlayer(Player):
+class AgentActor(Actor):
     """A conversation that an agent builds; what samples and keeps it is a subclass's."""
 
     def __init__(self, agent: Agent, name: str) -> None:
@@ -133,17 +133,17 @@ class AgentPlayer(Player):
         self._acts = message.acts
         self.open(message.text, seed)
 
-    async def act(self) -> Move | None:
+    async def act(self) -> ActorOutput | None:
         """Sample a turn; None when there is no room for one."""
         sampled = await self.sample()
         if sampled is None:
             return None
         text, tokens = sampled
         if self._acts:
-            return Move(text, self.agent.format.parse(text), tokens=tokens)
+            return ActorOutput(text, self.agent.format.parse(text), tokens=tokens)
         message = self.agent.said(text)
         self._say(message)
-        return Move(text, None, message.text, tokens)
+        return ActorOutput(text, None, message.text, tokens)
 
     async def observe(self, observation: str) -> None:
         """Tell the policy what the agent makes of it."""
@@ -179,7 +179,7 @@ class AgentPlayer(Player):
         raise NotImplementedError
 
 
-class ModelPlayer(AgentPlayer):
+class ModelActor(AgentActor):
     """A model: an agent's messages become ids by a `Chat`, turns are sampled by an engine.
 
     What was sampled is never encoded again. Where the agent cuts the context, a new row of tokens
@@ -247,7 +247,7 @@ class ModelPlayer(AgentPlayer):
         return [row.freeze() for row in (first, *(r for r in further if r.turn_ends))]
 
 
-class ExpertPlayer(Player):
+class ExpertActor(Actor):
     """The world's own oracle."""
 
     name = "expert"
@@ -259,10 +259,10 @@ class ExpertPlayer(Player):
         """Remember whom to ask."""
         self._session = session
 
-    async def act(self) -> Move | None:
+    async def act(self) -> ActorOutput | None:
         """The oracle's action; None when it gives up."""
         action = await self._session.expert_action() if self._session else None
-        return None if action is None else Move(action, action)
+        return None if action is None else ActorOutput(action, action)
 
     async def observe(self, observation: str) -> None:
         """The oracle reads the world itself."""
@@ -272,7 +272,7 @@ class ExpertPlayer(Player):
         return []
 
 
-class RandomPlayer(Player):
+class RandomActor(Actor):
     """One of the available actions at random; where the world lists none, a random short text."""
 
     name = "random"
@@ -286,14 +286,14 @@ class RandomPlayer(Player):
         self._session = session
         self._draws = random.Random(seed)
 
-    async def act(self) -> Move | None:
+    async def act(self) -> ActorOutput | None:
         """Draw an action."""
         actions = await self._session.available_actions() if self._session else None
         if actions:
             action = actions[int(self._draws.random() * len(actions))]
         else:
             action = "".join(self._draws.choice("abcdefghij 0123456789") for _ in range(12))
-        return Move(action, action)
+        return ActorOutput(action, action)
 
     async def observe(self, observation: str) -> None:
         """Chance learns nothing."""
@@ -303,7 +303,7 @@ class RandomPlayer(Player):
         return []
 
 
-def model_player(
+def model_actor(
     engine: GenerationEngine,
     chat: Chat,
     sampling: Sampling,
@@ -312,10 +312,10 @@ def model_player(
     policy: str,
     action_format: ActionFormat,
     agent: str = "plain",
-) -> PlayerFactory:
+) -> ActorFactory:
     """A maker of players for one model. `max_tokens` bounds prompt and completion of a context."""
     new_agent = agent_factory(agent, action_format)
-    return lambda: ModelPlayer(
+    return lambda: ModelActor(
         engine, chat, sampling, max_tokens=max_tokens, agent=new_agent(), name=policy
     )
 
@@ -336,7 +336,7 @@ class ChatSampling:
     temperature: float = 1.0
 
 
-class ChatPlayer(AgentPlayer):
+class ChatActor(AgentActor):
     """A conversation as messages, built by the same agents as a model's own.
 
     Endpoints have no seed that can be relied on: the same episode played twice may differ.
@@ -398,18 +398,18 @@ class ChatPlayer(AgentPlayer):
         return dict(self._usage)
 
 
-def chat_players(
+def chat_actors(
     endpoint: ChatEndpoint,
     sampling: ChatSampling,
     *,
     instruction: str,
     action_format: ActionFormat,
     agent: str = "plain",
-) -> PlayerFactory:
+) -> ActorFactory:
     """A maker of players who speak with one endpoint."""
     new_agent = agent_factory(agent, action_format)
     name = f"openai:{endpoint.settings.model}"
-    return lambda: ChatPlayer(
+    return lambda: ChatActor(
         endpoint, sampling, agent=new_agent(), instruction=instruction, name=name
     )
 

@@ -17,7 +17,7 @@ from agentgym_env.named_code import load_named
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ContextReset:
     """A new context, in place of one that grew long."""
 
     opening: str
@@ -34,7 +34,7 @@ class Message:
     text: str
     acts: bool = True
     """Whether the answer holds an action; else it is the agent's own, such as a plan."""
-    cut: Cut | None = None
+    cut: ContextReset | None = None
     """Begin a new context, which is a new training row: sampled tokens stay in the row of the
     context in which they were sampled."""
 
@@ -111,7 +111,7 @@ class Reflect(Agent):
     def begin_again(self, lesson: str, observation: str) -> Message:
         """The lesson, and then the observation."""
         opening = f"What you learned from an earlier trial:\n{lesson}\n\n{observation}"
-        return Message(observation, cut=Cut(opening))
+        return Message(observation, cut=ContextReset(opening))
 
 
 class Window(Agent):
@@ -148,7 +148,7 @@ class Window(Agent):
         opening = (
             f"{self._first}\n\n[{left_out} earlier {turns} left out]\n\n{self._seen[-1 - keep]}"
         )
-        return Message(observation, cut=Cut(opening, keep))
+        return Message(observation, cut=ContextReset(opening, keep))
 
 
 class Summary(Agent):
@@ -181,7 +181,7 @@ class Summary(Agent):
     def said(self, text: str) -> Message:
         """Go on from the summary."""
         opening = f"{self._first}\n\n[Your summary of what followed]\n{text}\n\n{self._last}"
-        return Message(self._last, cut=Cut(opening))
+        return Message(self._last, cut=ContextReset(opening))
 
 
 AgentFactory = Callable[[], Agent]

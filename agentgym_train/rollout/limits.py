@@ -66,12 +66,12 @@ class Deadline:
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
 
 
-class Lane:
+class Limiter:
     """The calls of one kind: how many are under way, and how many may be."""
 
-    def __init__(self, limit: int, traffic: Traffic, party: Party) -> None:
+    def __init__(self, limit: int, concurrency_limits: ConcurrencyLimits, party: Party) -> None:
         self._slots = asyncio.Semaphore(limit) if limit else None
-        self._traffic = traffic
+        self._concurrency_limits = concurrency_limits
         self._party: Party = party
         self.waiting = 0
         """Episodes that wait here, in a call or for a place."""
@@ -85,7 +85,7 @@ class Lane:
                 if self._slots is not None:
                     await self._slots.acquire()
                 try:
-                    async with self._traffic.flowing():
+                    async with self._concurrency_limits.flowing():
                         yield
                 finally:
                     if self._slots is not None:
@@ -94,7 +94,7 @@ class Lane:
                 self.waiting -= 1
 
 
-class Traffic:
+class ConcurrencyLimits:
     """All calls of the episodes under way on one event loop.
 
     It can be brought to rest: then no call is under way and none begins, so weights can change
@@ -103,8 +103,8 @@ class Traffic:
 
     def __init__(self, limits: RolloutLimits | None = None) -> None:
         self.limits = limits or RolloutLimits()
-        self.policy = Lane(self.limits.engine_concurrency, self, "policy")
-        self.environment = Lane(self.limits.env_concurrency, self, "environment")
+        self.policy = Limiter(self.limits.engine_concurrency, self, "policy")
+        self.environment = Limiter(self.limits.env_concurrency, self, "environment")
         self.turns = 0
         """Turns taken so far."""
         self.tokens = 0

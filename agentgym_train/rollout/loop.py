@@ -18,16 +18,16 @@ from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.values import RolloutLimits
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.rollout.actors import Move, Player, PlayerFactory, draw_seed
-from agentgym_train.rollout.limits import Deadline, Traffic
+from agentgym_train.rollout.actors import Actor, ActorFactory, ActorOutput, draw_seed
+from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 
-_MOST_ASIDES = 8
+_MAX_NON_ACTION_TURNS = 8
 
 """Turns in a row without an environment step, after which an agent is taken for broken."""
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeStart:
+class EpisodeSpec:
     """Which episode to play."""
 
     task: str
@@ -41,7 +41,7 @@ class EpisodeStart:
 
 
 @dataclass(slots=True)
-class Played:
+class EpisodeResult:
     """What one attempt at an episode brought."""
 
     outcome: Outcome
@@ -58,7 +58,7 @@ class DeadlinePassed(EnvironmentLost):
     """The episode's time is over, and most of it went by in waiting for the environment."""
 
 
-class Attempt:
+class EpisodeRun:
     """Plays one episode once; a loss of world or engine is raised.
 
     When the episode's time is over the attempt ends as `policy_timeout`, and teaches as far as it
@@ -67,26 +67,31 @@ class Attempt:
     """
 
     def __init__(
-        self, player: Player, start: EpisodeStart, horizon: int, traffic: Traffic, clock: Deadline
+        self,
+        actor: Actor,
+        start: EpisodeSpec,
+        horizon: int,
+        concurrency_limits: ConcurrencyLimits,
+        clock: Deadline,
     ) -> None:
-        self._player = player
+        self._actor = actor
         self._start = start
         self._horizon = horizon
-        self._traffic = traffic
+        self._concurrency_limits = concurrency_limits
         self._clock = clock
         self._first = ""
         self._info: dict[str, object] = {}
         self._turns: list[Turn] = []
-        self._unanswered: Move | None = None
+        self._unanswered: ActorOutput | None = None
 
-    async def play(self, client: AsyncEnvClient, step: int) -> Played:
+    async def play(self, client: AsyncEnvClient, step: int) -> EpisodeResult:
         """Open a session, play, and close it whatever the end."""
         session: AsyncSession | None = None
         ended = False
         try:
             try:
                 async with self._clock.limit() as limit:
-                    async with self._traffic.environment.call(self._clock):
+                    async with self._concurrency_limits.environment.call(self._clock):
                         session = await _opened(client)
                     outcome = await self._trials(session, step)
             except TimeoutError:
@@ -97,7 +102,7 @@ class Attempt:
             return await self._played(outcome)
         finally:
             if not ended:
-                await self._player.end()
+                await self._actor.end()
             if session is not None:
                 await session.close()
 
@@ -105,57 +110,57 @@ class Attempt:
         """The episode, and again from its start as long as the player asks for it."""
         first = await self._reset(session)
         draws = draw_seed(self._start.seed, self._start.task, self._start.sample, step)
-        await self._player.begin(session, first, draws)
+        await self._actor.begin(session, first, draws)
         self._first = first
         outcome = await self._take_turns(session)
         while True:
-            async with self._traffic.policy.call(self._clock):
+            async with self._concurrency_limits.policy.call(self._clock):
                 last = self._turns[-1].observation if self._turns else first
-                lesson = await self._player.lesson(outcome, last)
+                lesson = await self._actor.lesson(outcome, last)
             if lesson is None:
                 return outcome
             # What counts is how the last trial ends: to fail first must not pay.
             self._turns = [_unpaid(turn) for turn in self._turns]
             again = await self._reset(session)
             self._turns.append(Turn(lesson, "", again))
-            await self._player.begin_again(lesson, again)
+            await self._actor.begin_again(lesson, again)
             outcome = await self._take_turns(session)
 
     async def _reset(self, session: AsyncSession) -> str:
-        async with self._traffic.environment.call(self._clock):
+        async with self._concurrency_limits.environment.call(self._clock):
             reply = await session.reset(seed=self._start.seed, task=self._start.task)
         self._info = reply.info
         return reply.observation
 
     async def _take_turns(self, session: AsyncSession) -> Outcome:
         """Play until the world ends, the horizon is reached, or the player has no tokens left."""
-        steps = asides = 0
+        steps = non_action_turns = 0
         while steps < self._horizon:
-            async with self._traffic.policy.call(self._clock):
-                move = await self._player.act()
+            async with self._concurrency_limits.policy.call(self._clock):
+                move = await self._actor.act()
             if move is None:
                 return "token_budget"
-            self._traffic.turns += 1
-            self._traffic.tokens += move.tokens
+            self._concurrency_limits.turns += 1
+            self._concurrency_limits.tokens += move.tokens
             if move.action is None:
-                asides += 1
-                if asides > _MOST_ASIDES:
+                non_action_turns += 1
+                if non_action_turns > _MAX_NON_ACTION_TURNS:
                     raise BadRequest(
-                        f"the agent of {self._player.name} took {asides} turns without an "
+                        f"the agent of {self._actor.name} took {non_action_turns} turns without an "
                         "environment step; let it act in between"
                     )
                 self._turns.append(Turn(move.response, "", move.answer))
                 continue
-            steps, asides = steps + 1, 0
+            steps, non_action_turns = steps + 1, 0
             ending = await self._step(session, move, move.action)
             if ending is not None:
                 return ending
             if steps < self._horizon:
-                await self._player.observe(self._turns[-1].observation)
+                await self._actor.observe(self._turns[-1].observation)
         return "horizon"
 
     async def _step(
-        self, session: AsyncSession, move: Move, action: str | ActionError
+        self, session: AsyncSession, move: ActorOutput, action: str | ActionError
     ) -> Outcome | None:
         """Take the move's turn; the outcome if it was the last."""
         if isinstance(action, ActionError):
@@ -164,7 +169,7 @@ class Attempt:
             self._turns.append(Turn(move.response, "", told, info={"invalid_action": True}))
             return None
         self._unanswered = move
-        async with self._traffic.environment.call(self._clock):
+        async with self._concurrency_limits.environment.call(self._clock):
             reply = await session.step(action)
         self._unanswered = None
         self._turns.append(Turn(move.response, action, reply.observation, reply.reward, reply.info))
@@ -180,23 +185,23 @@ class Attempt:
                 f"{world_s:.1f} s of it for the environment; raise the limit or use more servers",
                 "deadline",
             )
-        if isinstance(self._unanswered, Move) and isinstance(self._unanswered.action, str):
+        if isinstance(self._unanswered, ActorOutput) and isinstance(self._unanswered.action, str):
             # Its tokens were sampled, and the world's answer is not known.
             self._turns.append(Turn(self._unanswered.response, self._unanswered.action, ""))
         return "policy_timeout"
 
-    async def _played(self, outcome: Outcome) -> Played:
+    async def _played(self, outcome: Outcome) -> EpisodeResult:
         infos = (turn.info for turn in reversed(self._turns))
         info = next((info for info in infos if "success" in info), self._info)
-        return Played(
+        return EpisodeResult(
             outcome=outcome,
             observation=self._first,
             turns=self._turns,
             success=bool(info.get("success", False)),
             score=float(info.get("score", 0.0)),  # type: ignore[arg-type]
-            rows=await self._player.end(),
-            policy=self._player.name,
-            usage=self._player.used(),
+            rows=await self._actor.end(),
+            policy=self._actor.name,
+            usage=self._actor.used(),
         )
 
 
@@ -218,7 +223,7 @@ def _unpaid(turn: Turn) -> Turn:
     return msgspec.structs.replace(turn, reward=0.0, info=info)
 
 
-__all__ = ["EpisodeStart", "RolloutLimits", "Rollouts"]
+__all__ = ["EpisodeSpec", "RolloutLimits", "Rollouts"]
 
 logger = logging.getLogger(__name__)
 
@@ -234,24 +239,24 @@ class Rollouts:
     def __init__(
         self,
         client: AsyncEnvClient,
-        new_player: PlayerFactory,
+        new_actor: ActorFactory,
         *,
         env_id: str,
         instruction: str = "",
         concurrency: int = 256,
-        traffic: Traffic | None = None,
+        concurrency_limits: ConcurrencyLimits | None = None,
     ) -> None:
-        """`concurrency` is the most episodes under way; `traffic` has all other limits."""
+        """`concurrency` is the maximum of episodes under way; `concurrency_limits` the rest."""
         self._client = client
         self._instruction = instruction
-        self._new_player = new_player
+        self._new_actor = new_actor
         self._env_id = env_id
         self._slots = asyncio.Semaphore(concurrency)
-        self.traffic = traffic or Traffic()
+        self.concurrency_limits = concurrency_limits or ConcurrencyLimits()
 
     async def collect(
         self,
-        starts: Sequence[EpisodeStart],
+        starts: Sequence[EpisodeSpec],
         horizon: int,
         *,
         step: int = -1,
@@ -259,7 +264,7 @@ class Rollouts:
     ) -> list[Trajectory]:
         """Play every start for at most `horizon` turns; the trajectories come in its order."""
 
-        async def one(start: EpisodeStart) -> Trajectory:
+        async def one(start: EpisodeSpec) -> Trajectory:
             trajectory = await self.play(start, horizon, step)
             if on_episode is not None:
                 on_episode(trajectory)
@@ -269,21 +274,21 @@ class Rollouts:
             tasks = [group.create_task(one(start)) for start in starts]
         return [task.result() for task in tasks]
 
-    async def play(self, start: EpisodeStart, horizon: int, step: int) -> Trajectory:
+    async def play(self, start: EpisodeSpec, horizon: int, step: int) -> Trajectory:
         """Play one episode as soon as there is a place."""
         async with self._slots:
-            with self.traffic.episode() as clock:
+            with self.concurrency_limits.episode() as clock:
                 return await self._play_with_retries(start, horizon, step, clock)
 
     async def _play_with_retries(
-        self, start: EpisodeStart, horizon: int, step: int, clock: Deadline
+        self, start: EpisodeSpec, horizon: int, step: int, clock: Deadline
     ) -> Trajectory:
         began = time.monotonic()
         attempt = 0
-        played: Played | None = None
+        played: EpisodeResult | None = None
         error: EpisodeFailure | EngineLost | None = None
-        for attempt in range(1, self.traffic.limits.retries + 2):
-            trial = Attempt(self._new_player(), start, horizon, self.traffic, clock)
+        for attempt in range(1, self.concurrency_limits.limits.retries + 2):
+            trial = EpisodeRun(self._new_actor(), start, horizon, self.concurrency_limits, clock)
             try:
                 played = await trial.play(self._client, step)
                 break
@@ -297,7 +302,7 @@ class Rollouts:
                 )
                 if isinstance(failure, DeadlinePassed):
                     break
-        played = played or Played(_outcome_of(error), "", [], False, 0.0, [], "")
+        played = played or EpisodeResult(_outcome_of(error), "", [], False, 0.0, [], "")
         return Trajectory(
             env=self._env_id,
             task=start.task,

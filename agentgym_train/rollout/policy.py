@@ -12,7 +12,7 @@ from agentgym_train.engines.base import GenerationEngine, Sampling
 from agentgym_train.engines.factory import make_engine
 from agentgym_train.engines.vllm_server import served_engine, served_model
 from agentgym_train.models import load_policy
-from agentgym_train.rollout.actors import PlayerFactory, model_player
+from agentgym_train.rollout.actors import ActorFactory, model_actor
 from agentgym_train.rollout.agent import format_of
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy_spec import PolicyName
@@ -33,9 +33,9 @@ class Policy:
     max_tokens: int
     agent: str = "plain"
 
-    def players(self, temperature: float) -> PlayerFactory:
+    def actors(self, temperature: float) -> ActorFactory:
         """A maker of players that sample at `temperature`."""
-        return model_player(
+        return model_actor(
             self.engine,
             self.chat,
             Sampling(self.turn_max_tokens, temperature),
@@ -87,7 +87,7 @@ def make_policy(
     )
 
 
-def served_players(
+def served_actors(
     name: PolicyName,
     *,
     instruction: str,
@@ -98,7 +98,7 @@ def served_players(
     temperature: float,
     tokenizer: str | None = None,
     api_key: str | None = None,
-) -> tuple[GenerationEngine, PlayerFactory]:
+) -> tuple[GenerationEngine, ActorFactory]:
     """(the engine, to be closed on the players' loop; a maker of players who sample by it).
 
     `tokenizer` is a folder or hub id, by default the one that the server loaded its model from.
@@ -111,7 +111,7 @@ def served_players(
     )
     form = format_of(agent, format_name)
     told = "\n\n".join(part for part in (instruction, form.instructions) if part)
-    players = model_player(
+    actors = model_actor(
         engine,
         Chat(loaded, told),
         Sampling(turn_max_tokens, temperature),
@@ -120,7 +120,7 @@ def served_players(
         action_format=form,
         agent=agent,
     )
-    return engine, players
+    return engine, actors
 
 
 def _tokenizer(source: str, name: PolicyName) -> Any:

@@ -26,11 +26,11 @@ from agentgym_train.config.engines import HFSettings
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings, usage_dict
 from agentgym_train.local_models import check_folder
 from agentgym_train.rollout.actors import (
+    ActorFactory,
     ChatSampling,
-    ExpertPlayer,
-    PlayerFactory,
-    RandomPlayer,
-    chat_players,
+    ExpertActor,
+    RandomActor,
+    chat_actors,
 )
 from agentgym_train.rollout.agent import agent_factory, format_of
 
@@ -115,7 +115,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @dataclass(slots=True)
-class WhoPlays:
+class PolicySpec:
     """A policy as `policy_names` reads it; a model is loaded when it is to play."""
 
     policy: str
@@ -153,29 +153,29 @@ class WhoPlays:
             self._endpoint = ChatEndpoint(settings)
 
     @contextmanager
-    def players(self, instruction: str, run: Run) -> Iterator[PlayerFactory]:
+    def actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
         """A maker of players. `run` runs a coroutine on the loop on which they play."""
         if self.name.kind == "expert":
-            yield ExpertPlayer
+            yield ExpertActor
         elif self.name.kind == "random":
-            yield RandomPlayer
+            yield RandomActor
         elif self._endpoint is not None:
             try:
-                yield self._chat_players(self._endpoint, instruction)
+                yield self._chat_actors(self._endpoint, instruction)
             finally:
                 run(self._endpoint.close())
         elif self.name.kind == "vllm":
-            yield from self._served_players(instruction, run)
+            yield from self._served_actors(instruction, run)
         else:
-            yield from self._model_players(instruction, run)
+            yield from self._model_actors(instruction, run)
 
     def used(self) -> dict[str, int]:
         """What an endpoint counted so far, whatever came of it."""
         return {} if self._endpoint is None else usage_dict(self._endpoint.usage)
 
-    def _chat_players(self, endpoint: ChatEndpoint, instruction: str) -> PlayerFactory:
+    def _chat_actors(self, endpoint: ChatEndpoint, instruction: str) -> ActorFactory:
         form = format_of(self.agent, self.action_format)
-        return chat_players(
+        return chat_actors(
             endpoint,
             ChatSampling(self.turn_max_tokens, self.max_tokens, self.temperature),
             instruction="\n\n".join(part for part in (instruction, form.instructions) if part),
@@ -183,7 +183,7 @@ class WhoPlays:
             agent=self.agent,
         )
 
-    def _model_players(self, instruction: str, run: Run) -> Iterator[PlayerFactory]:
+    def _model_actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
         from agentgym_train.local_models import check_available
 
         check_available(self.name.model)
@@ -206,14 +206,14 @@ class WhoPlays:
         if torch.cuda.is_available():
             policy.model.to("cuda")
         try:
-            yield policy.players(self.temperature)
+            yield policy.actors(self.temperature)
         finally:
             run(policy.engine.close())
 
-    def _served_players(self, instruction: str, run: Run) -> Iterator[PlayerFactory]:
-        from agentgym_train.rollout.policy import served_players
+    def _served_actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
+        from agentgym_train.rollout.policy import served_actors
 
-        engine, players = served_players(
+        engine, actors = served_actors(
             self.name,
             instruction=instruction,
             format_name=self.action_format,
@@ -225,6 +225,6 @@ class WhoPlays:
             api_key=self.api_key,
         )
         try:
-            yield players
+            yield actors
         finally:
             run(engine.close())

@@ -20,12 +20,12 @@ from agentgym_env.registration import full_id
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
-from agentgym_train.config.methods import EvolveConfig, World
-from agentgym_train.rollout.actors import PlayerFactory
-from agentgym_train.rollout.limits import Traffic
-from agentgym_train.rollout.loop import EpisodeStart, RolloutLimits, Rollouts
+from agentgym_train.config.methods import AgentEvolConfig, World
+from agentgym_train.rollout.actors import ActorFactory
+from agentgym_train.rollout.limits import ConcurrencyLimits
+from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits, Rollouts
 
-Group = Sequence[EpisodeStart]
+Group = Sequence[EpisodeSpec]
 
 OnEpisode = Callable[[Trajectory], None]
 
@@ -50,8 +50,10 @@ class GroupPool:
     runs of one seed differ. What is dropped is counted, and never becomes a zero reward.
     """
 
-    def __init__(self, traffic: Traffic, *, carries: bool, max_staleness: int) -> None:
-        self._traffic = traffic
+    def __init__(
+        self, concurrency_limits: ConcurrencyLimits, *, carries: bool, max_staleness: int
+    ) -> None:
+        self._concurrency_limits = concurrency_limits
         self._carries = carries
         self._max_staleness = max_staleness
         self._under_way: list[_UnderWay] = []
@@ -79,7 +81,7 @@ class GroupPool:
         for group in groups[: max(0, len(groups) - len(self._under_way))]:
             playing = _play(rollouts, group, horizon, step, on_episode)
             self._under_way.append(_UnderWay(version, len(group), asyncio.create_task(playing)))
-        self._traffic.flow()
+        self._concurrency_limits.flow()
         try:
             complete = await self._first(wanted)
             played = [trajectory for group in complete for trajectory in group.task.result()]
@@ -87,7 +89,7 @@ class GroupPool:
             await self.close()
             raise
         if self._carries:
-            await self._traffic.rest()
+            await self._concurrency_limits.rest()
         else:
             await self._drop(self._under_way)
         return played
@@ -133,7 +135,7 @@ _TIMEOUT_S = 300.0
 step itself."""
 
 
-class Collector(AbstractContextManager["Collector"]):
+class RolloutRunner(AbstractContextManager["RolloutRunner"]):
     """Plays episodes of one environment, on running servers or on a local one of its own."""
 
     def __init__(
@@ -149,9 +151,9 @@ class Collector(AbstractContextManager["Collector"]):
     ) -> None:
         """`processes` share `servers` and `concurrency`; a local server is each one's own.
 
-        Collectors that are given one `runner` share its loop, and so can share an engine.
+        RolloutRunners that are given one `runner` share its loop, and so can share an engine.
         """
-        self.traffic = Traffic(limits)
+        self.concurrency_limits = ConcurrencyLimits(limits)
         self._pool: GroupPool | None = None
         self._running: asyncio.Task[Any] | None = None
         if servers and env_kwargs:
@@ -203,8 +205,8 @@ class Collector(AbstractContextManager["Collector"]):
 
     def collect(
         self,
-        new_player: PlayerFactory,
-        starts: Sequence[EpisodeStart],
+        new_actor: ActorFactory,
+        starts: Sequence[EpisodeSpec],
         horizon: int,
         *,
         step: int = -1,
@@ -218,8 +220,8 @@ class Collector(AbstractContextManager["Collector"]):
         """
         self._end_pool()
 
-        def play(chosen: Sequence[EpisodeStart]) -> list[Trajectory]:
-            rollouts = self._rollouts(new_player, instruction)
+        def play(chosen: Sequence[EpisodeSpec]) -> list[Trajectory]:
+            rollouts = self._rollouts(new_actor, instruction)
             return self.run(rollouts.collect(chosen, horizon, step=step, on_episode=on_episode))
 
         played = play(starts)
@@ -233,8 +235,8 @@ class Collector(AbstractContextManager["Collector"]):
     def collect_groups(
         self,
         pool: GroupPool,
-        new_player: PlayerFactory,
-        groups: Sequence[Sequence[EpisodeStart]],
+        new_actor: ActorFactory,
+        groups: Sequence[Sequence[EpisodeSpec]],
         horizon: int,
         *,
         wanted: int,
@@ -250,7 +252,7 @@ class Collector(AbstractContextManager["Collector"]):
         self._pool = pool
         played = self.run(
             pool.collect(
-                self._rollouts(new_player, instruction),
+                self._rollouts(new_actor, instruction),
                 groups,
                 horizon,
                 wanted=wanted,
@@ -265,17 +267,17 @@ class Collector(AbstractContextManager["Collector"]):
     def _end_pool(self) -> None:
         if self._pool is not None:
             self.run(self._pool.close())
-            self.traffic.flow()
+            self.concurrency_limits.flow()
             self._pool = None
 
-    def _rollouts(self, new_player: PlayerFactory, instruction: str) -> Rollouts:
+    def _rollouts(self, new_actor: ActorFactory, instruction: str) -> Rollouts:
         return Rollouts(
             self._client,
-            new_player,
+            new_actor,
             env_id=self.env_id,
             instruction=instruction,
             concurrency=self._concurrency,
-            traffic=self.traffic,
+            concurrency_limits=self.concurrency_limits,
         )
 
     def _replace_dead_server(self) -> bool:
@@ -319,19 +321,22 @@ def after_loss(trajectory: Trajectory, lost: Trajectory) -> Trajectory:
     )
 
 
-class TrafficText:
+class ConcurrencyText:
     """The present figures of the traffic, written out whenever the line is drawn."""
 
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
-        self._turns, self._tokens = traffic.turns, traffic.tokens
+    def __init__(self, concurrency_limits: ConcurrencyLimits) -> None:
+        self._concurrency_limits = concurrency_limits
+        self._turns, self._tokens = concurrency_limits.turns, concurrency_limits.tokens
         self._began = time.monotonic()
 
     def __str__(self) -> str:
-        turns = self._traffic.turns - self._turns
-        tokens = self._traffic.tokens - self._tokens
+        turns = self._concurrency_limits.turns - self._turns
+        tokens = self._concurrency_limits.tokens - self._tokens
         seconds = max(time.monotonic() - self._began, 1e-3)
-        policy, world = self._traffic.policy.waiting, self._traffic.environment.waiting
+        policy, world = (
+            self._concurrency_limits.policy.waiting,
+            self._concurrency_limits.environment.waiting,
+        )
         return (
             f"{turns} turns  {tokens / seconds:.0f} tok/s  waiting: policy {policy}, "
             f"environments {world}"
@@ -341,9 +346,9 @@ class TrafficText:
 class RolloutBar:
     """A line of a step's episodes, there while they are played and on a terminal only."""
 
-    def __init__(self, progress: Progress, traffic: Traffic) -> None:
+    def __init__(self, progress: Progress, concurrency_limits: ConcurrencyLimits) -> None:
         self._progress = progress
-        self._traffic = traffic
+        self._concurrency_limits = concurrency_limits
         self._line = progress.add_task("episodes", total=1, visible=False, figures="")
 
     def begin(self, episodes: int) -> None:
@@ -352,7 +357,7 @@ class RolloutBar:
             self._line,
             total=episodes,
             visible=self._progress.console.is_terminal,
-            figures=TrafficText(self._traffic),
+            figures=ConcurrencyText(self._concurrency_limits),
         )
 
     def advance(self, _: object = None) -> None:
@@ -367,14 +372,14 @@ class RolloutBar:
 class Worlds(AbstractContextManager["Worlds"]):
     """A collector for each environment. One engine serves all of them: they share their loop."""
 
-    def __init__(self, config: EvolveConfig, processes: int = 1) -> None:
+    def __init__(self, config: AgentEvolConfig, processes: int = 1) -> None:
         """Raises with what to do when an environment, its server or a split is not there."""
         self._open = ExitStack()
         runner = self._open.enter_context(asyncio.Runner())
-        self._collectors: list[tuple[World, Collector]] = []
+        self._rollout_runners: list[tuple[World, RolloutRunner]] = []
         try:
             for world in config.worlds:
-                collector = Collector(
+                rollout_runner = RolloutRunner(
                     world.env,
                     world.servers,
                     env_kwargs=world.env_kwargs,
@@ -383,18 +388,18 @@ class Worlds(AbstractContextManager["Worlds"]):
                     limits=config.rollout_limits,
                     runner=runner,
                 )
-                self._open.enter_context(collector)
+                self._open.enter_context(rollout_runner)
                 for split in (world.split, world.eval_split):
-                    collector.tasks.split(split)
-                self._collectors.append((world, collector))
+                    rollout_runner.tasks.split(split)
+                self._rollout_runners.append((world, rollout_runner))
         except BaseException:
             self._open.close()
             raise
-        self.run = self._collectors[0][1].run
+        self.run = self._rollout_runners[0][1].run
         """Runs a coroutine on the loop of all."""
 
-    def __iter__(self) -> Iterator[tuple[World, Collector]]:
-        return iter(self._collectors)
+    def __iter__(self) -> Iterator[tuple[World, RolloutRunner]]:
+        return iter(self._rollout_runners)
 
     def __exit__(self, *error: object) -> None:
         """End the servers, and the loop last."""

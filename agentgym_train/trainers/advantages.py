@@ -26,7 +26,7 @@ Kind = Literal["auto", "off", "token", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
+class ImportanceSampling:
     """Truncated importance sampling between engine and trainer.
 
     An engine computes in other kernels or another precision than the trainer, so what it drew is
@@ -77,7 +77,7 @@ _MEANS_OVER_A_ROWS_TOKENS = {"grpo", "sapo"}
 """Of TRL's losses that divide by the number of rows, those that divide by a row's tokens too."""
 
 
-class Credit:
+class StepAdvantages:
     """Gives advantages, and teaches the critic on the way."""
 
     def __init__(
@@ -87,15 +87,15 @@ class Credit:
         *,
         group_size: int,
         trained: frozenset[str],
-        filler_id: int,
-        correction: Correction,
+        dummy_id: int,
+        correction: ImportanceSampling,
         engine_is_exact: bool,
     ) -> None:
         self._trainer = trainer
         self._algorithm = algorithm
         self._group_size = group_size
         self._trained = trained
-        self._filler_id = filler_id
+        self._dummy_id = dummy_id
         self._correction = correction
         self._corrects = correction.is_needed(engine_is_exact)
         self.critic: Critic | None = None
@@ -119,7 +119,7 @@ class Credit:
         self.figures = {}
         device, width = output["completion_ids"].device, output["completion_ids"].shape[1]
         own = token_batch(
-            trajectories, self._group_size, rows.width(width), self._filler_id, self._trained
+            trajectories, self._group_size, rows.width(width), self._dummy_id, self._trained
         )
         mask = own.trained.to(device)  # (B, V)
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (R, P + T)

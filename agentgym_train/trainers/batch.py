@@ -35,11 +35,11 @@ class Rows:
     def of(
         cls,
         trajectories: Sequence[Trajectory],
-        filler_id: int,
+        dummy_id: int,
         trained: frozenset[str] = TEACHES,
     ) -> Rows:
         """The rows of episodes, without further fillers."""
-        each = [rows_of_episode(t, filler_id, trained) for t in trajectories]
+        each = [rows_of_episode(t, dummy_id, trained) for t in trajectories]
         tokens, owner, offset = [rows[0] for rows in each], list(range(len(each))), [0] * len(each)
         for number, (first, *further) in enumerate(each):
             before = len(first.completion_ids)
@@ -50,12 +50,12 @@ class Rows:
                 before += len(row.completion_ids)
         return cls(tokens, owner, offset, len(each))
 
-    def filled(self, count: int, filler_id: int) -> Rows:
+    def filled(self, count: int, dummy_id: int) -> Rows:
         """With fillers up to the next multiple of B that is at least `count`."""
         wanted = -(-max(count, len(self.tokens)) // self.episodes) * self.episodes
         missing = wanted - len(self.tokens)
         return Rows(
-            [*self.tokens, *[filler(filler_id)] * missing],
+            [*self.tokens, *[dummy_row(dummy_id)] * missing],
             [*self.owner, *[-1] * missing],
             [*self.offset, *[0] * missing],
             self.episodes,
@@ -110,12 +110,12 @@ class Rows:
 
 
 def rows_of_episode(
-    trajectory: Trajectory, filler_id: int, trained: frozenset[str] = TEACHES
+    trajectory: Trajectory, dummy_id: int, trained: frozenset[str] = TEACHES
 ) -> list[Tokens]:
     """The episode's rows; a single token that nothing is learned from if none of them train."""
     rows = [row for row in trajectory.rows if row.completion_ids]
     if not rows or trajectory.outcome not in trained:
-        return [filler(filler_id)]
+        return [dummy_row(dummy_id)]
     return rows
 
 
@@ -140,14 +140,14 @@ def joined_tokens(rows: Sequence[Tokens]) -> Tokens:
     )
 
 
-def filler(filler_id: int) -> Tokens:
+def dummy_row(dummy_id: int) -> Tokens:
     """A row of one token that nothing is learned from."""
-    return Tokens([filler_id], [filler_id], [0], [0.0], [-1], [])
+    return Tokens([dummy_id], [dummy_id], [0], [0.0], [-1], [])
 
 
 def rollout_output(
     trajectories: Sequence[Trajectory],
-    filler_id: int,
+    dummy_id: int,
     trained: frozenset[str] = TEACHES,
     rows: Rows | None = None,
 ) -> dict[str, list[Any]]:
@@ -157,7 +157,7 @@ def rollout_output(
     None, which TRL leaves out of what it logs. One that merely does not train (see
     `trained_outcomes`) is logged like the others.
     """
-    rows = rows or Rows.of(trajectories, filler_id, trained)
+    rows = rows or Rows.of(trajectories, dummy_id, trained)
     rewards = [t.reward if teaches(t.outcome) else None for t in trajectories]
     return {
         "prompt_ids": [row.prompt_ids for row in rows.tokens],
@@ -172,14 +172,14 @@ def token_batch(
     trajectories: Sequence[Trajectory],
     group_size: int,
     width: int,
-    filler_id: int,
+    dummy_id: int,
     trained: frozenset[str] = TEACHES,
 ) -> TokenBatch:
     """B episodes padded to `width` completion tokens of all their rows, as the algorithms see them.
 
     Only those whose outcome is in `trained` teach; the others have no tokens and no turns.
     """
-    rows = [joined_tokens(rows_of_episode(t, filler_id, trained)) for t in trajectories]
+    rows = [joined_tokens(rows_of_episode(t, dummy_id, trained)) for t in trajectories]
     teaching = [t.outcome in trained for t in trajectories]
     turns = [t.turns if known else [] for t, known in zip(trajectories, teaching, strict=True)]
     return TokenBatch(

@@ -19,7 +19,7 @@ from agentgym_train.distributed import gathered
 from agentgym_train.evaluation.evaluate import EvalReport
 from agentgym_train.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 
 StepMetrics = dict[str, float]
 
@@ -224,7 +224,7 @@ class Method:
 
     check: Callable[[Any], None]
     """Raise `BadRequest` for names that only the libraries know, before a folder is touched."""
-    prepare: Callable[[Policy, Any, Collector | None, Say], MakeTrainer]
+    prepare: Callable[[Policy, Any, RolloutRunner | None, Say], MakeTrainer]
     """What can be refused once the policy is loaded, and how the trainer is made."""
     callbacks: Callable[[Any, str | None, Progress], list[TrainerCallback]]
     """Of a trainer and the checkpoint that it goes on from. One of them writes the file that makes

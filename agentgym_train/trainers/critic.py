@@ -15,10 +15,10 @@ from transformers.trainer_pt_utils import get_parameter_names
 from agentgym_env.errors import BadRequest
 from agentgym_train.algorithms.gae import ActorCritic, CriticTargets, value_loss
 from agentgym_train.trainers.update import (
+    MicroBatches,
     PackedUpdate,
-    Passes,
     backbone_of,
-    lay_out,
+    pack,
     shares_rows_of,
 )
 
@@ -141,13 +141,13 @@ class Critic:
         model.load_state_dict(load_file(folder / _WEIGHTS))
         self._optimizer.load_state_dict(torch.load(folder / _OPTIMIZER, weights_only=True))
 
-    def _passes(self, attention_mask: Tensor) -> Passes:
+    def _passes(self, attention_mask: Tensor) -> MicroBatches:
         lengths = attention_mask.sum(1).tolist()
         return self._trainer.passes(lengths, shared_rows=self._shared)
 
     def _scored(self, input_ids: Tensor, attention_mask: Tensor, trained: Tensor) -> Tensor:
         """(R, W) values before each trained token, 0 elsewhere."""
-        layout = lay_out(input_ids, attention_mask, trained, shared_rows=self._shared)
+        layout = pack(input_ids, attention_mask, trained, shared_rows=self._shared)
         with self._trainer.accelerator.autocast():
             values = self._model(layout.input_ids, layout.position_ids, layout.predictors)  # (S,)
         return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)

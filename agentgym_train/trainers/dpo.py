@@ -18,12 +18,13 @@ from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig as TrlDPOConfig
+from trl import DPOTrainer
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
-from agentgym_train.config.methods import PreferenceConfig
+from agentgym_train.config.methods import DPOConfig
 from agentgym_train.config.reading import refuse_unknown
 from agentgym_train.data.datasets import read_demonstrations, replay_of, told_of
 from agentgym_train.data.pairs import Pair, make_pairs
@@ -32,15 +33,21 @@ from agentgym_train.distributed import WholeModel
 from agentgym_train.models import lora_config
 from agentgym_train.report import learning_summary, next_learning_commands, plot_learning
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics
 from agentgym_train.trainers.sampler import row_order
 from agentgym_train.trainers.sft import callbacks
-from agentgym_train.trainers.update import backward, make_passes, merge_figures, rows_of, synced
+from agentgym_train.trainers.update import (
+    backward,
+    make_microbatches,
+    merge_figures,
+    rows_of,
+    synced,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class PairRows:
+class DPODataset:
     """The pairs that DPO learns from, and how they came about."""
 
     rows: list[dict[str, list[int]]]
@@ -53,7 +60,7 @@ class PairRows:
     max_tokens: int
 
     @classmethod
-    def read(cls, config: PreferenceConfig, tokenizer: Any) -> PairRows:
+    def read(cls, config: DPOConfig, tokenizer: Any) -> DPODataset:
         """The pairs of a config's data."""
         sifted, reading = read_demonstrations(config.data, pairs=True)
         replay = replay_of(config, tokenizer)
@@ -118,14 +125,14 @@ def _longest(row: dict[str, list[int]]) -> int:
 
 Row = Mapping[str, Any]
 
-"""See `pair_rows.PairRows`."""
+"""See `pair_rows.DPODataset`."""
 
 _COUPLE_PAIRS = frozenset({"aot", "aot_unpaired", "sft"})
 
 """TRL's losses in which a pair's loss depends on the other pairs of the batch."""
 
 
-class PreferenceTrainer(DPOTrainer):
+class AgentDPOTrainer(DPOTrainer):
     """Teaches a policy to prefer. Which pairs a step has depends on the seed and the step alone."""
 
     def __init__(
@@ -133,7 +140,7 @@ class PreferenceTrainer(DPOTrainer):
         model: Any,
         tokenizer: Any,
         rows: Sequence[Row],
-        config: PreferenceConfig,
+        config: DPOConfig,
         checkpoints: Path,
     ) -> None:
         check_pairs(rows)
@@ -170,7 +177,7 @@ class PreferenceTrainer(DPOTrainer):
         lengths = inputs["attention_mask"].sum(1)  # (2 P,)
         longest = torch.stack(lengths.chunk(2)).amax(0)  # (P,)
         count = len(longest)
-        passes = make_passes(
+        passes = make_microbatches(
             self.accelerator,
             (2 * longest).tolist(),
             self._tokens_per_forward,
@@ -191,7 +198,7 @@ class PreferenceTrainer(DPOTrainer):
         merge_figures(figures, before, [len(pairs) for pairs in passes])
         return loss + (computed - loss.detach())
 
-    def whole_model(self) -> Any:
+    def gathered_model(self) -> Any:
         """The model as one process may call it alone. A collective."""
         return WholeModel().of(self.accelerator.unwrap_model(self.model))
 
@@ -225,7 +232,7 @@ class PairCollator:
         return given
 
 
-def dpo_config(config: PreferenceConfig, steps: int, checkpoints: Path) -> DPOConfig:
+def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig:
     """TRL's own config for a run; `config.trl` has the last word."""
     on_gpu = torch.cuda.is_available()
     values: dict[str, Any] = {
@@ -253,12 +260,12 @@ def dpo_config(config: PreferenceConfig, steps: int, checkpoints: Path) -> DPOCo
         "dataloader_num_workers": 0,
         "trust_remote_code": False,
     }
-    return DPOConfig(**{**values, **config.trl})
+    return TrlDPOConfig(**{**values, **config.trl})
 
 
 def check_dpo(values: Mapping[str, Any]) -> None:
     """Raise `BadRequest` for a value that TRL's config does not have."""
-    refuse_unknown(" under trl", values, (f.name for f in fields(DPOConfig)))
+    refuse_unknown(" under trl", values, (f.name for f in fields(TrlDPOConfig)))
 
 
 def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
@@ -269,18 +276,18 @@ def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
     }
 
 
-def _check(config: PreferenceConfig) -> None:
+def _check(config: DPOConfig) -> None:
     check_dpo(config.trl)
 
 
 def _prepare(
-    policy: Policy, config: PreferenceConfig, collector: Collector | None, say: Say
+    policy: Policy, config: DPOConfig, rollout_runner: RolloutRunner | None, say: Say
 ) -> MakeTrainer:
     """The pairs, and how a trainer is made that teaches the policy to prefer."""
-    rows = PairRows.read(config, policy.tokenizer)
+    rows = DPODataset.read(config, policy.tokenizer)
     for sentence in rows.sentences():
         say(sentence)
-    return lambda store: PreferenceTrainer(
+    return lambda store: AgentDPOTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )
 

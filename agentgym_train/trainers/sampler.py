@@ -12,10 +12,10 @@ import msgspec
 import torch
 
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.methods import TrainConfig
-from agentgym_train.rollout.actors import PlayerFactory, draw_seed
-from agentgym_train.rollout.loop import EpisodeStart
-from agentgym_train.rollout.runner import Collector, GroupPool, RolloutBar
+from agentgym_train.config.methods import RLConfig
+from agentgym_train.rollout.actors import ActorFactory, draw_seed
+from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.runner import GroupPool, RolloutBar, RolloutRunner
 
 Play = Callable[[], list[Trajectory]]
 
@@ -112,14 +112,14 @@ def tasks_of_step(tasks: Sequence[str], seed: int, number: int, wanted: int) -> 
     return [tasks[order[i % len(tasks)]] for i in range(place * wanted, (place + 1) * wanted)]
 
 
-class StepEpisodes:
+class StepSampler:
     """Plays whole groups of one process. What is begun depends on the run's seed and step alone."""
 
     def __init__(
         self,
-        config: TrainConfig,
-        collector: Collector,
-        new_players: Callable[[], PlayerFactory],
+        config: RLConfig,
+        rollout_runner: RolloutRunner,
+        new_actors: Callable[[], ActorFactory],
         *,
         instruction: str,
         updates_per_rollout: int,
@@ -127,8 +127,8 @@ class StepEpisodes:
         processes: int,
     ) -> None:
         self._config = config
-        self._collector = collector
-        self._new_players = new_players
+        self._rollout_runner = rollout_runner
+        self._new_actors = new_actors
         self._instruction = instruction
         self._updates_per_rollout = updates_per_rollout
         self._rank = rank
@@ -138,7 +138,7 @@ class StepEpisodes:
         self._pool: GroupPool | None = None
         if config.oversample:
             self._pool = GroupPool(
-                collector.traffic,
+                rollout_runner.concurrency_limits,
                 carries=config.stragglers == "carry",
                 max_staleness=config.max_staleness,
             )
@@ -162,12 +162,12 @@ class StepEpisodes:
                 self.bar.end()
 
     def _played(
-        self, starts: list[EpisodeStart], step: int, horizon: int, version: int
+        self, starts: list[EpisodeSpec], step: int, horizon: int, version: int
     ) -> list[Trajectory]:
         on_episode = None if self.bar is None else self.bar.advance
         if self._pool is None:
-            return self._collector.collect(
-                self._new_players(),
+            return self._rollout_runner.collect(
+                self._new_actors(),
                 starts,
                 horizon,
                 step=step,
@@ -176,9 +176,9 @@ class StepEpisodes:
             )
         size = self._config.group_size
         groups = [starts[i : i + size] for i in range(0, len(starts), size)]
-        return self._collector.collect_groups(
+        return self._rollout_runner.collect_groups(
             self._pool,
-            self._new_players(),
+            self._new_actors(),
             [*groups, *self._further_groups(len(groups), step)],
             horizon,
             wanted=len(groups),
@@ -188,14 +188,14 @@ class StepEpisodes:
             on_episode=on_episode,
         )
 
-    def starts(self, tasks: Sequence[str], step: int) -> list[EpisodeStart]:
+    def starts(self, tasks: Sequence[str], step: int) -> list[EpisodeSpec]:
         """The starts of the step's own groups."""
         first = self._rank * len(tasks)
         return [self._start(task, step, number) for number, task in enumerate(tasks, first)]
 
     def _drawn(self, step: int) -> list[str]:
         tasks = tasks_of_step(
-            self._collector.tasks.split(self._config.split),
+            self._rollout_runner.tasks.split(self._config.split),
             self._config.seed,
             step // self._updates_per_rollout,
             self._config.prompts_per_step,
@@ -204,12 +204,12 @@ class StepEpisodes:
         own = tasks[self._rank * local : (self._rank + 1) * local]
         return [task for task in own for _ in range(self._config.group_size)]
 
-    def _further_groups(self, own: int, step: int) -> list[list[EpisodeStart]]:
+    def _further_groups(self, own: int, step: int) -> list[list[EpisodeSpec]]:
         """Groups beyond those that are needed, of tasks drawn at random."""
         count = math.ceil(own * self._config.oversample)
         size = self._config.group_size
         draw = random.Random(draw_seed("further", self._config.seed, step, self._rank))
-        tasks = self._collector.tasks.split(self._config.split)
+        tasks = self._rollout_runner.tasks.split(self._config.split)
         first = self._config.episodes_per_step + self._rank * count * size
         return [
             [
@@ -219,12 +219,12 @@ class StepEpisodes:
             for i, task in enumerate(draw.choice(tasks) for _ in range(count))
         ]
 
-    def _start(self, task: str, step: int, number: int) -> EpisodeStart:
-        return EpisodeStart(
+    def _start(self, task: str, step: int, number: int) -> EpisodeSpec:
+        return EpisodeSpec(
             task=task,
             seed=draw_seed("train", self._config.seed, step, task),
             sample=number,
             group=number // self._config.group_size,
             split=self._config.split,
-            category=self._collector.tasks.category(task),
+            category=self._rollout_runner.tasks.category(task),
         )

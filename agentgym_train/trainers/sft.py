@@ -18,17 +18,18 @@ from datasets import Dataset
 from rich.progress import Progress
 from torch import Tensor
 from transformers import TrainerCallback
-from trl import SFTConfig, SFTTrainer
+from trl import SFTConfig as TrlSFTConfig
+from trl import SFTTrainer
 
-from agentgym_train.config.methods import ImitationConfig
+from agentgym_train.config.methods import SFTConfig
 from agentgym_train.config.reading import refuse_unknown
-from agentgym_train.data.datasets import TeachingRows, check_rows
+from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.distributed import WholeModel
 from agentgym_train.models import lora_config
 from agentgym_train.report import learning_summary, next_learning_commands, plot_learning
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics, Whole
 from agentgym_train.trainers.sampler import row_order
 from agentgym_train.trainers.update import (
@@ -37,9 +38,9 @@ from agentgym_train.trainers.update import (
     backward,
     check_packing,
     hidden_states_at,
-    lay_out,
-    make_passes,
+    make_microbatches,
     merge_figures,
+    pack,
     shares_rows_of,
     summed,
     synced,
@@ -50,7 +51,7 @@ Row = Mapping[str, list[int]]
 """`input_ids` (T,) and `labels` (T,), -100 where there is no loss; see `replay.training_row`."""
 
 
-class ImitationTrainer(SFTTrainer):
+class AgentSFTTrainer(SFTTrainer):
     """Fits a policy to rows. Which rows a step has depends on the seed and the step alone."""
 
     _total_train_tokens: int
@@ -61,7 +62,7 @@ class ImitationTrainer(SFTTrainer):
         model: Any,
         tokenizer: Any,
         rows: Sequence[Row],
-        config: ImitationConfig,
+        config: SFTConfig,
         checkpoints: Path,
     ) -> None:
         check_rows(rows)
@@ -95,7 +96,7 @@ class ImitationTrainer(SFTTrainer):
         trained = inputs["labels"] != IGNORED  # (R, W)
         core = self.accelerator.unwrap_model(model)
         shared = shares_rows_of(core) if self._packing is None else self._packing
-        passes = make_passes(
+        passes = make_microbatches(
             self.accelerator,
             attention.sum(1).tolist(),
             self._config.tokens_per_forward,
@@ -107,7 +108,7 @@ class ImitationTrainer(SFTTrainer):
         computed = torch.zeros((), device=ids.device)
         for number, rows in enumerate(passes, 1):
             is_last = number == len(passes)
-            layout = lay_out(ids[rows], attention[rows], trained[rows], shared_rows=shared)
+            layout = pack(ids[rows], attention[rows], trained[rows], shared_rows=shared)
             with (
                 synced(self.accelerator, model, is_last),
                 hidden_states_at(backbone_of(core), layout),
@@ -131,7 +132,7 @@ class ImitationTrainer(SFTTrainer):
         smoothed = self.label_smoother is not None and self.args.loss_type == "nll"
         return smoothed or self.aux_loss_enabled or self.compute_loss_func is not None
 
-    def whole_model(self) -> Any:
+    def gathered_model(self) -> Any:
         """The model as one process may call it alone. A collective."""
         return WholeModel().of(self.accelerator.unwrap_model(self.model))
 
@@ -139,21 +140,19 @@ class ImitationTrainer(SFTTrainer):
         """Nothing is held."""
 
 
-def imitate(
-    model: Any, tokenizer: Any, rows: Sequence[Row], config: ImitationConfig
-) -> dict[str, float]:
+def imitate(model: Any, tokenizer: Any, rows: Sequence[Row], config: SFTConfig) -> dict[str, float]:
     """Fit `model` to rows in place and save it to the config's folder; TRL's closing metrics.
 
     For scripts that make their own rows; `agentgym train` keeps a run folder and can be resumed.
     """
     settings = replace(config, trl={"save_strategy": "no", **config.trl})
-    trainer = ImitationTrainer(model, tokenizer, rows, settings, Path(config.output_dir))
+    trainer = AgentSFTTrainer(model, tokenizer, rows, settings, Path(config.output_dir))
     metrics: dict[str, float] = trainer.train().metrics
     trainer.save_model(config.output_dir)
     return metrics
 
 
-def sft_config(config: ImitationConfig, steps: int, checkpoints: Path) -> SFTConfig:
+def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig:
     """TRL's own config for a run; `config.trl` has the last word."""
     on_gpu = torch.cuda.is_available()
     values: dict[str, Any] = {
@@ -181,12 +180,12 @@ def sft_config(config: ImitationConfig, steps: int, checkpoints: Path) -> SFTCon
         "dataloader_num_workers": 0,
         "trust_remote_code": False,
     }
-    return SFTConfig(**{**values, **config.trl})
+    return TrlSFTConfig(**{**values, **config.trl})
 
 
 def check_sft(values: Mapping[str, Any]) -> None:
     """Raise `BadRequest` for a value that TRL's config does not have."""
-    refuse_unknown(" under trl", values, (f.name for f in fields(SFTConfig)))
+    refuse_unknown(" under trl", values, (f.name for f in fields(TrlSFTConfig)))
 
 
 def _inputs(layout: Layout) -> dict[str, Tensor]:
@@ -202,18 +201,18 @@ def _inputs(layout: Layout) -> dict[str, Tensor]:
     }
 
 
-def _check(config: ImitationConfig) -> None:
+def _check(config: SFTConfig) -> None:
     check_sft(config.trl)
 
 
 def _prepare(
-    policy: Policy, config: ImitationConfig, collector: Collector | None, say: Say
+    policy: Policy, config: SFTConfig, rollout_runner: RolloutRunner | None, say: Say
 ) -> MakeTrainer:
     """The rows, and how a trainer is made that fits the policy to them."""
-    rows = TeachingRows.read(config, policy.tokenizer)
+    rows = SFTDataset.read(config, policy.tokenizer)
     for sentence in rows.sentences():
         say(sentence)
-    return lambda store: ImitationTrainer(
+    return lambda store: AgentSFTTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )
 

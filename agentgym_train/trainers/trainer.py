@@ -31,7 +31,7 @@ from agentgym_env.failures import teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
-from agentgym_train.config.methods import TrainConfig
+from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.reading import refuse_unknown
 from agentgym_train.config.values import trained_outcomes
 from agentgym_train.data.token_store import PIECES, KeptTokens, pack, write_pieces
@@ -40,8 +40,8 @@ from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models import lora_config
 from agentgym_train.report import lost_episodes, next_commands, plot, summary
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Collector, RolloutBar
-from agentgym_train.trainers.advantages import Correction, Credit
+from agentgym_train.rollout.runner import RolloutBar, RolloutRunner
+from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
 from agentgym_train.trainers.batch import Rows, rollout_output
 from agentgym_train.trainers.callbacks import (
     HorizonState,
@@ -51,7 +51,7 @@ from agentgym_train.trainers.callbacks import (
     Shown,
     StepMetrics,
 )
-from agentgym_train.trainers.sampler import Ahead, StepEpisodes
+from agentgym_train.trainers.sampler import Ahead, StepSampler
 from agentgym_train.trainers.update import PackedUpdate, ragged_gather
 
 
@@ -147,7 +147,7 @@ def _mean(values: Sequence[float]) -> float:
 KeepTokens = Literal["none", "sample", "all"]
 
 
-class TokenKeeper:
+class TokenWriter:
     """Writes the advantages of every episode, and the tokens of those that are chosen.
 
     `sample` chooses the first group of each step, so that its episodes can be compared; `all`
@@ -233,11 +233,11 @@ class AgentTrainer(PackedUpdate):
     """
 
     def __init__(
-        self, policy: Policy, config: TrainConfig, collector: Collector, store: RunStore
+        self, policy: Policy, config: RLConfig, rollout_runner: RolloutRunner, store: RunStore
     ) -> None:
         self.policy = policy
         self.config = config
-        self.collector = collector
+        self.rollout_runner = rollout_runner
         self.store = store
         self.horizon = config.make_horizon()
         self.algorithm = make_algorithm(config.algorithm, config.algorithm_args)
@@ -247,7 +247,7 @@ class AgentTrainer(PackedUpdate):
         self._rows = Rows([], [], [], 0)
         self._trajectories: list[Trajectory] = []
         self._starts: list[int] = []
-        tasks = collector.tasks.split(config.split)
+        tasks = rollout_runner.tasks.split(config.split)
         with warnings.catch_warnings():
             # TRL calls its rollout hook experimental; the pinned range of versions answers that.
             warnings.filterwarnings("ignore", message=".*'rollout_func'.*experimental")
@@ -260,10 +260,10 @@ class AgentTrainer(PackedUpdate):
                 rollout_func=self._hand_over,
                 peft_config=lora_config(config.lora),
             )
-        self.episodes = StepEpisodes(
+        self.episodes = StepSampler(
             config,
-            collector,
-            lambda: policy.players(config.temperature),
+            rollout_runner,
+            lambda: policy.actors(config.temperature),
             instruction=policy.instruction,
             updates_per_rollout=self.num_iterations,
             rank=PartialState().process_index,
@@ -274,16 +274,16 @@ class AgentTrainer(PackedUpdate):
             policy.engine.keep_own_weights()
         # The weight of the divergence in the loss; the algorithm's own is in its rewards.
         self.beta = config.kl
-        self.credit = Credit(
+        self.credit = StepAdvantages(
             self,
             self.algorithm,
             group_size=config.group_size,
             trained=self._trained_outcomes,
-            filler_id=self._filler,
-            correction=Correction(config.engine_correction, config.engine_correction_max),
+            dummy_id=self._dummy_row,
+            correction=ImportanceSampling(config.engine_correction, config.engine_correction_max),
             engine_is_exact=policy.engine.is_exact and not config.samples_stale,
         )
-        self.keeper = TokenKeeper(store, config.keep_tokens, config.group_size, policy.tokenizer)
+        self.keeper = TokenWriter(store, config.keep_tokens, config.group_size, policy.tokenizer)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # TRL's sampler draws other tasks after a resumption, so its rows are only counted: a prompt
@@ -336,10 +336,10 @@ class AgentTrainer(PackedUpdate):
 
     def close(self) -> None:
         """Give up the episodes that are played ahead, if training ended before it was through."""
-        self.ahead.close(self.collector.stop)
+        self.ahead.close(self.rollout_runner.stop)
 
     @property
-    def _filler(self) -> int:
+    def _dummy_row(self) -> int:
         return int(self.policy.tokenizer.pad_token_id)
 
     def _play(self) -> None:
@@ -347,16 +347,16 @@ class AgentTrainer(PackedUpdate):
         step = self.state.global_step
         began = time.monotonic()
         played = self.ahead.take(step)
-        self.collector.run(self.policy.engine.update_weights(self.whole_model(), step))
+        self.rollout_runner.run(self.policy.engine.update_weights(self.gathered_model(), step))
         horizon = self.horizon(step)
         if played is None:
             played = self.episodes.play(step, horizon, version=step)
         if not self.config.steps_ahead:
-            self.collector.run(self.policy.engine.sleep())
+            self.rollout_runner.run(self.policy.engine.sleep())
         self._trajectories = played
-        rows = Rows.of(played, self._filler, self._trained_outcomes)
+        rows = Rows.of(played, self._dummy_row, self._trained_outcomes)
         most = self._record(played, horizon, time.monotonic() - began, rows)
-        self._rows = rows if most == rows.episodes else rows.filled(most, self._filler)
+        self._rows = rows if most == rows.episodes else rows.filled(most, self._dummy_row)
         further = step + self.num_iterations
         if self.config.steps_ahead and further < self.args.max_steps:
             # From here to the next rollout nothing else may use the collector or the engine.
@@ -366,12 +366,12 @@ class AgentTrainer(PackedUpdate):
     def _hand_over(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """TRL's rollout hook: what was played."""
         output = rollout_output(
-            self._trajectories, self._filler, self._trained_outcomes, self._rows
+            self._trajectories, self._dummy_row, self._trained_outcomes, self._rows
         )
         self.score_only(output["env_mask"])
         return output
 
-    def whole_model(self) -> Any:
+    def gathered_model(self) -> Any:
         """The model as one process may call it alone. A collective."""
         return self._whole.of(self.accelerator.unwrap_model(self.model))
 
@@ -410,7 +410,7 @@ def check_trl(values: Mapping[str, Any]) -> None:
     refuse_unknown(" under trl", values, (f.name for f in fields(GRPOConfig)))
 
 
-def grpo_config(config: TrainConfig, algorithm: Algorithm, store: RunStore) -> GRPOConfig:
+def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPOConfig:
     """TRL's own config for a run; `config.trl` has the last word."""
     on_gpu = torch.cuda.is_available()
     processes = PartialState().num_processes
@@ -448,22 +448,22 @@ def grpo_config(config: TrainConfig, algorithm: Algorithm, store: RunStore) -> G
     return GRPOConfig(**{**values, **config.trl})
 
 
-def _check(config: TrainConfig) -> None:
+def _check(config: RLConfig) -> None:
     make_algorithm(config.algorithm, config.algorithm_args)
     check_trl(config.trl)
 
 
 def _prepare(
-    policy: Policy, config: TrainConfig, collector: Collector | None, say: Say
+    policy: Policy, config: RLConfig, rollout_runner: RolloutRunner | None, say: Say
 ) -> MakeTrainer:
-    if collector is None:
+    if rollout_runner is None:
         raise BadRequest("RL plays an environment; name one with env")
-    return lambda store: AgentTrainer(policy, config, collector, store)
+    return lambda store: AgentTrainer(policy, config, rollout_runner, store)
 
 
 def _callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list[TrainerCallback]:
     if trainer.is_world_process_zero():
-        trainer.episodes.bar = RolloutBar(progress, trainer.collector.traffic)
+        trainer.episodes.bar = RolloutBar(progress, trainer.rollout_runner.concurrency_limits)
     return [HorizonState(trainer.horizon, checkpoint, progress.console.print)]
 
 

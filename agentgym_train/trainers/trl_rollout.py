@@ -28,9 +28,9 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.failures import teaches
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.horizon import Horizon
-from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.batch import rollout_output
 from agentgym_train.trainers.trainer import check_lost
 
@@ -46,7 +46,7 @@ class TrlRollout:
     def __init__(
         self,
         policy: Policy,
-        collector: Collector,
+        rollout_runner: RolloutRunner,
         horizon: int | Horizon,
         *,
         temperature: float = 1.0,
@@ -55,14 +55,14 @@ class TrlRollout:
         self.trajectories: list[Trajectory] = []
         """Those of the last batch."""
         self._policy = policy
-        self._collector = collector
+        self._rollout_runner = rollout_runner
         self._horizon = horizon
         self._temperature = temperature
         self._max_lost_rate = max_lost_rate
 
     def dataset(self, split: str = "train", n: int | None = None, seed: int = 0) -> Dataset:
         """`n` starts as prompts; default: each task of the split once, in an order of `seed`."""
-        starts = draw_starts(self._collector.tasks.split(split), n, seed)
+        starts = draw_starts(self._rollout_runner.tasks.split(split), n, seed)
         prompts = [json.dumps({"task": task, "seed": number}) for task, number in starts]
         return Dataset.from_dict({"prompt": prompts})
 
@@ -70,10 +70,10 @@ class TrlRollout:
         """Play the batch by the trainer's present weights."""
         step = int(trainer.state.global_step)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        self._collector.run(self._policy.engine.update_weights(model, step))
+        self._rollout_runner.run(self._policy.engine.update_weights(model, step))
         horizon = self._horizon if isinstance(self._horizon, int) else self._horizon(step)
-        self.trajectories = self._collector.collect(
-            self._policy.players(self._temperature),
+        self.trajectories = self._rollout_runner.collect(
+            self._policy.actors(self._temperature),
             _starts(prompts),
             horizon,
             step=step,
@@ -93,9 +93,9 @@ class TrlRollout:
         return output
 
 
-def _starts(prompts: list[Any]) -> list[EpisodeStart]:
+def _starts(prompts: list[Any]) -> list[EpisodeSpec]:
     """The starts that prompts name; equal neighbours are a group."""
-    starts: list[EpisodeStart] = []
+    starts: list[EpisodeSpec] = []
     group = -1
     for number, prompt in enumerate(prompts):
         if not number or prompt != prompts[number - 1]:
@@ -108,5 +108,5 @@ def _starts(prompts: list[Any]) -> list[EpisodeStart]:
                 f"the prompt {str(prompt)[:100]!r} names no start; make the dataset by "
                 "TrlRollout.dataset"
             ) from error
-        starts.append(EpisodeStart(task=task, seed=seed, sample=number, group=group))
+        starts.append(EpisodeSpec(task=task, seed=seed, sample=number, group=group))
     return starts

@@ -55,7 +55,7 @@ def weight_of_part(
     raise BadRequest(f"no loss {loss_type!r}; there are {', '.join(known)}")
 
 
-Passes = list[list[int]]
+MicroBatches = list[list[int]]
 
 """Row numbers of each forward and backward pass; every row is in exactly one."""
 
@@ -93,7 +93,7 @@ def shares_rows(config: Any, stateful: bool) -> bool:
     return varlen and not stateful and layers <= _ATTENTION_LAYERS
 
 
-def plan(lengths: Sequence[int], budget: int, *, shared_rows: bool) -> Passes:
+def plan(lengths: Sequence[int], budget: int, *, shared_rows: bool) -> MicroBatches:
     """Passes of at most `budget` tokens, padding included; a longer row is a pass of its own.
 
     The largest comes first, so that a run which does not fit in memory fails at its first pass.
@@ -102,7 +102,7 @@ def plan(lengths: Sequence[int], budget: int, *, shared_rows: bool) -> Passes:
     return sorted(passes, key=lambda rows: -sum(lengths[row] for row in rows))
 
 
-def split(passes: Passes, lengths: Sequence[int], count: int) -> Passes:
+def split(passes: MicroBatches, lengths: Sequence[int], count: int) -> MicroBatches:
     """The same rows in `count` passes, by halving the largest that can be halved.
 
     Processes of a distributed model must call it equally often.
@@ -121,7 +121,7 @@ def split(passes: Passes, lengths: Sequence[int], count: int) -> Passes:
     return passes
 
 
-def lay_out(
+def pack(
     input_ids: Tensor, attention_mask: Tensor, trained: Tensor, *, shared_rows: bool
 ) -> Layout:
     """The Layout of R rows given padded, (R, W) each: ids, 1 at tokens, true at trained tokens.
@@ -153,9 +153,9 @@ def lay_out(
     )
 
 
-def _bins(lengths: Sequence[int], budget: int) -> Passes:
+def _bins(lengths: Sequence[int], budget: int) -> MicroBatches:
     """First fit, longest rows first."""
-    passes: Passes = []
+    passes: MicroBatches = []
     room: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda r: -lengths[r]):
         fits = next((n for n, left in enumerate(room) if left >= lengths[row]), None)
@@ -168,7 +168,7 @@ def _bins(lengths: Sequence[int], budget: int) -> Passes:
     return passes
 
 
-def _like_lengths(lengths: Sequence[int], budget: int) -> Passes:
+def _like_lengths(lengths: Sequence[int], budget: int) -> MicroBatches:
     """The cheapest cut of the rows, sorted by length, into padded passes.
 
     cost[j] = min over i <= j of cost[i] + (j - i) * longest of rows i..j-1 + _PASS_COST.
@@ -185,7 +185,7 @@ def _like_lengths(lengths: Sequence[int], budget: int) -> Passes:
             if cost[begin] + tokens + _PASS_COST < cost[end]:
                 cost[end] = cost[begin] + tokens + _PASS_COST
                 start[end] = begin
-    passes: Passes = []
+    passes: MicroBatches = []
     end = len(rows)
     while end:
         passes.append(rows[start[end] : end])
@@ -200,9 +200,9 @@ _BUDGET_ELSEWHERE = 16384
 """Tokens of a pass where none are given; the CPU's is measured."""
 
 
-def make_passes(
+def make_microbatches(
     accelerator: Accelerator, lengths: Sequence[int], budget: int, *, shared_rows: bool
-) -> Passes:
+) -> MicroBatches:
     """This process's passes, in the number of the process that needs most. A collective.
 
     `budget` is the most tokens of a pass; 0 takes what suits the device.
@@ -464,7 +464,7 @@ class PackedUpdate(GRPOTrainer):
         logprobs: list[Tensor] = []
         entropies: list[Tensor] = []
         for chosen in passes:
-            layout = lay_out(
+            layout = pack(
                 input_ids[chosen], attention_mask[chosen], trained[chosen], shared_rows=shared
             )
             with self.accelerator.autocast():
@@ -477,9 +477,9 @@ class PackedUpdate(GRPOTrainer):
         entropy = torch.cat(entropies)[order] if compute_entropy else None  # (B, T)
         return torch.cat(logprobs)[order], entropy, None
 
-    def passes(self, lengths: list[int], *, shared_rows: bool) -> Passes:
+    def passes(self, lengths: list[int], *, shared_rows: bool) -> MicroBatches:
         """This process's passes, in the number of the process that needs most. A collective."""
-        return make_passes(
+        return make_microbatches(
             self.accelerator, lengths, self.tokens_per_forward, shared_rows=shared_rows
         )
 

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from agentgym_env.errors import AgentGymError
 from agentgym_train.algorithms import make_algorithm
-from agentgym_train.config.methods import TrainConfig, read_config
+from agentgym_train.config.methods import RLConfig, read_config
 from agentgym_train.console import progress_bar
 from agentgym_train.models import quiet_libraries
 from agentgym_train.preflight import world_of
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_intermixed_args()
 
 
-def base_config(args: argparse.Namespace) -> TrainConfig:
+def base_config(args: argparse.Namespace) -> RLConfig:
     """What all runs of the comparison share."""
     config = read_config(args.config, [f"--{word}" for word in args.overrides])
     # The final success is measured once, apart from the runs, with each run's own seed.
@@ -139,7 +139,7 @@ def run_missing(arms: list[Any], console: Console) -> bool:
     if not missing:
         return True
     missing[0].config.check_model()
-    with world_of(missing[0].config) as collector, progress_bar(console) as progress:
+    with world_of(missing[0].config) as rollout_runner, progress_bar(console) as progress:
         unit = "env steps" if missing[0].env_steps else "steps"
         bar = progress.add_task(unit, total=sum(arm.size for arm in missing), figures="")
         before = 0
@@ -149,7 +149,7 @@ def run_missing(arms: list[Any], console: Console) -> bool:
                 progress.update(bar, completed=before + done, figures=figures)
 
             with Watched(arm, move):
-                result = play(arm, collector)
+                result = play(arm, rollout_runner)
             if result is None:
                 return False
             before += arm.size

@@ -14,12 +14,12 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 
 from agentgym_env.run_store import RunStore, run_facts
 from agentgym_train import run
-from agentgym_train.config.methods import TrainConfig
+from agentgym_train.config.methods import RLConfig
 from agentgym_train.console import progress_bar
 from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.preflight import resumed_config
 from agentgym_train.rollout.policy import make_policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.callbacks import Metrics
 from agentgym_train.trainers.trainer import METHOD, AgentTrainer
 
@@ -32,7 +32,7 @@ class Arm:
     """One row of a comparison, with one seed."""
 
     name: str
-    config: TrainConfig
+    config: RLConfig
     env_steps: int = 0
     """End after the optimizer step that reaches so many environment steps; 0 takes all steps."""
 
@@ -65,14 +65,14 @@ class Arm:
         return self.env_steps or self.config.steps
 
 
-def play(arm: Arm, collector: Collector) -> dict[str, Any] | None:
+def play(arm: Arm, rollout_runner: RolloutRunner) -> dict[str, Any] | None:
     """Train an arm, evaluate it and keep the figures; None if Ctrl-C stopped it."""
     trained = train_to_budget if arm.env_steps else train
-    if not trained(arm, collector):
+    if not trained(arm, rollout_runner):
         return None
     store = RunStore.open(arm.path)
     rows, _ = store.metrics()
-    report = final_evaluation(arm, collector)
+    report = final_evaluation(arm, rollout_runner)
     store.write_json(
         RESULT,
         {
@@ -92,15 +92,15 @@ def play(arm: Arm, collector: Collector) -> dict[str, Any] | None:
     return store.read_json(RESULT)
 
 
-def train(arm: Arm, collector: Collector) -> bool:
+def train(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     """What `agentgym train` does, from the last checkpoint if there is one."""
     store = RunStore(arm.path)
     begun = store.read_json("run.json") is not None
     if not begun or resumed_config(arm.path, trusted=True) != arm.config:
-        return run.start(arm.config, _SILENT, collector) == 0
+        return run.start(arm.config, _SILENT, rollout_runner) == 0
     if store.read_json("summary.json") is not None:
         return True
-    return run.resume(arm.path, arm.config, _SILENT, collector) == 0
+    return run.resume(arm.path, arm.config, _SILENT, rollout_runner) == 0
 
 
 class StopAtBudget(TrainerCallback):
@@ -123,11 +123,11 @@ class StopAtBudget(TrainerCallback):
             control.should_training_stop = True
 
 
-def train_to_budget(arm: Arm, collector: Collector) -> bool:
+def train_to_budget(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     """Train until the environment steps are used up; an unfinished run starts anew."""
     config = arm.config
     store = RunStore.create(arm.path, run_facts(config.as_dict()))
-    trainer = AgentTrainer(policy_of(config, config.model), config, collector, store)
+    trainer = AgentTrainer(policy_of(config, config.model), config, rollout_runner, store)
     trainer.remove_callback(PrinterCallback)
     with progress_bar(_SILENT) as progress:
         trainer.add_callback(Metrics(store, progress, METHOD.shown))
@@ -137,13 +137,13 @@ def train_to_budget(arm: Arm, collector: Collector) -> bool:
     return True
 
 
-def final_evaluation(arm: Arm, collector: Collector) -> dict[str, Any]:
+def final_evaluation(arm: Arm, rollout_runner: RolloutRunner) -> dict[str, Any]:
     """What `agentgym eval --seed SEED` finds: every run draws its own evaluation episodes."""
     config = arm.config
     policy = policy_of(config, str(arm.path / "model"))
     report, _ = evaluate(
-        collector,
-        policy.players(config.eval_temperature),
+        rollout_runner,
+        policy.actors(config.eval_temperature),
         split=config.eval_split,
         horizon=config.fixed_eval_horizon,
         samples=config.eval_samples,
@@ -153,7 +153,7 @@ def final_evaluation(arm: Arm, collector: Collector) -> dict[str, Any]:
     return report.as_dict()
 
 
-def policy_of(config: TrainConfig, model: str) -> Any:
+def policy_of(config: RLConfig, model: str) -> Any:
     """A model under the config's way of talking to it."""
     return make_policy(
         model,

@@ -30,7 +30,7 @@ from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.models import quiet_libraries
 from agentgym_train.preflight import is_complete, prepared
 from agentgym_train.rollout.policy import make_policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "train" / "textcraft"
@@ -176,9 +176,9 @@ def main() -> int:
     quiet_libraries()
     args.out.mkdir(parents=True, exist_ok=True)
     try:
-        with Collector(setting.env, concurrency=64) as collector:
+        with RolloutRunner(setting.env, concurrency=64) as rollout_runner:
             results = [
-                evaluated(Arm(arm, seed, policy, steps), setting, args.out, collector, console)
+                evaluated(Arm(arm, seed, policy, steps), setting, args.out, rollout_runner, console)
                 for seed in range(1, args.seeds + 1)
                 for arm, policy, steps in until(
                     args.until, Seed(seed, setting, args.out, console).policies()
@@ -218,7 +218,7 @@ class Arm:
 
 
 def evaluated(
-    arm: Arm, setting: Setting, out: Path, collector: Collector, console: Console
+    arm: Arm, setting: Setting, out: Path, rollout_runner: RolloutRunner, console: Console
 ) -> dict[str, Any]:
     """The figures of one policy; kept, and not played twice."""
     kept = out / "results" / f"{arm.name}, seed {arm.seed}.json"
@@ -230,7 +230,7 @@ def evaluated(
         turn_max_tokens=setting.turn_max_tokens, max_tokens=setting.max_tokens,
     )  # fmt: skip
     report, _ = evaluate(
-        collector, made.players(1.0), split="test", horizon=setting.horizon,
+        rollout_runner, made.actors(1.0), split="test", horizon=setting.horizon,
         samples=setting.samples, seed=arm.seed, console=console, label=arm.name[:12],
     )  # fmt: skip
     result = {

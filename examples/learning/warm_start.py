@@ -26,7 +26,7 @@ from transformers import Qwen3ForCausalLM
 
 from agentgym_env import TextEnv, env_class
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.config.methods import ImitationConfig
+from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import Replay, training_row
 from agentgym_train.models import quiet_libraries, small_policy, small_tokenizer
 from agentgym_train.trainers.sft import imitate
@@ -113,7 +113,7 @@ def fit(
         for episode in demonstrations(lessons, stage, seed)
         for tokens in replay.rows(episode)
     ]
-    settings = ImitationConfig(
+    settings = SFTConfig(
         model=str(out),
         data=["half-competent play"],
         output_dir=str(out),

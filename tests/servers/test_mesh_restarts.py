@@ -13,7 +13,7 @@ import pytest
 from agentgym_env import EnvClient, EnvironmentLost
 from agentgym_env.wire import CreateReply, CreateRequest, WireError
 from agentgym_servers.host.channel import FIGURES, Channel, read_frame
-from agentgym_servers.host.codec import Desk
+from agentgym_servers.host.codec import Codec
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.router import Router
 from agentgym_servers.host.sessions import SessionTable
@@ -241,8 +241,8 @@ class Part:
 async def test_calls_at_the_same_time_all_find_the_process_that_takes_sessions():
     gone = CreateReply(error=WireError("shutting_down", "gone"))
     parts = [Part(gone), Part(CreateReply("1.x")), Part(gone)]
-    desk = Desk(SessionTable(Guess, env_id="worlds:Guess"))
-    router = Router(desk, parts, count_desk=False)
+    codec = Codec(SessionTable(Guess, env_id="worlds:Guess"))
+    router = Router(codec, parts, count_codec=False)
     calls = [router.ask("/v1/sessions", [CreateRequest()]) for _ in range(30)]
     replies = await asyncio.gather(*calls)
     assert [reply.session for (reply,) in replies] == ["1.x"] * 30

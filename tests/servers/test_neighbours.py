@@ -49,8 +49,8 @@ def test_single_calls_are_counted_and_refused_by_code(make_host):
 
     asyncio.run(play())
     assert len(host.table) == 0
-    assert host.desk.figures.items["/v1/step"] == 2
-    assert host.desk.figures.errors == {
+    assert host.codec.figures.items["/v1/step"] == 2
+    assert host.codec.figures.errors == {
         "stale_turn": 1, "environment_error": 1, "too_many_sessions": 1
     }  # fmt: skip
 

@@ -391,6 +391,6 @@ def test_a_client_keeps_to_the_limit_that_the_card_states(serve):
         sessions = client.open_many(50)
         replies = client.reset_many([(session, 0, "5", None) for session in sessions])
         assert [reply.turn for reply in replies] == [0] * 50
-        assert server.host.desk.figures.requests["/v1/reset"] == 3
+        assert server.host.codec.figures.requests["/v1/reset"] == 3
         client.close_many(sessions)
     assert opened(server.address) == 0

@@ -37,7 +37,8 @@ def test_the_contract_and_a_bm25_index_need_none_of_the_heavy_packages(tmp_path)
 )
 def test_a_missing_package_names_the_extra_that_brings_it(package, module, extra):
     done = run(
-        f"import sys\nsys.modules[{package!r}] = None\nimport agentgym_servers.worlds.search.retrieval.{module}"
+        f"import sys\nsys.modules[{package!r}] = None\n"
+        f"import agentgym_servers.worlds.search.retrieval.{module}"
     )
     assert "MissingExtra: " in done.stderr
     assert f"pip install 'agentgym-sdk[{extra}]'" in done.stderr

@@ -10,9 +10,9 @@ from agentgym_env.actions import action_format
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.transports import Answer, AsyncInProcessTransport, Call
 from agentgym_train.engines.base import Sampling, ScriptedEngine
-from agentgym_train.rollout.actors import PlayerFactory, model_player
+from agentgym_train.rollout.actors import ActorFactory, model_actor
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.limits import Traffic
+from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import RolloutLimits, Rollouts
 from tests.train.templates import APPEND_ONLY, tokenizer_with
 
@@ -46,9 +46,9 @@ class Waiting(ScriptedEngine):
         finally:
             self.under_way -= 1
 
-    def players(self) -> PlayerFactory:
+    def actors(self) -> ActorFactory:
         """Players who speak with it."""
-        return model_player(
+        return model_actor(
             self, self.chat, Sampling(64), max_tokens=4096, policy="waiting",
             action_format=action_format("plain"),
         )  # fmt: skip
@@ -67,11 +67,11 @@ class SilentWorld(AsyncInProcessTransport):
         return await super().send(call)
 
 
-def rollouts(host: Any, players: Any, *, concurrency: int = 256, transport: Any = None,
+def rollouts(host: Any, actors: Any, *, concurrency: int = 256, transport: Any = None,
              **limits: Any) -> Rollouts:  # fmt: skip
     """Rollouts on a host in this process."""
     client = AsyncEnvClient((transport or AsyncInProcessTransport)(host))
     return Rollouts(
-        client, players, env_id="tests/Guess-v0", concurrency=concurrency,
-        traffic=Traffic(RolloutLimits(**limits)),
+        client, actors, env_id="tests/Guess-v0", concurrency=concurrency,
+        concurrency_limits=ConcurrencyLimits(RolloutLimits(**limits)),
     )  # fmt: skip

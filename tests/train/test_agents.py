@@ -8,10 +8,10 @@ from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.methods import config_from
 from agentgym_train.engines.base import Sampling, ScriptedEngine
-from agentgym_train.rollout.actors import model_player
+from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import Agent, Message, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.loop import EpisodeSpec
 from tests.train.inprocess import rollouts
 from tests.train.templates import APPEND_ONLY, tokenizer_with
 
@@ -45,11 +45,11 @@ async def played(host, agent, answers, horizon=9, template="chatml", turn_max=64
     """(trajectory, prompts as text, prompts as ids, chat) of one episode of task 5."""
     chat = Chat(tokenizer_with(APPEND_ONLY[template]), "Guess.")
     engine = Recording(lambda prompt, turn: chat.response_ids(answers[turn]))
-    players = model_player(
+    actors = model_actor(
         engine, chat, Sampling(turn_max), max_tokens=max_tokens, policy="p", action_format=form,
         agent=agent,
     )  # fmt: skip
-    (trajectory,) = await rollouts(host, players).collect([EpisodeStart("5", 0)], horizon)
+    (trajectory,) = await rollouts(host, actors).collect([EpisodeSpec("5", 0)], horizon)
     assert not engine.live
     return trajectory, [chat.text_of(ids) for ids in engine.prompts], engine.prompts, chat
 

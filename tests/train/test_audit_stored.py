@@ -12,10 +12,10 @@ from agentgym_train.audit import audit
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models import CHATML, small_policy
-from agentgym_train.rollout.actors import model_player
+from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import Agent, Message, format_of
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.loop import EpisodeSpec
 from tests.train.auditing import findings
 from tests.train.inprocess import rollouts
 from tests.train.templates import tokenizer_with
@@ -39,12 +39,12 @@ async def played(host, model, tokenizer, agent, **limits):
     engine, chat = HFEngine(model, tokenizer.pad_token_id), Chat(tokenizer, told)
     engine.version = 5
     sampling = Sampling(limits.pop("turn_max_tokens", 6))
-    players = model_player(
+    actors = model_actor(
         engine, chat, sampling, max_tokens=limits.pop("max_tokens", 4096), policy="p",
         action_format=form, agent=agent,
     )  # fmt: skip
-    starts = [EpisodeStart(str(n), n) for n in (2, 5, 6)]
-    return await rollouts(host, players).collect(starts, 6)
+    starts = [EpisodeSpec(str(n), n) for n in (2, 5, 6)]
+    return await rollouts(host, actors).collect(starts, 6)
 
 
 def run_of(tmp_path, make_host, agent, change=lambda t: t, **limits):

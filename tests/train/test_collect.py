@@ -21,7 +21,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.launch import local_server
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.values import Keep
+from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.data.collect import (
     INTERRUPTED,
     CollectConfig,
@@ -33,7 +33,7 @@ from agentgym_train.data.collect import (
 )
 from agentgym_train.data.datasets import read_demonstrations
 from agentgym_train.data.pairs import make_pairs
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from tests.train.small import save_tiny_policy
 from tests.train.test_collector import killing
 
@@ -174,7 +174,7 @@ def test_what_is_kept_may_change_and_nothing_is_played_for_it(tmp_path):
     wins = [t for t in everything.kept if t.success]
     assert 0 < len(wins) < len(everything.kept)
     before = lines(out)
-    collect(replace(asked, keep=Keep(success=True)), QUIET)
+    collect(replace(asked, keep=EpisodeFilter(success=True)), QUIET)
     assert lines(out) == before
     successes, read = read_demonstrations([out])
     assert successes.kept == wins and len(read.trajectories) == len(everything.kept)
@@ -213,11 +213,11 @@ def test_lost_episodes_are_not_kept_and_are_played_when_asked_again(tmp_path):
     store = opened(asked)
     with (
         closing(local_server(TEXTCRAFT)) as server,
-        Collector(TEXTCRAFT, [server.address]) as collector,
+        RolloutRunner(TEXTCRAFT, [server.address]) as rollout_runner,
     ):
-        starts = starts_of(asked, collector.tasks)
-        players = killing(server.process.pid, [])
-        lost = play(store, collector, players, starts, asked, "", QUIET)
+        starts = starts_of(asked, rollout_runner.tasks)
+        actors = killing(server.process.pid, [])
+        lost = play(store, rollout_runner, actors, starts, asked, "", QUIET)
     assert len(lost) > 0 and lines(tmp_path / "run") == 12 - len(lost)
     assert {t.outcome for t in lost} == {"environment_lost"}
     assert collect(asked, QUIET) == 0
@@ -241,5 +241,5 @@ def test_a_model_collects_with_its_tokens(tmp_path):
 
 def test_tokens_that_could_not_be_counted_are_refused_before_the_play(tmp_path):
     with pytest.raises(BadRequest, match="--tokenizer"):
-        collect(config(tmp_path / "run", keep=Keep(most_tokens=9)), QUIET)
+        collect(config(tmp_path / "run", keep=EpisodeFilter(most_tokens=9)), QUIET)
     assert not (tmp_path / "run").exists()

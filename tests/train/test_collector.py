@@ -11,9 +11,9 @@ import hosting
 import worlds
 from agentgym_env.errors import BadRequest, ServerStartFailed
 from agentgym_env.launch import local_server
-from agentgym_train.rollout.actors import ExpertPlayer, RandomPlayer
-from agentgym_train.rollout.loop import EpisodeStart
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.actors import ExpertActor, RandomActor
+from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.runner import RolloutRunner
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
 
@@ -21,7 +21,7 @@ TEXTCRAFT = "agentgym/TextCraft-v0"
 def killing(pid: int, once: list[int]):
     """Experts of whom the first to take a second turn kills process `pid`."""
 
-    class Killer(ExpertPlayer):
+    class Killer(ExpertActor):
         turn = 0
 
         async def act(self):
@@ -34,32 +34,36 @@ def killing(pid: int, once: list[int]):
     return Killer
 
 
-def starts(collector: Collector, count: int) -> list[EpisodeStart]:
-    deep = [t for t in collector.tasks.split("train") if collector.tasks.category(t) == "depth 2"]
-    return [EpisodeStart(task, seed) for seed, task in enumerate(deep[:count])]
+def starts(rollout_runner: RolloutRunner, count: int) -> list[EpisodeSpec]:
+    deep = [
+        t
+        for t in rollout_runner.tasks.split("train")
+        if rollout_runner.tasks.category(t) == "depth 2"
+    ]
+    return [EpisodeSpec(task, seed) for seed, task in enumerate(deep[:count])]
 
 
 @pytest.mark.timeout(90)
 def test_a_killed_local_server_is_replaced_and_its_episodes_are_recorded_and_played_again():
-    with Collector(TEXTCRAFT) as collector:
-        dead = collector.server.process.pid
-        chosen = starts(collector, 6)
-        played = collector.collect(killing(dead, []), chosen, horizon=50)
+    with RolloutRunner(TEXTCRAFT) as rollout_runner:
+        dead = rollout_runner.server.process.pid
+        chosen = starts(rollout_runner, 6)
+        played = rollout_runner.collect(killing(dead, []), chosen, horizon=50)
         assert [t.task for t in played] == [s.task for s in chosen]
         assert {t.outcome for t in played} == {"success"}
         assert all(t.attempts > 1 for t in played)
         assert all(t.error.startswith("EnvironmentLost: ") for t in played)
-        assert collector.server.process.pid != dead
-        after = collector.collect(ExpertPlayer, chosen, horizon=50)
+        assert rollout_runner.server.process.pid != dead
+        after = rollout_runner.collect(ExpertActor, chosen, horizon=50)
         assert [(t.outcome, t.attempts, t.error) for t in after] == [("success", 1, None)] * 6
 
 
 @pytest.mark.timeout(90)
 def test_episodes_on_a_killed_server_of_someone_else_come_back_lost_with_their_error():
     server = local_server(TEXTCRAFT)
-    with Collector(TEXTCRAFT, [server.address]) as collector:
-        chosen = starts(collector, 4)
-        played = collector.collect(killing(server.process.pid, []), chosen, horizon=50)
+    with RolloutRunner(TEXTCRAFT, [server.address]) as rollout_runner:
+        chosen = starts(rollout_runner, 4)
+        played = rollout_runner.collect(killing(server.process.pid, []), chosen, horizon=50)
     server.close()
     assert {t.outcome for t in played} == {"environment_lost"}
     assert all(t.error and t.turns == [] and t.reward == 0.0 for t in played)
@@ -67,22 +71,22 @@ def test_episodes_on_a_killed_server_of_someone_else_come_back_lost_with_their_e
 
 def test_a_collector_of_an_environment_that_cannot_start_says_why():
     with pytest.raises(ServerStartFailed, match="no such luck"):
-        Collector(hosting.UNMAKEABLE)
+        RolloutRunner(hosting.UNMAKEABLE)
 
 
 @pytest.mark.timeout(90)
 def test_no_more_episodes_are_under_way_than_the_server_holds_sessions(serve):
     server = serve(worlds.Guess, max_sessions=3)
-    with Collector(hosting.GUESS, [server.address], concurrency=50) as collector:
-        begun = [EpisodeStart(task, 0) for task in collector.tasks.split("train")] * 4
-        played = collector.collect(ExpertPlayer, begun, horizon=5)
+    with RolloutRunner(hosting.GUESS, [server.address], concurrency=50) as rollout_runner:
+        begun = [EpisodeSpec(task, 0) for task in rollout_runner.tasks.split("train")] * 4
+        played = rollout_runner.collect(ExpertActor, begun, horizon=5)
     assert {(t.outcome, t.attempts) for t in played} == {("success", 1)}
 
 
 def test_settings_of_an_environment_are_for_a_local_server(serve):
     server = serve(worlds.Guess)
     with pytest.raises(BadRequest, match="agentgym serve --env-kwargs"):
-        Collector(hosting.GUESS, [server.address], env_kwargs={"x": 1})
-    with Collector("agentgym/BabyAI-v0", env_kwargs={"legacy": True}) as collector:
-        (one,) = collector.collect(RandomPlayer, [EpisodeStart("GoToRedBall/0", 0)], horizon=1)
+        RolloutRunner(hosting.GUESS, [server.address], env_kwargs={"x": 1})
+    with RolloutRunner("agentgym/BabyAI-v0", env_kwargs={"legacy": True}) as rollout_runner:
+        (one,) = rollout_runner.collect(RandomActor, [EpisodeSpec("GoToRedBall/0", 0)], horizon=1)
     assert "In front of you in this room" in one.observation

@@ -9,7 +9,7 @@ import torch
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.methods import config_from
-from agentgym_train.trainers.advantages import Correction, drift
+from agentgym_train.trainers.advantages import ImportanceSampling, drift
 from tests.train.test_trainer import first_task, guesses, train_one_step
 
 TRAINER = torch.tensor([[-1.0, -2.0, -9.0], [-0.5, -0.5, -7.0]])
@@ -18,13 +18,13 @@ MASK = torch.tensor([[True, True, False], [True, True, False]])
 
 
 def test_by_token_each_ratio_is_cut_at_the_most():
-    found = Correction("token", 2.0).ratios(TRAINER, ENGINE, MASK)
+    found = ImportanceSampling("token", 2.0).ratios(TRAINER, ENGINE, MASK)
     wanted = torch.tensor([[math.exp(0.5), math.exp(-1.0), 1.0], [1.0, 2.0, 1.0]])
     assert torch.allclose(found, wanted)
 
 
 def test_by_sequence_an_episode_counts_whole_or_not_at_all():
-    found = Correction("sequence", 3.0).ratios(TRAINER, ENGINE, MASK)
+    found = ImportanceSampling("sequence", 3.0).ratios(TRAINER, ENGINE, MASK)
     wanted = torch.tensor([[math.exp(-0.5)] * 2 + [1.0], [0.0, 0.0, 1.0]])
     assert torch.allclose(found, wanted)
 
@@ -34,7 +34,7 @@ def test_by_sequence_an_episode_counts_whole_or_not_at_all():
     [("auto", True, False), ("auto", False, True), ("off", False, False), ("token", True, True)],
 )
 def test_auto_trusts_an_engine_that_computes_as_the_trainer_does(kind, exact, needed):
-    assert Correction(kind).is_needed(exact) is needed
+    assert ImportanceSampling(kind).is_needed(exact) is needed
 
 
 def test_the_drift_is_of_the_sampled_tokens_alone():

@@ -25,8 +25,8 @@ from agentgym_train.evaluation.tables import (
     paper_figures,
     reports_of,
 )
-from agentgym_train.rollout.actors import RandomPlayer
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.actors import RandomActor
+from agentgym_train.rollout.runner import RolloutRunner
 
 PLAN = EvalPlan(
     env="agentgym/WebArena-v0", env_kwargs={}, env_version="1", split="test", tasks=["a", "b"],
@@ -134,10 +134,10 @@ def test_several_comparisons_are_corrected_and_a_wrong_baseline_is_named():
 
 def test_a_policy_compared_with_itself_is_significant_in_five_of_a_hundred_repeats_at_most():
     """Chance on TextCraft, played 16 times a task; a repeat sets 4 of them against 4 others."""
-    with Collector("agentgym/TextCraft-v0") as collector:
-        starts = eval_starts(collector.tasks, "test", 16, seed=0, limit=40)
+    with RolloutRunner("agentgym/TextCraft-v0") as rollout_runner:
+        starts = eval_starts(rollout_runner.tasks, "test", 16, seed=0, limit=40)
         pool: dict[str, list] = {}
-        for trajectory in collector.collect(RandomPlayer, starts, horizon=6):
+        for trajectory in rollout_runner.collect(RandomActor, starts, horizon=6):
             pool.setdefault(trajectory.task, []).append(figures_of(trajectory))
     rates = [sum(e.success for e in episodes) for episodes in pool.values()]
     assert 0 < sum(rates) < 16 * 40  # or there would be nothing to tell apart

@@ -9,8 +9,8 @@ from agentgym_env.errors import BadRequest, UnknownSplit
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.evaluation.evaluate import EvalReport, eval_starts, evaluate, summarize
-from agentgym_train.rollout.actors import ExpertPlayer, RandomPlayer
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.actors import ExpertActor, RandomActor
+from agentgym_train.rollout.runner import RolloutRunner
 
 TASKS = TaskSet({"train": ["a", "b"], "test": ["c", "d", "e"]}, {"c": "easy", "d": "hard"})
 
@@ -76,11 +76,11 @@ def test_an_evaluation_without_a_played_episode_is_an_error_and_no_zero():
 
 
 def test_the_oracle_is_perfect_and_chance_repeats_itself_over_http():
-    with Collector(hosting.GUESS) as collector:
-        report, _ = evaluate(collector, ExpertPlayer, split="test", horizon=9)
+    with RolloutRunner(hosting.GUESS) as rollout_runner:
+        report, _ = evaluate(rollout_runner, ExpertActor, split="test", horizon=9)
         assert (report.success, report.turns, report.episodes) == (1.0, 1.0, 3)
         chance = [
-            evaluate(collector, RandomPlayer, split="train", horizon=3, samples=4)[0]
+            evaluate(rollout_runner, RandomActor, split="train", horizon=3, samples=4)[0]
             for _ in range(2)
         ]
         assert chance[0] == chance[1]

@@ -14,7 +14,7 @@ from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Turn
 from agentgym_train.agent_evol import Found, good, merged, weighted
-from agentgym_train.config.methods import EvolveConfig, World, method_config
+from agentgym_train.config.methods import AgentEvolConfig, World, method_config
 from tests.train.command import MAIN, Command, finish
 from tests.train.demonstrating import demonstration
 from tests.train.small import save_tiny_policy
@@ -28,9 +28,9 @@ TEXTCRAFT, UNEVEN, COUNTING = (
 )
 
 
-def config(**changes) -> EvolveConfig:
+def config(**changes) -> AgentEvolConfig:
     values = {"model": "m", "output_dir": "o", "envs": [World(env=TEXTCRAFT)], **changes}
-    return EvolveConfig(**values)
+    return AgentEvolConfig(**values)
 
 
 def said(task: str, word: str, *, success: bool = True, reward: float = 1.0, env: str = TEXTCRAFT):
@@ -114,7 +114,7 @@ def test_one_environment_needs_no_list_and_what_is_open_is_the_runs_own():
     told = method_config(
         {"method": "evolve", "model": "m", "output_dir": "o", "env": "textcraft", "horizon": 7}
     )
-    assert isinstance(told, EvolveConfig)
+    assert isinstance(told, AgentEvolConfig)
     (world,) = told.worlds
     assert (world.env, world.horizon, world.eval_split) == (TEXTCRAFT, 7, "test")
     assert told.eval_horizon_of(world) == 7

@@ -10,9 +10,9 @@ import pytest
 from agentgym_env.registration import find
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import (
-    EvolveConfig,
-    ImitationConfig,
-    PreferenceConfig,
+    AgentEvolConfig,
+    DPOConfig,
+    SFTConfig,
     read_config,
     read_method_config,
 )
@@ -36,12 +36,12 @@ PAPER = [
 ]
 
 IMITATION = {
-    "sft": ImitationConfig,
-    "dpo": PreferenceConfig,
-    "evolve": EvolveConfig,
-    "agentgym_sft": ImitationConfig,
-    "agentgym_dpo": PreferenceConfig,
-    "agentgym_evolve": EvolveConfig,
+    "sft": SFTConfig,
+    "dpo": DPOConfig,
+    "evolve": AgentEvolConfig,
+    "agentgym_sft": SFTConfig,
+    "agentgym_dpo": DPOConfig,
+    "agentgym_evolve": AgentEvolConfig,
 }
 
 

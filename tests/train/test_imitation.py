@@ -10,9 +10,9 @@ import torch
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.textcraft.env import TextCraft
-from agentgym_train.config.methods import ImitationConfig
+from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import Replay, training_row
-from agentgym_train.trainers.sft import ImitationTrainer, imitate
+from agentgym_train.trainers.sft import AgentSFTTrainer, imitate
 from agentgym_train.trainers.update import check_packing
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer, tiny_model
@@ -23,9 +23,9 @@ def rows_of(*tasks: str) -> list[dict[str, list[int]]]:
     return [training_row(tokens) for task in tasks for tokens in replay.rows(demonstration(task))]
 
 
-def settings(out: Path, **changes) -> ImitationConfig:
+def settings(out: Path, **changes) -> SFTConfig:
     values = {"rows_per_step": 4, "learning_rate": 1e-3, "warmup_steps": 2, **changes}
-    return ImitationConfig(model="tiny", data=["made here"], output_dir=str(out), **values)
+    return SFTConfig(model="tiny", data=["made here"], output_dir=str(out), **values)
 
 
 @pytest.mark.slow
@@ -86,11 +86,11 @@ def test_a_model_in_whose_rows_texts_see_one_another_is_not_packed():
         check_packing(Mixing())
 
 
-def fitted(rows, config: ImitationConfig) -> dict[str, object]:
+def fitted(rows, config: SFTConfig) -> dict[str, object]:
     """Two steps of plain gradient descent by the trainer."""
     plain = {"optim": "sgd", "max_grad_norm": 0.0, "save_strategy": "no"}
     model = tiny_model()
-    config = ImitationConfig(
+    config = SFTConfig(
         **{
             **{name: getattr(config, name) for name in ("model", "data", "output_dir", "steps")},
             "packing": config.packing,
@@ -101,7 +101,7 @@ def fitted(rows, config: ImitationConfig) -> dict[str, object]:
             "trl": plain,
         }
     )
-    trainer = ImitationTrainer(
+    trainer = AgentSFTTrainer(
         model, textcraft_tokenizer(), rows, config, Path(config.output_dir) / "checkpoints"
     )
     trainer.train()

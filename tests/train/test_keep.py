@@ -6,8 +6,8 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory
-from agentgym_train.config.values import Keep
-from agentgym_train.data.collect import sift
+from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.data.collect import filter_episodes
 from agentgym_train.data.tokenize import tokens_in
 from agentgym_train.rollout.chat import Chat
 from tests.train.small import save_tiny_policy, textcraft_tokenizer
@@ -17,12 +17,15 @@ WON, LOST_GAME = episode("ab"), episode("abc", False)
 
 
 def kept(*episodes: Trajectory, **rules: object) -> list[str]:
-    return ["".join(t.action for t in e.turns) for e in sift(episodes, Keep(**rules)).kept]
+    return [
+        "".join(t.action for t in e.turns)
+        for e in filter_episodes(episodes, EpisodeFilter(**rules)).kept
+    ]
 
 
 def test_without_rules_everything_that_teaches_is_kept():
     gone = episode("ab", False, outcome="environment_lost")
-    sifted = sift([WON, LOST_GAME, gone, episode("")], Keep())
+    sifted = filter_episodes([WON, LOST_GAME, gone, episode("")], EpisodeFilter())
     assert sifted.kept == [WON, LOST_GAME]
     assert sifted.left_out == {"lost": 1, "under 1 turns": 1}
 
@@ -47,7 +50,7 @@ def test_of_the_same_task_and_actions_the_first_is_kept():
         episode("ab", env="a/B-v0"),
         episode("ba"),
     ]
-    sifted = sift([WON, *others], Keep(unique=True))
+    sifted = filter_episodes([WON, *others], EpisodeFilter(unique=True))
     assert sifted.kept == [WON, *others[1:]]
     assert sifted.reasons() == "1 repeated"
 
@@ -57,25 +60,25 @@ def test_what_is_left_out_for_its_length_hides_no_later_one():
         episode("ab", seed=n, tokens=Tokens([1] * size, [2], [1], [0.0], [0], [1]))
         for n, size in enumerate((30, 10))
     ]
-    sifted = sift(sampled, Keep(unique=True, most_tokens=20))
+    sifted = filter_episodes(sampled, EpisodeFilter(unique=True, most_tokens=20))
     assert [t.seed for t in sifted.kept] == [1]
 
 
 def test_tokens_are_those_of_the_longest_context():
     rows = [Tokens([1] * n, [2], [1], [0.0], [0], [1]) for n in (3, 9, 5)]
     cut = episode("ab", tokens=rows[0], further_rows=rows[1:])
-    assert sift([cut], Keep(most_tokens=10)).kept == [cut]
-    assert sift([cut], Keep(most_tokens=9)).left_out == {"over 9 tokens": 1}
+    assert filter_episodes([cut], EpisodeFilter(most_tokens=10)).kept == [cut]
+    assert filter_episodes([cut], EpisodeFilter(most_tokens=9)).left_out == {"over 9 tokens": 1}
 
 
 def test_tokens_that_nobody_sampled_are_counted_by_a_tokenizer(tmp_path):
     with pytest.raises(BadRequest, match="--tokenizer"):
-        sift([WON], Keep(most_tokens=10))
+        filter_episodes([WON], EpisodeFilter(most_tokens=10))
     name = save_tiny_policy(tmp_path)
     chat = Chat(textcraft_tokenizer(), WON.instruction)
     exact = tokens_in(WON, chat)
-    assert sift([WON], Keep(most_tokens=exact, tokenizer=name)).kept == [WON]
-    assert sift([WON], Keep(most_tokens=exact - 1, tokenizer=name)).kept == []
+    assert filter_episodes([WON], EpisodeFilter(most_tokens=exact, tokenizer=name)).kept == [WON]
+    assert filter_episodes([WON], EpisodeFilter(most_tokens=exact - 1, tokenizer=name)).kept == []
 
 
 @pytest.mark.parametrize(
@@ -84,4 +87,4 @@ def test_tokens_that_nobody_sampled_are_counted_by_a_tokenizer(tmp_path):
 )  # fmt: skip
 def test_rules_that_keep_nothing_are_refused(rules):
     with pytest.raises(BadRequest):
-        Keep(**rules)
+        EpisodeFilter(**rules)

@@ -19,8 +19,8 @@ from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.openai import ChatEndpoint, ContextFull, EndpointSettings, Usage, cost
-from agentgym_train.rollout.actors import ChatSampling, chat_players
-from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.actors import ChatSampling, chat_actors
+from agentgym_train.rollout.loop import EpisodeSpec
 from tests.train.inprocess import rollouts
 
 KEY = "sk-very-secret"
@@ -201,11 +201,11 @@ async def test_a_conversation_that_is_too_long_is_told_apart():
 
 async def play(host, endpoint, agent="plain", horizon=5, max_tokens=1000, **settings):
     async with client(endpoint, **settings) as made:
-        players = chat_players(
+        actors = chat_actors(
             made, ChatSampling(16, max_tokens, 0.0), instruction="Guess.",
             action_format=action_format("plain"), agent=agent,
         )  # fmt: skip
-        (trajectory,) = await rollouts(host, players).collect([EpisodeStart("5", 0)], horizon)
+        (trajectory,) = await rollouts(host, actors).collect([EpisodeSpec("5", 0)], horizon)
     return trajectory
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym_train.trainers.update import lay_out, plan, shares_rows, split
+from agentgym_train.trainers.update import pack, plan, shares_rows, split
 
 LENGTHS = st.lists(st.integers(1, 900), min_size=1, max_size=40)
 
@@ -61,7 +61,7 @@ def batch():
 
 
 def test_padded_rows_begin_at_column_zero_and_padding_is_never_scored(batch):
-    layout = lay_out(*batch, shared_rows=False)
+    layout = pack(*batch, shared_rows=False)
     assert layout.input_ids.tolist() == [[7, 8, 1, 2], [9, 3, 4, 5]]
     assert layout.position_ids is None
     assert layout.predictors.tolist() == [1, 2, 4, 6]
@@ -70,7 +70,7 @@ def test_padded_rows_begin_at_column_zero_and_padding_is_never_scored(batch):
 
 
 def test_a_shared_row_holds_the_episodes_one_after_the_other_each_from_position_zero(batch):
-    layout = lay_out(*batch, shared_rows=True)
+    layout = pack(*batch, shared_rows=True)
     assert layout.input_ids.tolist() == [[7, 8, 1, 2, 9, 3, 4, 5]]
     assert layout.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
     assert layout.predictors.tolist() == [1, 2, 4, 6]
@@ -79,7 +79,7 @@ def test_a_shared_row_holds_the_episodes_one_after_the_other_each_from_position_
 
 def test_a_rows_first_token_has_no_predictor_and_is_not_scored():
     one = torch.ones(1, 3, dtype=torch.long)
-    layout = lay_out(one, one, one.bool(), shared_rows=True)
+    layout = pack(one, one, one.bool(), shared_rows=True)
     assert layout.scored.tolist() == [[False, True, True]]
     assert layout.predictors.tolist() == [0, 1]
 

@@ -11,10 +11,10 @@ import torch
 from transformers import TrainerCallback
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.config.methods import PreferenceConfig
+from agentgym_train.config.methods import DPOConfig
 from agentgym_train.data.pairs import make_pairs
 from agentgym_train.data.tokenize import Replay
-from agentgym_train.trainers.dpo import PreferenceTrainer, pair_row
+from agentgym_train.trainers.dpo import AgentDPOTrainer, pair_row
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.templates import APPEND_ONLY, tokenizer_with
@@ -60,7 +60,7 @@ def test_the_losses_are_those_of_a_slow_reference(tmp_path, lora, budget):
     rows = pair_rows()
     model = tiny_model()
     start = copy.deepcopy(model)
-    trainer = PreferenceTrainer(
+    trainer = AgentDPOTrainer(
         model, textcraft_tokenizer(), rows, settings(tmp_path, lora, budget), tmp_path
     )
     margins: list[list[float]] = []
@@ -89,7 +89,7 @@ def test_passes_do_not_change_the_weights(tmp_path):
     found = []
     for budget in (0, 1, 700):
         model = tiny_model()
-        trainer = PreferenceTrainer(
+        trainer = AgentDPOTrainer(
             model, textcraft_tokenizer(), pair_rows(), settings(tmp_path, None, budget), tmp_path
         )
         trainer.train()
@@ -102,7 +102,7 @@ def test_passes_do_not_change_the_weights(tmp_path):
 def test_what_the_world_says_has_no_weight_in_the_loss(tmp_path):
     """The gradient at the logits of observations is 0: their ids could be any."""
     rows = pair_rows(tasks=("ladder",))
-    trainer = PreferenceTrainer(
+    trainer = AgentDPOTrainer(
         tiny_model(), textcraft_tokenizer(), rows, settings(tmp_path, None, 0), tmp_path
     )
     batch = trainer.data_collator(rows)
@@ -117,7 +117,7 @@ def test_what_the_world_says_has_no_weight_in_the_loss(tmp_path):
 
 def test_data_without_a_pair_and_cut_contexts_are_refused(tmp_path):
     with pytest.raises(BadRequest, match="there is no pair to learn from"):
-        PreferenceTrainer(
+        AgentDPOTrainer(
             tiny_model(), textcraft_tokenizer(), [], settings(tmp_path, None, 0), tmp_path
         )
     (pair,) = make_pairs([demonstration("ladder"), failed("ladder")])
@@ -125,8 +125,8 @@ def test_data_without_a_pair_and_cut_contexts_are_refused(tmp_path):
         pair_row(pair, Replay(textcraft_tokenizer(), agent="window:2"))
 
 
-def settings(out, lora, budget) -> PreferenceConfig:
-    return PreferenceConfig(
+def settings(out, lora, budget) -> DPOConfig:
+    return DPOConfig(
         model="tiny", data=["made here"], output_dir=str(out), pairs_per_step=len(TASKS), steps=2,
         learning_rate=0.002, beta=BETA, lora=lora, tokens_per_forward=budget,
         trl={"optim": "sgd", "max_grad_norm": 0.0, "save_strategy": "no",

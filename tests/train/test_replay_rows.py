@@ -12,7 +12,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Turn
 from agentgym_train.data.tokenize import IGNORED, Replay, said_in, training_row
 from agentgym_train.engines.base import Sampling, ScriptedEngine
-from agentgym_train.rollout.actors import ModelPlayer
+from agentgym_train.rollout.actors import ModelActor
 from agentgym_train.rollout.agent import agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
 from tests.train.demonstrating import demonstration
@@ -50,22 +50,22 @@ def test_a_replayed_row_is_the_row_that_was_sampled(agent):
     chat = Chat(tokenizer, "Craft.")
     words = ["get 1 stick", "inventory", "craft 4 torch using 1 stick", "wait", "get 2 coal"] * 3
     engine = ScriptedEngine(lambda _, turn: chat.response_ids(words[turn]))
-    player = ModelPlayer(
+    actor = ModelActor(
         engine, chat, Sampling(64), max_tokens=4096, name="scripted",
         agent=agent_factory(agent, format_of(agent, "plain"))(),
     )  # fmt: skip
 
     async def play() -> tuple[list[Turn], list[Tokens]]:
         turns: list[Turn] = []
-        await player.begin(None, "Goal: craft torch.", 0)
+        await actor.begin(None, "Goal: craft torch.", 0)
         while sum(bool(turn.action) for turn in turns) < 7:
-            move = await player.act()
+            move = await actor.act()
             turns.append(Turn(move.response, move.action or "", move.answer))
             if move.action is not None:
                 turns[-1] = msgspec.structs.replace(turns[-1], observation=f"Seen {len(turns)}.")
                 if sum(bool(turn.action) for turn in turns) < 7:
-                    await player.observe(turns[-1].observation)
-        return turns, await player.end()
+                    await actor.observe(turns[-1].observation)
+        return turns, await actor.end()
 
     turns, sampled = asyncio.run(play())
     episode = demonstration(

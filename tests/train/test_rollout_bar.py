@@ -9,9 +9,9 @@ import re
 from rich.console import Console
 
 from agentgym_train.console import progress_bar
-from agentgym_train.rollout.limits import Traffic
-from agentgym_train.rollout.loop import EpisodeStart
-from agentgym_train.rollout.runner import RolloutBar, TrafficText
+from agentgym_train.rollout.limits import ConcurrencyLimits
+from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.runner import ConcurrencyText, RolloutBar
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 
 
@@ -31,13 +31,17 @@ async def test_the_line_says_whom_the_episodes_wait_for_and_how_many_are_over(ma
         lambda prompt, turn: "1" if turn < 2 else "5",
         lambda prompt, turn: gate if turn == 2 else None,
     )
-    loop, console = rollouts(make_host(), engine.players()), screen()
+    loop, console = rollouts(make_host(), engine.actors()), screen()
     with progress_bar(console) as progress:
-        bar = RolloutBar(progress, loop.traffic)
+        bar = RolloutBar(progress, loop.concurrency_limits)
         bar.begin(3)
-        starts = [EpisodeStart("5", seed) for seed in range(3)]
+        starts = [EpisodeSpec("5", seed) for seed in range(3)]
         playing = asyncio.create_task(loop.collect(starts, 5, on_episode=bar.advance))
-        await turned(lambda: loop.traffic.turns == 6 and loop.traffic.policy.waiting == 3)
+        await turned(
+            lambda: (
+                loop.concurrency_limits.turns == 6 and loop.concurrency_limits.policy.waiting == 3
+            )
+        )
         progress.refresh()
         gate.set()
         await playing
@@ -53,10 +57,14 @@ async def test_the_line_says_whom_the_episodes_wait_for_and_how_many_are_over(ma
 
 async def test_a_silent_world_is_what_is_waited_for(make_host):
     engine = Waiting(lambda prompt, turn: "1", lambda prompt, turn: None)
-    loop = rollouts(make_host(), engine.players(), transport=SilentWorld)
-    playing = asyncio.create_task(loop.collect([EpisodeStart("5", s) for s in range(2)], 5))
-    await turned(lambda: loop.traffic.environment.waiting == 2 and loop.traffic.turns == 2)
-    assert "waiting: policy 0, environments 2" in str(TrafficText(loop.traffic))
+    loop = rollouts(make_host(), engine.actors(), transport=SilentWorld)
+    playing = asyncio.create_task(loop.collect([EpisodeSpec("5", s) for s in range(2)], 5))
+    await turned(
+        lambda: (
+            loop.concurrency_limits.environment.waiting == 2 and loop.concurrency_limits.turns == 2
+        )
+    )
+    assert "waiting: policy 0, environments 2" in str(ConcurrencyText(loop.concurrency_limits))
     playing.cancel()
     await asyncio.gather(playing, return_exceptions=True)
 
@@ -64,15 +72,15 @@ async def test_a_silent_world_is_what_is_waited_for(make_host):
 def test_tokens_a_second_are_of_the_step_and_not_of_the_run(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("agentgym_train.rollout.runner.time.monotonic", lambda: now[0])
-    traffic = Traffic()
-    traffic.turns, traffic.tokens = 1000, 50_000
-    text = TrafficText(traffic)
-    traffic.turns, traffic.tokens, now[0] = 1004, 50_300, 102.0
+    concurrency_limits = ConcurrencyLimits()
+    concurrency_limits.turns, concurrency_limits.tokens = 1000, 50_000
+    text = ConcurrencyText(concurrency_limits)
+    concurrency_limits.turns, concurrency_limits.tokens, now[0] = 1004, 50_300, 102.0
     assert str(text).startswith("4 turns  150 tok/s")
 
 
 def test_where_no_terminal_is_there_is_no_line():
     console = screen(terminal=False)
     with progress_bar(console) as progress:
-        RolloutBar(progress, Traffic()).begin(3)
+        RolloutBar(progress, ConcurrencyLimits()).begin(3)
         assert not progress.tasks[0].visible

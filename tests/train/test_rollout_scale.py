@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from agentgym_env.async_client import AsyncEnvClient
-from agentgym_train.rollout.loop import EpisodeStart, Rollouts
+from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
 from tests.train.inprocess import Waiting
 
 
@@ -83,8 +83,8 @@ def test_a_thousand_episodes_at_once_leave_no_session_task_or_file_descriptor(se
 
     async def collected(count):
         client = AsyncEnvClient(server.address)
-        loop = Rollouts(client, engine.players(), env_id="tests/Guess-v0", concurrency=1000)
-        starts = [EpisodeStart("5", seed) for seed in range(count)]
+        loop = Rollouts(client, engine.actors(), env_id="tests/Guess-v0", concurrency=1000)
+        starts = [EpisodeSpec("5", seed) for seed in range(count)]
         played = await loop.collect(starts, 5)
         left = len(asyncio.all_tasks())
         await client.close()

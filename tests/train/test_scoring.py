@@ -14,7 +14,7 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from agentgym_train.trainers.update import UnscorableModel, backbone_of, lay_out, score
+from agentgym_train.trainers.update import UnscorableModel, backbone_of, pack, score
 from tests.train.ragged_rows import FAMILIES, TEMPERATURE, VOCABULARY, episodes, padded
 from tests.train.small import tiny_model
 
@@ -53,7 +53,7 @@ def in_one_pass(model, rows, shared_rows):
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     trained = torch.cat([torch.zeros_like(batch["prompt_ids"]), batch["tool_mask"]], 1).bool()
     add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
-    layout = lay_out(ids, mask, trained, shared_rows=shared_rows)
+    layout = pack(ids, mask, trained, shared_rows=shared_rows)
     logprobs, entropies = score(model, backbone_of(model), layout)
     assert logprobs.shape == entropies.shape == ids.shape
     assert not logprobs[~layout.scored].any() and not entropies[~layout.scored].any()

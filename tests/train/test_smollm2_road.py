@@ -14,13 +14,13 @@ from rich.console import Console
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.cli import models
-from agentgym_train.config.values import Keep
+from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.local_models import base_of, has_adapters
 from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from tests.train.smollm2 import NAME, needs_smollm2
 
 TOLD = (
@@ -38,16 +38,16 @@ HORIZON = 4
 
 def played(model: Path | str, every: int = 1) -> float:
     """Success on the held-out goals of depth 1, of which a training run sees none, or on some."""
-    with Collector(COMMON["env"]) as collector:
-        tasks = collector.tasks
+    with RolloutRunner(COMMON["env"]) as rollout_runner:
+        tasks = rollout_runner.tasks
         goals = [task for task in tasks.split("test") if tasks.category(task) == "depth 1"][::every]
-        starts = [EpisodeStart(task, draw_seed("road", task)) for task in goals]
+        starts = [EpisodeSpec(task, draw_seed("road", task)) for task in goals]
         policy = make_policy(
             str(model), instruction=TOLD, format_name="plain",
             turn_max_tokens=COMMON["turn_max_tokens"], max_tokens=COMMON["max_tokens"],
         )  # fmt: skip
-        episodes = collector.collect(policy.players(temperature=1.0), starts, HORIZON)
-        collector.run(policy.engine.close())
+        episodes = rollout_runner.collect(policy.actors(temperature=1.0), starts, HORIZON)
+        rollout_runner.run(policy.engine.close())
     assert len(episodes) >= 20 // every and all(episode.turns for episode in episodes)
     return fmean(episode.success for episode in episodes)
 
@@ -82,7 +82,7 @@ def test_smollm2_takes_the_whole_road(tmp_path, capsys):
     collect(
         CollectConfig(
             env=COMMON["env"], policy="expert", output_dir=str(demonstrations), instruction=TOLD,
-            n=1332, keep=Keep(success=True, most_tokens=190, tokenizer=str(model)),
+            n=1332, keep=EpisodeFilter(success=True, most_tokens=190, tokenizer=str(model)),
         ),
         Console(quiet=True),
     )  # fmt: skip

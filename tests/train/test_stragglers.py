@@ -9,9 +9,9 @@ import pytest
 
 from agentgym_env.task_set import TaskSet
 from agentgym_train.config.methods import config_from
-from agentgym_train.rollout.loop import EpisodeStart
+from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.runner import GroupPool
-from agentgym_train.trainers.sampler import StepEpisodes
+from agentgym_train.trainers.sampler import StepSampler
 from tests.train.inprocess import Waiting, rollouts
 
 
@@ -21,7 +21,7 @@ class Slow:
     def __init__(self, host):
         self.gate, self.gated = asyncio.Event(), True
         self.engine = Waiting(self.answer, self.wait)
-        self.rollouts = rollouts(host, self.engine.players())
+        self.rollouts = rollouts(host, self.engine.actors())
         self.host = host
 
     def answer(self, prompt, turn):
@@ -31,13 +31,13 @@ class Slow:
         return self.gate if turn == 5 and self.gated else None
 
     def pool(self, **settings):
-        return GroupPool(self.rollouts.traffic, **{"max_staleness": 4, **settings})
+        return GroupPool(self.rollouts.concurrency_limits, **{"max_staleness": 4, **settings})
 
 
 def groups(*tasks, step=0):
     """Groups of two episodes."""
     return [
-        [EpisodeStart(task, step, sample=n, group=number) for n in range(2)]
+        [EpisodeSpec(task, step, sample=n, group=number) for n in range(2)]
         for number, task in enumerate(tasks)
     ]
 
@@ -109,12 +109,14 @@ async def test_what_breaks_is_raised_and_leaves_nothing_behind(make_host):
 def test_the_tasks_of_a_step_are_those_of_one_process_and_all_come_once_an_epoch(processes):
     needed = {"model": "hub/id", "env": "textcraft", "output_dir": "x"}
     config = config_from({**needed, "prompts_per_step": 2, "group_size": 2})
-    collector = SimpleNamespace(tasks=TaskSet({"train": list("123456")}), traffic=None)
+    rollout_runner = SimpleNamespace(
+        tasks=TaskSet({"train": list("123456")}), concurrency_limits=None
+    )
 
     def tasks(step, rank, count):
-        episodes = StepEpisodes(
+        episodes = StepSampler(
             config,
-            collector,
+            rollout_runner,
             lambda: None,
             instruction="",
             updates_per_rollout=1,

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from agentgym_env.failures import teaches
-from agentgym_train.rollout.actors import ExpertPlayer
-from agentgym_train.rollout.limits import Traffic
-from agentgym_train.rollout.loop import EpisodeStart, RolloutLimits
+from agentgym_train.rollout.actors import ExpertActor
+from agentgym_train.rollout.limits import ConcurrencyLimits
+from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 from worlds import Trouble
 
@@ -22,20 +22,20 @@ def wrong_then(number):
 
 async def test_engine_calls_have_a_limit_of_their_own(make_host):
     engine = Waiting(wrong_then(2), lambda prompt, turn: None)
-    loop = rollouts(make_host(), engine.players(), engine_concurrency=3)
-    played = await loop.collect([EpisodeStart("5", seed) for seed in range(12)], 5)
+    loop = rollouts(make_host(), engine.actors(), engine_concurrency=3)
+    played = await loop.collect([EpisodeSpec("5", seed) for seed in range(12)], 5)
     assert engine.most == 3
     assert {(t.outcome, len(t.turns)) for t in played} == {("success", 3)}
-    assert (loop.traffic.turns, loop.traffic.policy.waiting) == (36, 0)
-    assert loop.traffic.tokens == sum(sum(t.tokens.loss_mask) for t in played)
+    assert (loop.concurrency_limits.turns, loop.concurrency_limits.policy.waiting) == (36, 0)
+    assert loop.concurrency_limits.tokens == sum(sum(t.tokens.loss_mask) for t in played)
 
 
 async def test_calls_to_environments_have_a_limit_of_their_own():
-    traffic, most, inside = Traffic(RolloutLimits(env_concurrency=2)), [], []
+    concurrency_limits, most, inside = ConcurrencyLimits(RolloutLimits(env_concurrency=2)), [], []
 
     async def call(number):
-        with traffic.episode() as clock:
-            async with traffic.environment.call(clock):
+        with concurrency_limits.episode() as clock:
+            async with concurrency_limits.environment.call(clock):
                 inside.append(number)
                 most.append(len(inside))
                 await asyncio.sleep(0)
@@ -48,8 +48,8 @@ async def test_calls_to_environments_have_a_limit_of_their_own():
 async def test_an_episode_whose_policy_is_too_slow_ends_there_and_teaches_what_it_did(make_host):
     host = make_host()
     engine = Waiting(wrong_then(9), lambda prompt, turn: NEVER if turn == 2 else None)
-    loop = rollouts(host, engine.players(), episode_timeout_s=0.1)
-    (cut,) = await loop.collect([EpisodeStart("5", 0)], 9)
+    loop = rollouts(host, engine.actors(), episode_timeout_s=0.1)
+    (cut,) = await loop.collect([EpisodeSpec("5", 0)], 9)
     assert (cut.outcome, len(cut.turns), cut.error, cut.attempts) == ("policy_timeout", 2, None, 1)
     assert teaches(cut.outcome)
     assert len(cut.tokens.turn_ends) == 2 and sum(cut.tokens.loss_mask) > 0
@@ -60,8 +60,8 @@ async def test_an_episode_whose_world_is_too_slow_is_lost_and_not_tried_again(ma
     host = make_host()
     SilentWorld.steps = 0
     engine = Waiting(wrong_then(9), lambda prompt, turn: None)
-    loop = rollouts(host, engine.players(), transport=SilentWorld, episode_timeout_s=0.1)
-    (lost,) = await loop.collect([EpisodeStart("5", 0)], 9)
+    loop = rollouts(host, engine.actors(), transport=SilentWorld, episode_timeout_s=0.1)
+    (lost,) = await loop.collect([EpisodeSpec("5", 0)], 9)
     assert (lost.outcome, lost.turns, lost.tokens, lost.attempts) == (
         "environment_lost", [], None, 1,
     )  # fmt: skip
@@ -74,8 +74,8 @@ async def test_a_sampled_turn_that_the_world_left_unanswered_keeps_its_tokens(ma
     slow = asyncio.Event()
     engine = Waiting(wrong_then(9), lambda prompt, turn: slow)
     asyncio.get_running_loop().call_later(0.3, slow.set)
-    loop = rollouts(make_host(), engine.players(), transport=SilentWorld, episode_timeout_s=0.4)
-    (cut,) = await loop.collect([EpisodeStart("5", 0)], 9)
+    loop = rollouts(make_host(), engine.actors(), transport=SilentWorld, episode_timeout_s=0.4)
+    (cut,) = await loop.collect([EpisodeSpec("5", 0)], 9)
     assert cut.outcome == "policy_timeout"
     (turn,) = cut.turns
     assert (turn.response, turn.action, turn.observation, turn.reward) == ("1", "1", "", 0.0)
@@ -84,17 +84,17 @@ async def test_a_sampled_turn_that_the_world_left_unanswered_keeps_its_tokens(ma
 
 async def test_while_traffic_rests_no_call_is_under_way_and_no_deadline_passes(make_host):
     engine = Waiting(wrong_then(3), lambda prompt, turn: None)
-    loop = rollouts(make_host(), engine.players(), episode_timeout_s=0.2)
-    playing = asyncio.create_task(loop.collect([EpisodeStart("5", s) for s in range(4)], 9))
-    while loop.traffic.turns < 4:
+    loop = rollouts(make_host(), engine.actors(), episode_timeout_s=0.2)
+    playing = asyncio.create_task(loop.collect([EpisodeSpec("5", s) for s in range(4)], 9))
+    while loop.concurrency_limits.turns < 4:
         await asyncio.sleep(0)
-    await loop.traffic.rest()
-    turns = loop.traffic.turns
+    await loop.concurrency_limits.rest()
+    turns = loop.concurrency_limits.turns
     assert engine.under_way == 0
     await asyncio.sleep(0.4)  # twice the deadline
-    assert (engine.under_way, loop.traffic.turns, playing.done()) == (0, turns, False)
+    assert (engine.under_way, loop.concurrency_limits.turns, playing.done()) == (0, turns, False)
     engine.version = 1
-    loop.traffic.flow()
+    loop.concurrency_limits.flow()
     played = await playing
     assert {(t.outcome, t.attempts) for t in played} == {("success", 1)}
     versions = [v for t in played for v in t.tokens.versions if v >= 0]
@@ -105,9 +105,9 @@ async def test_while_traffic_rests_no_call_is_under_way_and_no_deadline_passes(m
 
 async def test_a_cancelled_episode_leaves_no_session(make_host):
     host = make_host()
-    loop = rollouts(host, ExpertPlayer)
+    loop = rollouts(host, ExpertActor)
     for pauses in range(12):
-        playing = asyncio.create_task(loop.collect([EpisodeStart("5", 0)] * 3, 9))
+        playing = asyncio.create_task(loop.collect([EpisodeSpec("5", 0)] * 3, 9))
         for _ in range(pauses):
             await asyncio.sleep(0)
         playing.cancel()
@@ -117,6 +117,6 @@ async def test_a_cancelled_episode_leaves_no_session(make_host):
 
 @pytest.mark.parametrize("attempts", [1, 3])
 async def test_the_limits_say_how_often_a_lost_episode_is_tried_again(make_host, attempts):
-    loop = rollouts(make_host(Trouble), ExpertPlayer, retries=attempts - 1)
-    (lost,) = await loop.collect([EpisodeStart("broken", 0)], 9)
+    loop = rollouts(make_host(Trouble), ExpertActor, retries=attempts - 1)
+    (lost,) = await loop.collect([EpisodeSpec("broken", 0)], 9)
     assert (lost.attempts, teaches(lost.outcome)) == (attempts, False)

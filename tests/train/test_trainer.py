@@ -11,11 +11,11 @@ from trl import GRPOTrainer
 import hosting
 from agentgym_env.actions import Plain
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import TrainConfig
+from agentgym_train.config.methods import RLConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.batch import rollout_output
 from agentgym_train.trainers.trainer import AgentTrainer, TooManyLost, trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
@@ -26,7 +26,7 @@ LEARNING_RATE = 0.5
 
 def train_one_step(tmp_path, script, **changes):
     """(trainer after one step of plain gradient descent, the weights before it)."""
-    config = TrainConfig(
+    config = RLConfig(
         model="tiny", env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[2],
         prompts_per_step=1, group_size=4, steps=1, learning_rate=LEARNING_RATE,
         temperature=TEMPERATURE, instruction="", turn_max_tokens=8, max_tokens=512,
@@ -39,8 +39,8 @@ def train_one_step(tmp_path, script, **changes):
     policy = Policy("tiny", model, tokenizer, chat, engine, Plain(), "", 8, 512, agent=config.agent)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     store = RunStore.create(tmp_path / "run", {})
-    with Collector(config.env) as collector:
-        trainer = AgentTrainer(policy, config, collector, store)
+    with RolloutRunner(config.env) as rollout_runner:
+        trainer = AgentTrainer(policy, config, rollout_runner, store)
         trainer.train()
     return trainer, before
 
@@ -148,7 +148,7 @@ def test_a_step_on_single_turns_is_the_step_of_trls_own_trainer(tmp_path):
     task = first_task(tmp_path)
     wrong = next(n for n in "123456" if n not in (task, "2"))
     ours, before = train_one_step(tmp_path, guesses([wrong, task, "9", wrong]), horizon=[1])
-    played = rollout_output(ours._trajectories, filler_id=0)
+    played = rollout_output(ours._trajectories, dummy_id=0)
     assert [len(t.turns) for t in ours._trajectories] == [1, 1, 1, 1]
     theirs = GRPOTrainer(
         model=tiny_model(),

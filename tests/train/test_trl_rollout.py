@@ -17,7 +17,7 @@ from agentgym_train.engines.hf import HFEngine
 from agentgym_train.horizon import make_horizon
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Collector
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.trainer import TooManyLost, trajectory_reward
 from agentgym_train.trainers.trl_rollout import TrlRollout
 from tests.train.small import textcraft_tokenizer, tiny_model
@@ -67,8 +67,8 @@ def guessing(policy_chat: Chat, lost=()) -> ScriptedEngine:
 def test_a_trainer_that_is_not_ours_trains_on_our_episodes(tmp_path):
     policy = tiny_policy(guessing(Chat(textcraft_tokenizer())))
     before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
-    with Collector(hosting.GUESS) as collector:
-        rollout = TrlRollout(policy, collector, horizon=make_horizon([1, 2], every=2))
+    with RolloutRunner(hosting.GUESS) as rollout_runner:
+        rollout = TrlRollout(policy, rollout_runner, horizon=make_horizon([1, 2], every=2))
         trainer = train(tmp_path, policy, rollout)
     played = rollout.trajectories
     assert len(played) == 8 and {t.horizon for t in played} == {2}
@@ -85,8 +85,8 @@ def test_a_trainer_that_is_not_ours_trains_on_our_episodes(tmp_path):
 
 def test_it_samples_from_the_trainers_own_model(tmp_path):
     policy = tiny_policy()
-    with Collector(hosting.GUESS) as collector:
-        rollout = TrlRollout(policy, collector, horizon=2)
+    with RolloutRunner(hosting.GUESS) as rollout_runner:
+        rollout = TrlRollout(policy, rollout_runner, horizon=2)
         trainer = train(tmp_path, policy, rollout, steps=1)
     assert policy.engine.model is trainer.accelerator.unwrap_model(trainer.model)
     assert {len(t.turns) for t in rollout.trajectories} <= {1, 2}
@@ -95,12 +95,12 @@ def test_it_samples_from_the_trainers_own_model(tmp_path):
 def test_a_lost_episode_is_no_reward_and_too_many_stop_the_run():
     # Episode 0 is lost in all of its three attempts, of which the further ones come last.
     policy = tiny_policy(guessing(Chat(textcraft_tokenizer()), lost={0, 8, 9}))
-    with Collector(hosting.GUESS) as collector:
-        rollout = TrlRollout(policy, collector, horizon=1)
+    with RolloutRunner(hosting.GUESS) as rollout_runner:
+        rollout = TrlRollout(policy, rollout_runner, horizon=1)
         output = rollout(rollout.dataset(n=2)["prompt"][:1] * 8, train_stub(policy))
         assert output["trajectory_reward"].count(None) == 1
         policy = tiny_policy(guessing(Chat(textcraft_tokenizer()), lost={0, 2, 3}))
-        rollout = TrlRollout(policy, collector, horizon=1, max_lost_rate=0.4)
+        rollout = TrlRollout(policy, rollout_runner, horizon=1, max_lost_rate=0.4)
         with pytest.raises(TooManyLost):
             rollout(rollout.dataset(n=2)["prompt"], train_stub(policy))
 
@@ -116,8 +116,8 @@ def train_stub(policy: Policy) -> SimpleNamespace:
 @pytest.mark.parametrize("prompt", ["Hello", '{"task": "3"}', "3", [{"role": "user"}]])
 def test_a_prompt_that_names_no_start_is_refused_with_what_to_do(prompt):
     policy = tiny_policy(guessing(Chat(textcraft_tokenizer())))
-    with Collector(hosting.GUESS) as collector:
-        rollout = TrlRollout(policy, collector, horizon=1)
+    with RolloutRunner(hosting.GUESS) as rollout_runner:
+        rollout = TrlRollout(policy, rollout_runner, horizon=1)
         with pytest.raises(BadRequest, match=r"names no start.*TrlRollout\.dataset"):
             rollout([prompt], train_stub(policy))
 
@@ -125,7 +125,7 @@ def test_a_prompt_that_names_no_start_is_refused_with_what_to_do(prompt):
 def test_an_agent_that_cuts_its_context_is_refused():
     chat = Chat(textcraft_tokenizer())
     policy = tiny_policy(ScriptedEngine(lambda prompt, turn: chat.response_ids("9")), "window:2")
-    with Collector(hosting.GUESS) as collector:
-        rollout = TrlRollout(policy, collector, horizon=4)
+    with RolloutRunner(hosting.GUESS) as rollout_runner:
+        rollout = TrlRollout(policy, rollout_runner, horizon=4)
         with pytest.raises(BadRequest, match="cuts its context"):
             rollout(rollout.dataset(n=1)["prompt"], train_stub(policy))

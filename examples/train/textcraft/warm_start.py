@@ -28,7 +28,7 @@ import torch
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_servers.worlds.textcraft.recipes import recipe_book
-from agentgym_train.config.methods import ImitationConfig
+from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import Replay, training_row
 from agentgym_train.models import small_policy, small_tokenizer
 from agentgym_train.trainers.sft import imitate
@@ -103,7 +103,7 @@ def fit(model: Any, tokenizer: Any, stage: Stage, seed: int, out: Path) -> dict[
     ]
     rows = [row for row in rows if len(row["input_ids"]) <= MAX_ROW_TOKENS]
     rows = by_length(rows, ROWS_PER_STEP, random.Random(seed))
-    settings = ImitationConfig(
+    settings = SFTConfig(
         model=str(out),
         data=["the expert"],
         output_dir=str(out),

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from agentgym_env.wire import JSON, MSGPACK
-from agentgym_servers.host.codec import Answer, Batch, Desk, Scrape
+from agentgym_servers.host.codec import Answer, Batch, Codec, Scrape
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.request_guard import RequestGuard, check_content_type
 from agentgym_servers.host.routes import METHOD_OF
@@ -26,7 +26,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 class Service(Protocol):
     """A desk and, behind it, who answers."""
 
-    desk: Desk
+    codec: Codec
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to a batch of the route at `path`, in order."""
@@ -89,7 +89,7 @@ def make_app(
 
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await _serve_call(service.desk, guarded, accepted, answer, scope, receive, send)
+            await _serve_call(service.codec, guarded, accepted, answer, scope, receive, send)
         elif scope["type"] == "lifespan":
             await _live(service, receive, send)
         elif web_sockets is not None:
@@ -103,8 +103,8 @@ def make_app(
 
 async def answer_call(service: Service, call: HttpCall) -> Answer:
     """Answer a call of our own protocol."""
-    desk = service.desk
-    begun = desk.begin(
+    codec = service.codec
+    begun = codec.begin(
         call.method,
         call.path,
         call.query,
@@ -114,14 +114,14 @@ async def answer_call(service: Service, call: HttpCall) -> Answer:
         call.authorization,
     )
     if isinstance(begun, Batch):
-        return desk.finish(begun, await service.ask(begun.route.path, begun.requests))
+        return codec.finish(begun, await service.ask(begun.route.path, begun.requests))
     if isinstance(begun, Scrape):
-        return desk.show(begun, await service.figures())
+        return codec.show(begun, await service.figures())
     return begun
 
 
 async def _serve_call(
-    desk: Desk,
+    codec: Codec,
     guard: RequestGuard,
     accepted: Sequence[str],
     answer: Answerer,
@@ -135,20 +135,20 @@ async def _serve_call(
     declared = headers.get(b"content-length", "")
     error = (
         guard.check_headers(headers)
-        or desk.unauthorized(scope["path"], authorization)
-        or desk.too_large(int(declared) if declared.isdecimal() else 0)
+        or codec.unauthorized(scope["path"], authorization)
+        or codec.too_large(int(declared) if declared.isdecimal() else 0)
     )
-    body = b"" if error is not None else await read_body(receive, desk.max_body_bytes)
+    body = b"" if error is not None else await read_body(receive, codec.max_body_bytes)
     if body is None:
         return
     error = (
         error
-        or desk.too_large(len(body))
+        or codec.too_large(len(body))
         or check_content_type(scope["method"], body, content_type, accepted)
     )
     own_fields: Sequence[tuple[bytes, bytes]] = ()
     if error is not None:
-        status, content_type, content = desk.fail(error)
+        status, content_type, content = codec.fail(error)
     else:
         call = HttpCall(
             scope["method"],

@@ -49,11 +49,11 @@ def mesh_service(settings: ServeSettings, index: int, folder: Path) -> Router:
         max_body_bytes=settings.max_body_bytes,
         max_items=settings.max_items,
     )
-    shards = [
+    partitions = [
         _Own(host, _door(folder, index)) if i == index else _Peer(_door(folder, i))
         for i in range(settings.workers)
     ]
-    return Router(host.desk, shards, count_desk=False)
+    return Router(host.codec, partitions, count_codec=False)
 
 
 class _Own:
@@ -89,7 +89,7 @@ class _Own:
             while True:
                 ask = msgspec.msgpack.decode(await read_frame(reader), type=Ask)
                 # Answered at once and in order: inline worlds do not wait.
-                writer.write(answer(self._host.table, self._host.desk.figures, ask))
+                writer.write(answer(self._host.table, self._host.codec.figures, ask))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             logger.debug("a peer hung up")

@@ -78,7 +78,7 @@ class Scrape:
     path: str
 
 
-class Keeper(Protocol):
+class SessionStore(Protocol):
     """Who keeps the sessions, as far as the desk needs it."""
 
     def card(self) -> EnvCard:
@@ -94,12 +94,12 @@ class Keeper(Protocol):
         ...
 
 
-class Desk:
+class Codec:
     """Decodes calls, encodes answers, guards the door, counts."""
 
     def __init__(
         self,
-        keeper: Keeper,
+        session_store: SessionStore,
         *,
         token: str | None = None,
         max_body_bytes: int = 16 * 2**20,
@@ -109,7 +109,7 @@ class Desk:
         self.max_items = max_items
         self.figures = Figures()
         """Calls, items and errors; the keeper counts the rest."""
-        self.keeper = keeper
+        self.session_store = session_store
         """Who keeps the sessions."""
         self._token = token
 
@@ -145,7 +145,7 @@ class Desk:
     def finish(self, batch: Batch, replies: list[Any]) -> Answer:
         """Write a batch's answer: 200 unless every item failed, then the first item's status."""
         count(self.figures.items, batch.route.path, len(replies))
-        replies, body = encode_replies(replies, batch.wanted, self.keeper)
+        replies, body = encode_replies(replies, batch.wanted, self.session_store)
         failures = [e for e in (getattr(r, "error", UNSET) for r in replies) if e is not UNSET]
         for failure in failures:
             count(self.figures.errors, failure.code)
@@ -157,7 +157,7 @@ class Desk:
         if scrape.path == routes.METRICS.path:
             return 200, "text/plain; version=0.0.4", page(figures).encode()
         health = {
-            "status": "ok", "env": self.keeper.card().env, "sessions": figures.sessions,
+            "status": "ok", "env": self.session_store.card().env, "sessions": figures.sessions,
         }  # fmt: skip
         return 200, JSON, encode(health)
 
@@ -208,11 +208,11 @@ class Desk:
 
     def _get(self, path: str, query: str, wanted: str) -> Answer:
         if path == routes.ENV.path:
-            card = msgspec.structs.replace(self.keeper.card(), max_items=self.max_items)
+            card = msgspec.structs.replace(self.session_store.card(), max_items=self.max_items)
             return 200, wanted, encode(card, wanted)
         if path == routes.TASKS.path:
             return self._get_tasks(query, wanted)
-        return 200, JSON, encode(openapi_document(self.keeper.card()))
+        return 200, JSON, encode(openapi_document(self.session_store.card()))
 
     def _get_tasks(self, query: str, wanted: str) -> Answer:
         try:
@@ -220,33 +220,35 @@ class Desk:
         except ValueError:
             splits = []
         if len(splits) != 1:
-            names = ", ".join(self.keeper.card().splits)
+            names = ", ".join(self.session_store.card().splits)
             return self.fail(
                 WireError("bad_request", f"name one split: /v1/tasks?split=NAME, of {names}"),
                 wanted,
             )
         try:
-            return 200, wanted, encode(self.keeper.task_list(splits[0]), wanted)
+            return 200, wanted, encode(self.session_store.task_list(splits[0]), wanted)
         except UnknownSplit as error:
             return self.fail(WireError("unknown_split", _cut(str(error))), wanted)
 
 
-def encode_replies(replies: list[Any], wanted: str, keeper: Keeper) -> tuple[list[Any], bytes]:
+def encode_replies(
+    replies: list[Any], wanted: str, session_store: SessionStore
+) -> tuple[list[Any], bytes]:
     """The replies and their bytes; one that cannot be written becomes the world's fault."""
     try:
         return replies, encode(replies, wanted)
     except Exception as error:
         # One world's info cannot be written; the others' replies must still go out.
         logger.debug("a batch of %d cannot be written: %s", len(replies), error)
-    sendable = [_sendable(reply, wanted, keeper) for reply in replies]
+    sendable = [_sendable(reply, wanted, session_store) for reply in replies]
     return sendable, encode(sendable, wanted)
 
 
-def _sendable(reply: Any, wanted: str, keeper: Keeper) -> Any:
+def _sendable(reply: Any, wanted: str, session_store: SessionStore) -> Any:
     try:
         encode(reply, wanted)
     except Exception as error:
-        return keeper.unsendable(reply, error)
+        return session_store.unsendable(reply, error)
     return reply
 
 

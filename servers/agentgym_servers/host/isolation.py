@@ -31,7 +31,7 @@ from agentgym_servers.host.channel import (
     failed_replies,
     read_replies,
 )
-from agentgym_servers.host.codec import Desk
+from agentgym_servers.host.codec import Codec
 from agentgym_servers.host.logs import event
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.router import Router
@@ -47,14 +47,14 @@ _FIGURES_TIMEOUT_S = 0.5
 def world_pool(settings: ServeSettings) -> Router:
     """A service whose worlds live in `settings.workers` processes of their own."""
     processes = [WorldProcess(settings, index) for index in range(settings.workers)]
-    keeper = _Described(processes[0])
-    desk = Desk(
-        keeper,
+    session_store = _Described(processes[0])
+    codec = Codec(
+        session_store,
         token=settings.token,
         max_body_bytes=settings.max_body_bytes,
         max_items=settings.max_items,
     )
-    return Router(desk, processes, count_desk=True)
+    return Router(codec, processes, count_codec=True)
 
 
 class WorldProcess:

@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from agentgym_env.wire import CreateReply
 from agentgym_servers.host import routes
-from agentgym_servers.host.codec import Desk
+from agentgym_servers.host.codec import Codec
 from agentgym_servers.host.metrics import Figures
 
 _SEPARATOR = "."
@@ -24,7 +24,7 @@ _ELSEWHERE = frozenset({"too_many_sessions", "shutting_down"})
 """Why a process may refuse a session that another can take."""
 
 
-class Shard(Protocol):
+class Partition(Protocol):
     """A process that holds sessions."""
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
@@ -47,10 +47,10 @@ class Shard(Protocol):
 class Router:
     """Serves the sessions of several shards; a desk that no shard counts is counted here."""
 
-    def __init__(self, desk: Desk, shards: Sequence[Shard], *, count_desk: bool) -> None:
-        self.desk = desk
-        self._shards = list(shards)
-        self._count_desk = count_desk
+    def __init__(self, codec: Codec, partitions: Sequence[Partition], *, count_codec: bool) -> None:
+        self.codec = codec
+        self._partitions = list(partitions)
+        self._count_codec = count_codec
         self._next = 0
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
@@ -62,21 +62,21 @@ class Router:
 
     async def figures(self) -> Figures:
         """What the whole server counted."""
-        figures = await asyncio.gather(*(shard.figures() for shard in self._shards))
-        own = self.desk.figures if self._count_desk else Figures()
+        figures = await asyncio.gather(*(partition.figures() for partition in self._partitions))
+        own = self.codec.figures if self._count_codec else Figures()
         return reduce(add, figures, own)
 
     async def start(self) -> None:
         """Start every shard."""
-        await asyncio.gather(*(shard.start() for shard in self._shards))
+        await asyncio.gather(*(partition.start() for partition in self._partitions))
 
     async def stop(self) -> None:
         """Stop every shard."""
-        await asyncio.gather(*(shard.stop() for shard in self._shards))
+        await asyncio.gather(*(partition.stop() for partition in self._partitions))
 
     async def _create(self, requests: Sequence[Any]) -> list[CreateReply]:
         """Spread new sessions evenly; one that its process refuses is tried at the others."""
-        count = len(self._shards)
+        count = len(self._partitions)
         # Kept here: calls that run beside this one must not lead it to the same shard again.
         first = self._next
         self._next = (first + len(requests)) % count
@@ -104,7 +104,9 @@ class Router:
 
         async def ask_one(owner: int, where: list[int]) -> None:
             asked = [requests[place] for place in where]
-            for place, reply in zip(where, await self._shards[owner].ask(path, asked), strict=True):
+            for place, reply in zip(
+                where, await self._partitions[owner].ask(path, asked), strict=True
+            ):
                 replies[place] = reply
 
         if len(places) == 1:
@@ -118,7 +120,7 @@ class Router:
         number = session.partition(_SEPARATOR)[0]
         if number.isascii() and number.isdigit() and len(number) < 6:
             index = int(number)
-            if index < len(self._shards):
+            if index < len(self._partitions):
                 return index
         return 0
 

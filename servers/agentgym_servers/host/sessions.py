@@ -42,7 +42,7 @@ from agentgym_servers.host import routes
 from agentgym_servers.host.codec import (
     Answer,
     Batch,
-    Desk,
+    Codec,
     Scrape,
     cut,
     fault,
@@ -400,7 +400,7 @@ class Host:
         max_items: int = MAX_ITEMS,
     ) -> None:
         self.table = table
-        self.desk = Desk(table, token=token, max_body_bytes=max_body_bytes, max_items=max_items)
+        self.codec = Codec(table, token=token, max_body_bytes=max_body_bytes, max_items=max_items)
         self._reaping: asyncio.Task[None] | None = None
 
     def handle(
@@ -414,11 +414,11 @@ class Host:
         authorization: str = "",
     ) -> Answer:
         """Answer one call. It never raises: whatever comes in, an answer goes out."""
-        begun = self.desk.begin(method, path, query, body, content_type, accept, authorization)
+        begun = self.codec.begin(method, path, query, body, content_type, accept, authorization)
         if isinstance(begun, Batch):
-            return self.desk.finish(begun, self.table.answer(begun.route.path, begun.requests))
+            return self.codec.finish(begun, self.table.answer(begun.route.path, begun.requests))
         if isinstance(begun, Scrape):
-            return self.desk.show(begun, self.table.figures() + self.desk.figures)
+            return self.codec.show(begun, self.table.figures() + self.codec.figures)
         return begun
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
@@ -427,7 +427,7 @@ class Host:
 
     async def figures(self) -> Figures:
         """What the server counted."""
-        return self.table.figures() + self.desk.figures
+        return self.table.figures() + self.codec.figures
 
     async def start(self) -> None:
         """Begin to end idle sessions."""

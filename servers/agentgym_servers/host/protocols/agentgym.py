@@ -143,7 +143,7 @@ class OriginalApi:
         """Answer one call. Health and metrics are ours: AgentGym has none."""
         if call.path in (routes.HEALTH.path, routes.METRICS.path):
             return await answer_call(self._service, call)
-        count(self._service.desk.figures.requests, call.path if self._knows(call) else "unknown")
+        count(self._service.codec.figures.requests, call.path if self._knows(call) else "unknown")
         if call.path not in self._routes:
             return _answer(404, {"detail": "Not Found"})
         methods = self._routes[call.path]

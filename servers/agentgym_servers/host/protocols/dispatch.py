@@ -30,7 +30,7 @@ from agentgym_servers.host.app import (
     headers_of,
     make_app,
 )
-from agentgym_servers.host.codec import Answer, Desk
+from agentgym_servers.host.codec import Answer, Codec
 from agentgym_servers.host.metrics import count
 from agentgym_servers.host.protocols.agentgym import original_protocol
 from agentgym_servers.host.protocols.single_calls import SingleCalls
@@ -43,7 +43,7 @@ _REFUSED = {"type": "websocket.close", "code": 1008}
 
 
 def web_socket_app(
-    desk: Desk,
+    codec: Codec,
     open_talk: Callable[[str], Talk | None],
     idle_s: float,
     guard: RequestGuard,
@@ -53,15 +53,15 @@ def web_socket_app(
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         await receive()  # that somebody wants to connect
         headers = headers_of(scope)
-        error = guard.check_headers(headers) or desk.unauthorized(
+        error = guard.check_headers(headers) or codec.unauthorized(
             scope["path"], headers.get(b"authorization", "")
         )
         talk = open_talk(scope["path"])
         known = scope["path"] if talk is not None else "unknown"
-        count(desk.figures.requests, known)
+        count(codec.figures.requests, known)
         if error is not None or talk is None:
             if error is not None:
-                count(desk.figures.errors, error.code)
+                count(codec.figures.errors, error.code)
             await send(_REFUSED)
             return
         await send({"type": "websocket.accept"})
@@ -116,7 +116,7 @@ def app_of(service: Service, settings: ServeSettings) -> App:
     served = SingleCalls(service)
     if settings.protocol == OPENENV:
         openenv = OpenEnvServer(served)
-        sockets = web_socket_app(service.desk, openenv.talk, settings.session_ttl_s, guard)
+        sockets = web_socket_app(service.codec, openenv.talk, settings.session_ttl_s, guard)
         return make_app(service, partial(_answer, service, openenv), sockets, guard)
     server_type = NemoGymServer if settings.protocol == "nemo-gym" else McpServer
     protocol: HttpProtocol = server_type(served, settings.session_ttl_s, settings.max_sessions)
@@ -144,7 +144,7 @@ async def _answer(
         return await answer_call(service, call)
     headers = {name.decode("latin-1"): value for name, value in call.headers.items()}
     reply = await protocol.answer(Question(call.method, call.path, call.body, headers))
-    count(service.desk.figures.requests, protocol.route(call.path))
+    count(service.codec.figures.requests, protocol.route(call.path))
     body = b"" if reply.body is None else encode(reply.body)
     fields = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers.items()]
     return HeadedAnswer((reply.status, JSON, body), fields)

@@ -32,11 +32,11 @@ class SingleCalls:
 
     def card(self) -> EnvCard:
         """What is served."""
-        return self._service.desk.keeper.card()
+        return self._service.codec.session_store.card()
 
     def task_list(self, split: str) -> TaskList:
         """The tasks of one split; raises `UnknownSplit`."""
-        return self._service.desk.keeper.task_list(split)
+        return self._service.codec.session_store.task_list(split)
 
     async def sessions(self) -> int:
         """How many sessions are open now."""
@@ -79,11 +79,11 @@ class SingleCalls:
     async def _ask_world(self, route: routes.Route, request: Any) -> Any:
         """The reply of a world, whose info has to be such that a message can hold it."""
         replies = await self._service.ask(route.path, [request])
-        (reply,), _ = encode_replies(replies, JSON, self._service.desk.keeper)
+        (reply,), _ = encode_replies(replies, JSON, self._service.codec.session_store)
         return self._counted(route, reply)
 
     def _counted(self, route: routes.Route, reply: Any) -> Any:
-        figures = self._service.desk.figures
+        figures = self._service.codec.figures
         count(figures.items, route.path)
         error = getattr(reply, "error", UNSET)
         if error is UNSET:
