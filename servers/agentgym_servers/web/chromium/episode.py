@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from importlib.resources import files
@@ -15,7 +16,7 @@ from browsergym.core.env import BrowserEnv
 from browsergym.core.observation import extract_merged_axtree
 from browsergym.core.task import AbstractBrowserTask
 from browsergym.utils.obs import IGNORED_AXTREE_PROPERTIES, flatten_axtree_to_str
-from playwright.sync_api import CDPSession, Error, Frame, Page
+from playwright.sync_api import CDPSession, Error, Frame, Page, Request
 
 from agentgym_servers.web.chromium.log_in import log_in
 from agentgym_servers.web.chromium.messages import Seen, Start, StartMiniWoB, StartSites
@@ -79,6 +80,17 @@ def when_settled(page: Page, read: Callable[[], str]) -> str:
     raise AssertionError("unreachable")
 
 
+def _leaves(request: Request) -> set[Page]:
+    """The tab whose whole page a request replaces, if it does."""
+    if not request.is_navigation_request():
+        return set()
+    try:
+        frame = request.frame
+    except Error:  # the first request of a tab that is just being opened
+        return set()
+    return {frame.page} if frame.parent_frame is None else set()
+
+
 def _tree(page: Page) -> str:
     _mark(page.main_frame, "")
     try:
@@ -138,6 +150,11 @@ class _Kept:
 _ACTION_TIMEOUT_MS: Final = 10_000
 
 _TAB_TIMEOUT_S: Final = 3.0
+
+_NAVIGATION_TIMEOUT_S: Final = 3.0
+
+_NEXT_TASK: Final = "() => new Promise(done => setTimeout(done, 0))"
+"""Resolves after the tasks that a page has scheduled by now."""
 
 _LOOKS: Final = 3
 
@@ -225,6 +242,8 @@ class Episode:
         self._beside: dict[int, Page] = {}
         self._opened = 0
         self._crashed: list[Page] = []
+        self._leaving: set[Page] = set()
+        """Tabs whose next page was requested and is not there yet."""
         self._looking = False
         self._reward, self._done = 0.0, False
         seed = None if isinstance(start, StartSites) else start.seed
@@ -249,6 +268,7 @@ class Episode:
         """Do BrowserGym's calls; the error as it words it, empty if there is none."""
         _, self._reward, self._done, _, _ = self._env.step(calls)
         self._await_tabs()
+        self._await_navigation()
         return str(self._env.last_action_error).partition("\nCall log:")[0]
 
     def look(self, error: str = "") -> Seen:
@@ -323,6 +343,20 @@ class Episode:
         self._context.cookies()  # lets BrowserGym hear which tab shows
         self._env._active_page_check()
 
+    def _await_navigation(self) -> None:
+        """Wait until the active tab shows the page that the last action asked for, if any.
+
+        A form that Enter submits is sent by a later task of the page, and Playwright hears of its
+        request later still; without this the page before would be observed.
+        """
+        page = self._env.page
+        with contextlib.suppress(Error):  # a page that is just being left ends its scripts
+            page.evaluate(_NEXT_TASK)
+        began = time.monotonic()
+        while page in self._leaving and time.monotonic() - began < _NAVIGATION_TIMEOUT_S:
+            page.wait_for_timeout(5)
+        self._leaving.discard(page)
+
     def _tabs_there(self) -> int:
         """How many tabs of this episode the browser itself has."""
         targets = self._devtools.send("Target.getTargets")["targetInfos"]
@@ -331,6 +365,19 @@ class Episode:
 
     def _watch(self, page: Page) -> None:
         page.on("crash", self._note_crash)
+        page.on("request", self._note_request)
+        page.on("requestfailed", self._note_end)
+        page.on("framenavigated", self._note_navigation)
+
+    def _note_request(self, request: Request) -> None:
+        self._leaving |= _leaves(request)
+
+    def _note_end(self, request: Request) -> None:
+        self._leaving -= _leaves(request)
+
+    def _note_navigation(self, frame: Frame) -> None:
+        if frame.parent_frame is None:
+            self._leaving.discard(frame.page)
 
     def _note_crash(self, page: Page) -> None:
         self._crashed.append(page)
