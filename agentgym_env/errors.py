@@ -8,6 +8,7 @@ AgentGymError
 ├── EpisodeOver             step() before reset(), or after the episode's end
 ├── MissingExtra            an optional dependency is not installed
 ├── BadRequest              a message, option or argument the receiver does not accept
+│   └── ConfigError         a setting of a config or a command is invalid
 ├── FolderInUse             another process writes to the folder
 ├── ServerStartFailed       a local environment server did not come up
 └── EpisodeFailure          an episode that cannot go on through no fault of the policy
@@ -54,6 +55,10 @@ class BadRequest(AgentGymError, ValueError):
     def __init__(self, message: str, code: str = "bad_request") -> None:
         super().__init__(message)
         self.code = code
+
+
+class ConfigError(BadRequest):
+    """A setting of a config file or a command is invalid; the message names it and a remedy."""
 
 
 class FolderInUse(AgentGymError):

@@ -19,7 +19,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,10 +29,11 @@ from accelerate import PartialState
 from rich.console import Console
 from rich.table import Table
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import trust_option
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import AgentEvolConfig, World
 from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.data.collect import (
@@ -50,7 +51,7 @@ from agentgym_train.distributed import gathered, join
 from agentgym_train.evaluation.evaluate import EvalReport, evaluate
 from agentgym_train.models import keep_base, load_policy, load_tokenizer, quiet_libraries
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
-from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
 from agentgym_train.run import INTERRUPTED, new_folder, say_on, train
@@ -72,19 +73,14 @@ class Exploration:
         config, world = self.config, self.world
         return CollectConfig(
             env=world.env,
-            policy=f"iteration {self.iteration - 1}",
+            **{f.name: getattr(config, f.name) for f in fields(PolicyConfig) if f.name != "model"},
+            model=f"iteration {self.iteration - 1}",
             output_dir=str(self.folder / f"process-{rank}"),
             split=world.split,
             n=world.tasks or None,
             samples=config.samples,
             horizon=world.horizon,
             seed=draw_seed("evolve", config.seed, self.iteration),
-            temperature=config.temperature,
-            instruction=config.instruction,
-            action_format=config.action_format,
-            agent=config.agent,
-            turn_max_tokens=config.turn_max_tokens,
-            max_tokens=config.max_tokens,
             env_kwargs=world.env_kwargs,
         )
 
@@ -108,7 +104,7 @@ class Exploration:
     ) -> None:
         """Play this process's share of what is not there yet.
 
-        What was lost is left out of the iteration; raises `BadRequest` if that was everything.
+        What was lost is left out of the iteration; raises `ConfigError` if that was everything.
         """
         settings = self.settings(rank)
         left = missing(starts_of(settings, rollout_runner.tasks), there)[rank::processes]
@@ -117,7 +113,7 @@ class Exploration:
         store = opened(settings)
         lost = play(store, rollout_runner, actors, left, settings, told, console)
         if len(lost) == len(left):
-            raise BadRequest(
+            raise ConfigError(
                 f"all {len(lost)} episodes of {self.world.env} were lost; the first to: "
                 f"{lost[0].error}"
             )
@@ -312,17 +308,8 @@ class WorldPlay:
     @contextmanager
     def policy(self, model: str, version: int) -> Iterator[Policy]:
         """A policy from disk with an engine that has its weights; both are given up again."""
-        config = self.config
-        policy = make_policy(
-            model,
-            instruction="",
-            format_name=config.action_format,
-            turn_max_tokens=config.turn_max_tokens,
-            max_tokens=config.max_tokens,
-            keep_reasoning=config.keep_reasoning,
-            agent=config.agent,
-            engine=config.engine_settings(),
-        )
+        config = replace(self.config, model=model)
+        policy = make_policy(config, engine=config.engine_settings())
         policy.model.to(PartialState().device)
         try:
             self.worlds.run(policy.engine.update_weights(policy.model, version))
@@ -333,18 +320,6 @@ class WorldPlay:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-
-    def told(self, rollout_runner: RolloutRunner) -> str:
-        """What an environment's policy is told, but for the action format's own."""
-        instruction = self.config.instruction
-        return rollout_runner.card.instruction if instruction is None else instruction
-
-    def told_so(self, policy: Policy, rollout_runner: RolloutRunner) -> Policy:
-        """The policy under an environment's instruction, the format's own after it."""
-        parts = (self.told(rollout_runner), policy.action_format.instructions)
-        told = "\n\n".join(part for part in parts if part)
-        chat = Chat(policy.tokenizer, told, keep_reasoning=self.config.keep_reasoning)
-        return replace(policy, chat=chat, instruction=told)
 
     def reports(
         self, model: str, store: RunStore, name: str, version: int
@@ -361,15 +336,15 @@ class WorldPlay:
                     reports[world.env] = EvalReport.from_dict(kept)
                     continue
                 policy = policy or held.enter_context(self.policy(model, version))
-                told = self.told_so(policy, rollout_runner)
+                here = policy.in_environment(rollout_runner.card.instruction)
                 report, trajectories = evaluate(
                     rollout_runner,
-                    told.actors(self.config.eval_temperature),
+                    here.actors(self.config.eval_temperature),
                     split=world.eval_split,
                     horizon=self.config.eval_horizon_of(world),
                     samples=self.config.eval_samples,
                     per_category=self.config.eval_per_category or None,
-                    instruction=told.instruction,
+                    instruction=here.instruction,
                     console=self.console,
                     label=f"eval {world.env.rpartition('/')[2][-20:]}",
                     rank=state.process_index,
@@ -392,9 +367,9 @@ def start(config: AgentEvolConfig, console: Console, worlds: Worlds, processes: 
     """A new run; what its folder held is moved aside. Returns the exit status."""
     quiet_libraries()
     state = join(processes)
-    check_sft(config.trl)
+    check_sft(config.trainer_args)
     # A model that is not there, or whose template will not do, is found before a folder is made.
-    Chat(load_tokenizer(config.model), keep_reasoning=config.keep_reasoning)
+    chat_of(config, load_tokenizer(config.model), "")
     demonstrations = _demonstrations(config, console)
     gathered(None)
     path = Path(config.output_dir)
@@ -520,10 +495,11 @@ class Evolution:
                 there = exploration.episodes()
                 # All have read the same before one of them writes.
                 gathered(None)
+                here = policy.in_environment(rollout_runner.card.instruction)
                 exploration.play(
                     rollout_runner,
-                    self.play.told_so(policy, rollout_runner).actors(self.config.temperature),
-                    self.play.told(rollout_runner),
+                    here.actors(self.config.temperature),
+                    here.instruction,
                     self.console,
                     rank=state.process_index,
                     processes=state.num_processes,

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from agentgym_env.errors import BadRequest, UnknownEnvironment
+from agentgym_env.errors import ConfigError, UnknownEnvironment
 from agentgym_env.options import json_object
 from agentgym_env.registration import full_id
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trust import Trust
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.evaluation.evaluate import (
     EvalPlan,
     eval_store,
@@ -54,26 +55,29 @@ def audit(
     show: Annotated[int, typer.Option(min=0, help="Episodes whose spans are printed.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=1e-3, help="Of sampling; the run's own, or 1.")
+        float | None, typer.Option(min=1e-3, help="Sampling temperature; default: the run's, or 1.")
     ] = None,
-    instruction: Annotated[str | None, typer.Option(help="What the policy is told.")] = None,
-    action_format: Annotated[str | None, typer.Option(help="plain or react.")] = None,
+    instruction: Instruction = None,
+    action_format: Annotated[str | None, typer.Option(help="plain, react or act.")] = None,
+    chat_template_kwargs: ChatTemplateKwargs = "{}",
     keep_reasoning: Annotated[
-        bool | None, typer.Option(help="Use a template append-only that drops earlier reasoning.")
+        bool | None,
+        typer.Option(help="Keep earlier reasoning where the chat template would drop it."),
     ] = None,
     turn_max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a turn; the run's own, or 64.")
+        int | None, typer.Option(min=1, help="Maximum tokens per turn; default: the run's, or 64.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an episode; the run's own, or 4096.")
+        int | None,
+        typer.Option(min=1, help="Maximum tokens per episode; default: the run's, or 4096."),
     ] = None,
     trust: Trust = False,
 ) -> None:
     """Prove that what a chat model samples is what it is trained on; exits with 1 on drift."""
     if dtype not in _DTYPES:
-        raise BadRequest(f"dtype {dtype!r} is none of {', '.join(_DTYPES)}")
+        raise ConfigError(f"dtype {dtype!r} is none of {', '.join(_DTYPES)}")
     if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BadRequest(f"there is no folder {json_path.parent} to write {json_path.name} to")
+        raise ConfigError(f"there is no folder {json_path.parent} to write {json_path.name} to")
     from agentgym_train.local_models import check_available
 
     if not Path(run_or_model).is_dir():
@@ -92,6 +96,7 @@ def audit(
         "temperature": temperature,
         "instruction": instruction,
         "action_format": action_format,
+        "chat_template_kwargs": json_object("--chat-template-kwargs", chat_template_kwargs) or None,
         "keep_reasoning": keep_reasoning,
         "turn_max_tokens": turn_max_tokens,
         "max_tokens": max_tokens,
@@ -111,20 +116,59 @@ def audit(
         raise typer.Exit(1)
 
 
+Temperature = Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")]
+
+Instruction = Annotated[
+    str | None,
+    typer.Option(help='System prompt instead of the environment\'s own; "" for none.'),
+]
+
+ActionFormatName = Annotated[str, typer.Option("--action-format", help="plain, react or act.")]
+
+AgentName = Annotated[
+    str,
+    typer.Option(
+        "--agent",
+        help="How the conversation is built: plain, react, act_only, plan_then_act, reflect, "
+        "window:K, summary:K or package.module:Class.",
+    ),
+]
+
+ChatTemplateKwargs = Annotated[
+    str,
+    typer.Option(
+        help="Arguments of the chat template, as a JSON object, such as "
+        "'{\"enable_thinking\": false}' for Qwen3."
+    ),
+]
+
+KeepReasoning = Annotated[
+    bool,
+    typer.Option(
+        "--keep-reasoning",
+        help="Keep earlier reasoning in the context where the chat template would drop it.",
+    ),
+]
+
+TurnMaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per turn.")]
+
+MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per episode.")]
+
 Success = Annotated[bool, typer.Option("--success", help="Keep only what solved its task.")]
 
-LeastReward = Annotated[
-    float | None, typer.Option("--least-reward", help="Keep only what has this reward or more.")
+MinReward = Annotated[
+    float | None, typer.Option("--min-reward", help="Keep only what has this reward or more.")
 ]
 
-LeastTurns = Annotated[int, typer.Option("--least-turns", min=0, help="Keep only so long ones.")]
+MinTurns = Annotated[int, typer.Option("--min-turns", min=0, help="Keep only so long ones.")]
 
-MostTurns = Annotated[
-    int | None, typer.Option("--most-turns", min=1, help="Keep only ones with so few turns.")
+MaxTurns = Annotated[
+    int | None, typer.Option("--max-turns", min=1, help="Keep only ones with so few turns.")
 ]
 
-MostTokens = Annotated[
-    int | None, typer.Option("--most-tokens", min=1, help="Keep only ones with so few tokens.")
+MaxEpisodeTokens = Annotated[
+    int | None,
+    typer.Option("--max-episode-tokens", min=1, help="Keep only ones with so few tokens."),
 ]
 
 Tokenizer = Annotated[
@@ -154,16 +198,14 @@ def collect(
         list[str] | None, typer.Option(help="Address of a running server; may be repeated.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the order of tasks, worlds and sampling.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of a model's sampling.")] = 1.0,
-    instruction: Annotated[
-        str | None, typer.Option(help="What the policy is told, instead of the world's own text.")
-    ] = None,
-    action_format: Annotated[str, typer.Option(help="plain, react or act.")] = "plain",
-    agent: Annotated[
-        str, typer.Option(help="How the conversation is built, as in a training config.")
-    ] = "plain",
-    turn_max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an episode.")] = 8192,
+    temperature: Temperature = 1.0,
+    instruction: Instruction = None,
+    action_format: ActionFormatName = "plain",
+    agent: AgentName = "plain",
+    chat_template_kwargs: ChatTemplateKwargs = "{}",
+    keep_reasoning: KeepReasoning = False,
+    turn_max_tokens: TurnMaxTokens = 512,
+    max_tokens: MaxTokens = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = 256,
     api_key_env: Annotated[
         str, typer.Option(help="Variable that holds the key of an openai: or vllm: policy.")
@@ -172,10 +214,10 @@ def collect(
         str, typer.Option(help="The environment's own settings, as a JSON object.")
     ] = "{}",
     success: Success = False,
-    least_reward: LeastReward = None,
-    least_turns: LeastTurns = 1,
-    most_turns: MostTurns = None,
-    most_tokens: MostTokens = None,
+    min_reward: MinReward = None,
+    min_turns: MinTurns = 1,
+    max_turns: MaxTurns = None,
+    max_episode_tokens: MaxEpisodeTokens = None,
     tokenizer: Tokenizer = None,
     unique: Unique = False,
 ) -> None:
@@ -185,14 +227,17 @@ def collect(
     from agentgym_train.data.collect import collect as play
 
     config = CollectConfig(
-        env=env, policy=policy, output_dir=str(out), split=split, n=n, samples=samples,
+        env=env, model=policy, output_dir=str(out), split=split, n=n, samples=samples,
         horizon=horizon, seed=seed, temperature=temperature, instruction=instruction,
         action_format=action_format, agent=agent, turn_max_tokens=turn_max_tokens,
+        chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
+        keep_reasoning=keep_reasoning,
         max_tokens=max_tokens, env_kwargs=json_object("--env-kwargs", env_kwargs),
         servers=server or [],
         keep=EpisodeFilter(
-            success=success, least_reward=least_reward, least_turns=least_turns,
-            most_turns=most_turns, most_tokens=most_tokens, tokenizer=tokenizer, unique=unique,
+            success=success, min_reward=min_reward, min_turns=min_turns,
+            max_turns=max_turns, max_episode_tokens=max_episode_tokens, tokenizer=tokenizer,
+            unique=unique,
         ),
     )  # fmt: skip
     status = play(config, Console(), concurrency=concurrency, api_key=os.environ.get(api_key_env))
@@ -231,10 +276,10 @@ def train(
     if resume is None and config is not None:
         values, words = read_method_config(config, context.args), [str(config), *context.args]
     elif resume is None:
-        raise BadRequest("name a config file, or a run with --resume RUN")
+        raise ConfigError("name a config file, or a run with --resume RUN")
     elif config is not None or context.args:
         word = config if config is not None else context.args[0]
-        raise BadRequest(
+        raise ConfigError(
             f"a resumed run keeps its config; leave out {word}, or start a new run from "
             f"{resume}/config.yaml"
         )
@@ -303,16 +348,14 @@ def evaluate(
         list[str] | None, typer.Option(help="Address of a running server; may be repeated.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of worlds and sampling.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of a model's sampling.")] = 1.0,
-    instruction: Annotated[
-        str | None, typer.Option(help="What the policy is told, instead of the world's own text.")
-    ] = None,
-    action_format: Annotated[str, typer.Option(help="plain, react or act.")] = "plain",
-    agent: Annotated[
-        str, typer.Option(help="How the conversation is built, as in a training config.")
-    ] = "plain",
-    turn_max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an episode.")] = 8192,
+    temperature: Temperature = 1.0,
+    instruction: Instruction = None,
+    action_format: ActionFormatName = "plain",
+    agent: AgentName = "plain",
+    chat_template_kwargs: ChatTemplateKwargs = "{}",
+    keep_reasoning: KeepReasoning = False,
+    turn_max_tokens: TurnMaxTokens = 512,
+    max_tokens: MaxTokens = 8192,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")] = None,
     per_category: Annotated[
         int | None, typer.Option(min=1, help="Only the first N tasks of each category.")
@@ -350,12 +393,17 @@ def evaluate(
     named = [parse_labelled(text) for text in policy]
     policies = policy_plans(named)
     check_baseline([plan.label for plan in policies], baseline)
-    who = {
+    shared = PolicyConfig(
+        compute_dtype=None if dtype == "auto" else dtype, instruction=instruction,
+        action_format=action_format, agent=agent, keep_reasoning=keep_reasoning,
+        chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
+        turn_max_tokens=turn_max_tokens, max_tokens=max_tokens, temperature=temperature,
+    )  # fmt: skip
+    specs = {
         label: PolicySpec(
-            str(name), temperature, action_format, agent, turn_max_tokens, max_tokens,
-            api_key=_api_key(name, api_key_env), tokenizer=tokenizer, dtype=dtype,
-            concurrency=concurrency or 16, requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
+            replace(shared, model=str(name)), api_key=_api_key(name, api_key_env),
+            tokenizer=tokenizer, concurrency=concurrency or 16,
+            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute,
         )
         for label, name in named
     }  # fmt: skip
@@ -374,23 +422,20 @@ def evaluate(
             samples=samples,
             horizon=horizon,
             seed=seed,
-            instruction=rollout_runner.card.instruction if instruction is None else instruction,
-            action_format=action_format,
-            agent=agent,
-            temperature=temperature,
-            turn_max_tokens=turn_max_tokens,
-            max_tokens=max_tokens,
-            dtype=dtype,
+            policy=replace(
+                shared,
+                instruction=rollout_runner.card.instruction if instruction is None else instruction,
+            ),
             policies=policies,
         )
         _carry_out(
-            plan, who, rollout_runner, out, fresh, baseline, (price_in, price_out), json_path
+            plan, specs, rollout_runner, out, fresh, baseline, (price_in, price_out), json_path
         )
 
 
 def _carry_out(
     plan: EvalPlan,
-    who: Mapping[str, PolicySpec],
+    specs: Mapping[str, PolicySpec],
     rollout_runner: RolloutRunner,
     out: Path | None,
     fresh: bool,
@@ -403,7 +448,7 @@ def _carry_out(
     path = out or plan.folder()
     with eval_store(path, plan, fresh=fresh) as store:
         try:
-            played = play_policies(store, plan, rollout_runner, who, console)
+            played = play_policies(store, plan, rollout_runner, specs, console)
         except KeyboardInterrupt:
             console.print(
                 f"Stopped. What is over is kept in {path}; the same command goes on.",
@@ -430,18 +475,18 @@ def _tasks(
         splits = {known.split_of(task) for task in ids}
         split = splits.pop() if len(splits) == 1 else "several"
     if not ids:
-        raise BadRequest(f"{'--tasks' if named else f'split {split!r}'} has no task")
+        raise ConfigError(f"{'--tasks' if named else f'split {split!r}'} has no task")
     return list(first_tasks(known, ids, limit, per_category)), split
 
 
 def _check_served(wanted: str, served: str) -> None:
-    """Raise `BadRequest` where a running server has another environment than the one named."""
+    """Raise `ConfigError` where a running server has another environment than the one named."""
     try:
         meant = full_id(wanted)
     except UnknownEnvironment:
         meant = wanted  # what runs elsewhere need not be known here
     if served != meant:
-        raise BadRequest(f"the server serves {served}, not {meant}; use that id or its server")
+        raise ConfigError(f"the server serves {served}, not {meant}; use that id or its server")
 
 
 def _named_tasks(known: TaskSet, text: str) -> list[str]:
@@ -453,11 +498,11 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
         try:
             known.split_of(text)
         except LookupError as error:
-            raise BadRequest(f"--tasks {text!r} is no file, and {error}") from error
+            raise ConfigError(f"--tasks {text!r} is no file, and {error}") from error
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"--tasks {text!r} cannot be read: {error}") from error
+        raise ConfigError(f"--tasks {text!r} cannot be read: {error}") from error
     found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     for task in found:
         known.split_of(task)
@@ -482,10 +527,10 @@ def export(
         str, typer.Option("--format", help="conversations, messages, dpo or trajectories.")
     ] = "messages",
     success: Success = False,
-    least_reward: LeastReward = None,
-    least_turns: LeastTurns = 1,
-    most_turns: MostTurns = None,
-    most_tokens: MostTokens = None,
+    min_reward: MinReward = None,
+    min_turns: MinTurns = 1,
+    max_turns: MaxTurns = None,
+    max_episode_tokens: MaxEpisodeTokens = None,
     tokenizer: Tokenizer = None,
     unique: Unique = False,
     shorter: Annotated[
@@ -508,8 +553,9 @@ def export(
     name = format_named(form)
     rules = PairRules(shorter=shorter, reward_gap=reward_gap, most=pairs or None)
     keep = EpisodeFilter(
-        success=success, least_reward=least_reward, least_turns=least_turns,
-        most_turns=most_turns, most_tokens=most_tokens, tokenizer=tokenizer, unique=unique,
+        success=success, min_reward=min_reward, min_turns=min_turns,
+        max_turns=max_turns, max_episode_tokens=max_episode_tokens, tokenizer=tokenizer,
+        unique=unique,
     )  # fmt: skip
     sifted, read = read_demonstrations(sources, keep, pairs=name == "dpo")
     _tell_broken(console, read.broken)
@@ -519,7 +565,7 @@ def export(
         nothing = f"no row: of {len(read.trajectories)} episodes {len(sifted.kept)} are kept"
         reasons = f" (left out: {sifted.reasons()})" if sifted.left_out else ""
         none = ", and no two of them make a pair" if name == "dpo" and sifted.kept else ""
-        raise BadRequest(f"there would be {nothing}{reasons}{none}")
+        raise ConfigError(f"there would be {nothing}{reasons}{none}")
     count = write_rows(out, chain([first], rows))
     console.print(
         f"{out}: {count} rows of {len(sifted.kept)} episodes; {len(read.trajectories)} were read"
@@ -543,14 +589,14 @@ def import_(
     console = Console()
     name = None if form == "auto" else format_named(form)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadRequest(f"{out} is not empty; name a new folder")
+        raise ConfigError(f"{out} is not empty; name a new folder")
     read = Reading()
     for file in files:
         read.add(read_episodes(file, name, env=env))
     _tell_broken(console, read.broken)
     if not read.trajectories:
         first = f": {_told(read.broken[0])}" if read.broken else ""
-        raise BadRequest(f"there is no episode in {', '.join(map(str, files))}{first}")
+        raise ConfigError(f"there is no episode in {', '.join(map(str, files))}{first}")
     config = {"method": "import", "files": [str(file) for file in files], "output_dir": str(out)}
     store = RunStore.create(out, run_facts(config))
     store.append_trajectories("imported", read.trajectories)
@@ -596,7 +642,7 @@ def models(
     console = Console()
     if name is not None or save is not None or chat_template is not None:
         if name is None or save is None:
-            raise BadRequest("to write a model to a folder: agentgym models NAME --save FOLDER")
+            raise ConfigError("to write a model to a folder: agentgym models NAME --save FOLDER")
         _save(name, save, chat_template, console)
         return
     from agentgym_train.local_models import find_local_models
@@ -623,9 +669,9 @@ def models(
 
 def _save(name: str, folder: Path, template: str | None, console: Console) -> None:
     if template not in (None, "chatml"):
-        raise BadRequest(f"no chat template {template!r}; there is chatml")
+        raise ConfigError(f"no chat template {template!r}; there is chatml")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadRequest(f"{folder} is not empty; name a new folder")
+        raise ConfigError(f"{folder} is not empty; name a new folder")
     from agentgym_train.local_models import check_available
 
     check_available(name)

@@ -20,7 +20,7 @@ from accelerate import PartialState
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 
 _T = TypeVar("_T")
 
@@ -31,7 +31,7 @@ is noticed by the launcher, not by this."""
 
 
 def join(processes: int, wait_s: float = WAIT_S) -> PartialState:
-    """Come together; raises `BadRequest` unless there are as many as the launcher started."""
+    """Come together; raises `ConfigError` unless there are as many as the launcher started."""
     # Without `cpu`, processes on a machine without a GPU would each believe to be alone.
     cpu = not torch.cuda.is_available()
     if cpu and processes > 1:
@@ -39,7 +39,7 @@ def join(processes: int, wait_s: float = WAIT_S) -> PartialState:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     state = PartialState(cpu=cpu, timeout=timedelta(seconds=wait_s))
     if state.num_processes != processes:
-        raise BadRequest(
+        raise ConfigError(
             f"{processes} processes were started and {state.num_processes} came together; start "
             "them with `agentgym train CONFIG --num-processes N` or with one of the configs in "
             "examples/accelerate"
@@ -74,7 +74,7 @@ class WholeModel:
         whole model on each process.
         """
         if type(model).__name__ == "FullyShardedDataParallel":
-            raise BadRequest(
+            raise ConfigError(
                 "FSDP1 flattens the weights, and episodes can not be sampled from them; use FSDP2 "
                 "(fsdp_version: 2, examples/accelerate/fsdp2.yaml)"
             )

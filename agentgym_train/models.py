@@ -30,7 +30,7 @@ from transformers import logging as hf_logging
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-from agentgym_env.errors import BadRequest, MissingExtra
+from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.distributed import gathered
 from agentgym_train.local_models import (
     GGUFFile,
@@ -70,7 +70,7 @@ def use_attention(model: Any, wanted: str | None, computes_in: str) -> None:
 
     On a GPU in half precision FlashAttention suits, where its package is and the model knows it: a
     step's episodes then share rows without padding. Elsewhere transformers' own choice stays, and a
-    wanted FlashAttention is passed over on a CPU. Raises `BadRequest` for what is not to be had.
+    wanted FlashAttention is passed over on a CPU. Raises `ConfigError` for what is not to be had.
     """
     on_gpu = next(model.parameters()).device.type == "cuda"
     chosen = wanted if wanted is not None else _suits(model, on_gpu, computes_in)
@@ -82,7 +82,7 @@ def use_attention(model: Any, wanted: str | None, computes_in: str) -> None:
     try:
         model.set_attn_implementation(chosen)
     except (ImportError, ValueError, OSError) as error:
-        raise BadRequest(
+        raise ConfigError(
             f"attention {chosen!r} is not to be had here: {str(error).splitlines()[0][:300]}. "
             "Leave attention out for what suits the machine, or take sdpa or eager"
         ) from error
@@ -115,7 +115,7 @@ def speak_chatml(model: Any, tokenizer: Any) -> None:
     mean the model has yet to learn.
     """
     if getattr(tokenizer, "chat_template", None):
-        raise BadRequest("the model has a chat template of its own; it would not know another")
+        raise ConfigError("the model has a chat template of its own; it would not know another")
     missing = [t for t in (TURN_BEGINS, TURN_ENDS) if t not in tokenizer.get_vocab()]
     tokenizer.add_tokens(missing, special_tokens=True)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
@@ -155,12 +155,12 @@ def _merged(model: Any) -> Iterator[tuple[str, Tensor]]:
     adapted = {n: m for n, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
     for name, layer in adapted.items():
         if not isinstance(layer, LoraLayer) or any(layer.use_dora.values()):
-            raise BadRequest(
+            raise ConfigError(
                 f"the adapter of {name} is a {type(layer).__name__} that can not be added to its "
                 "weights for vLLM; use plain LoRA, or engine: hf"
             )
     if any(isinstance(module, ModulesToSaveWrapper) for module in base.modules()):
-        raise BadRequest("vLLM can not be given modules_to_save; leave it out, or use engine: hf")
+        raise ConfigError("vLLM can not be given modules_to_save; leave it out, or use engine: hf")
     for name, weight in base.named_parameters():
         owner, _, rest = name.partition(".base_layer.")
         if rest:
@@ -202,7 +202,7 @@ _ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def load_gguf(found: GGUFFile, dtype: Any, options: dict[str, Any]) -> tuple[Any, Any]:
-    """(model, tokenizer); raises `BadRequest` where transformers cannot read the file."""
+    """(model, tokenizer); raises `ConfigError` where transformers cannot read the file."""
     _check_reader()
     options = {"gguf_file": found.file, **options}
     try:
@@ -268,9 +268,9 @@ def _check_reader() -> None:
         raise MissingExtra("GGUF files need gguf: pip install 'agentgym-sdk[gguf]'")
 
 
-def _unreadable(found: GGUFFile, error: Exception) -> BadRequest:
+def _unreadable(found: GGUFFile, error: Exception) -> ConfigError:
     reason = str(error).strip().partition("\n")[0][:300]
-    return BadRequest(
+    return ConfigError(
         f"transformers cannot read {found.file} in {found.source}: {reason}. Use a file of another "
         "model or quantization, or the model's own folder or hub id"
     )
@@ -381,7 +381,7 @@ def lora_config(fields: Mapping[str, Any] | None) -> Any:
     try:
         return LoraConfig(**{**_DEFAULTS, **fields})
     except (TypeError, ValueError) as error:
-        raise BadRequest(
+        raise ConfigError(
             f"lora holds LoraConfig's fields, such as r, lora_alpha and target_modules: {error}"
         ) from error
 
@@ -392,7 +392,7 @@ _PADDING = "<|endoftext|>"
 def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
     """(model, tokenizer) of a folder, a hub id or a GGUF file (see `gguf_files`).
 
-    Raises `BadRequest` with what to do.
+    Raises `ConfigError` with what to do.
     """
     check_folder(name)
     kind = getattr(torch, dtype)
@@ -441,7 +441,7 @@ def _told_apart(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0][:300]
-        raise BadRequest(
+        raise ConfigError(
             f"cannot load {name!r} as a causal language model with its tokenizer: {reason}"
         ) from error
 

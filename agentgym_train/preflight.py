@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.config.base import RunConfig
@@ -16,11 +16,11 @@ from agentgym_train.rollout.runner import RolloutRunner, Worlds
 def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:
     """The config of the run in `path`.
 
-    Raises `BadRequest` where there is none, or where it names code or addresses and is not trusted.
+    Raises `ConfigError` if there is none, or if it names code or addresses and is not trusted.
     """
     values = (RunStore.open(path).read_json("run.json") or {}).get("config")
     if not isinstance(values, dict):
-        raise BadRequest(f"{path} is not a training run: its run.json has no config")
+        raise ConfigError(f"{path} is not a training run: its run.json has no config")
     # Before it becomes a config, which imports the agent.
     require_trust(f"{path}/run.json", names_in(values), trusted=trusted)
     return method_config({**values, "output_dir": str(path)})

@@ -119,18 +119,7 @@ def new_folder(config: RunConfig, path: Path, console: Console) -> None:
 def load_policy_for(config: RunConfig, rollout_runner: RolloutRunner | None, device: Any) -> Policy:
     """The policy to train, on this process's device; raises when the model is not there."""
     own = rollout_runner.card.instruction if rollout_runner is not None else ""
-    policy = make_policy(
-        config.model,
-        instruction=own if config.instruction is None else config.instruction,
-        format_name=config.action_format,
-        turn_max_tokens=config.turn_max_tokens,
-        max_tokens=config.max_tokens,
-        keep_reasoning=config.keep_reasoning,
-        agent=config.agent,
-        engine=config.engine_settings(),
-        dtype=config.dtype,
-        compute_dtype=config.compute_dtype,
-    )
+    policy = make_policy(config, env_instruction=own, engine=config.engine_settings())
     policy.model.to(device)
     computes_in = config.computes_in(on_gpu=device.type == "cuda")
     use_attention(policy.model, config.attention, computes_in)

@@ -36,10 +36,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgym_env import TaskSet, TextEnv
-from agentgym_env.actions import action_format
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.transports import Answer, AsyncInProcessTransport, Call
 from agentgym_servers.host.sessions import Host, SessionTable
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models import small_policy, small_tokenizer
@@ -238,9 +238,10 @@ async def ours_s(
     Timed.tasks = TaskSet({"train": [str(i) for i in range(len(episodes))]})
     chat = Chat(tokenizer_for(len(episodes)))
     actors = model_actor(
-        make_engine(episodes, chat), chat, Sampling(64), max_tokens=100_000, policy="planned",
-        action_format=action_format("plain"),
-    )  # fmt: skip
+        make_engine(episodes, chat),
+        chat,
+        PolicyConfig(model="planned", turn_max_tokens=64, max_tokens=100_000),
+    )
     host = Host(SessionTable(Timed, env_id="benchmarks/Timed-v0"), token=None)
     client = AsyncEnvClient(WaitingTransport(host))
     rollouts = Rollouts(client, actors, env_id="benchmarks/Timed-v0", concurrency=concurrency)

@@ -53,7 +53,7 @@ def installed(tmp_path_factory) -> Installed:
 def test_it_trains_a_step_and_evaluates_what_it_trained(installed):
     trained = installed.run(
         "train", TEXTCRAFT / "quickstart.yaml", f"model={TEXTCRAFT / 'warm_policy'}",
-        "output_dir=run", "steps=1", "prompts_per_step=2", "group_size=2",
+        "output_dir=run", "steps=1", "prompts_per_step=2", "num_generations=2",
         "eval_before=false", "eval_after=false",
     )  # fmt: skip
     assert trained.returncode == 0, trained.stdout

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.named_code import load_named
 from agentgym_train.algorithms.base import Algorithm, LossSettings, TokenBatch
 from agentgym_train.algorithms.gae import PPO, ActorCritic, CriticTargets, TurnGAE, value_loss
@@ -55,39 +55,39 @@ ALGORITHMS: Final[Mapping[str, type[Algorithm]]] = {
 
 
 def make_algorithm(name: str, values: dict[str, Any]) -> Algorithm:
-    """An algorithm with its hyper-parameters; raises `BadRequest` naming what there is."""
+    """An algorithm with its hyper-parameters; raises `ConfigError` naming what there is."""
     kind: Any = ALGORITHMS.get(name) or _checked(name, _imported(name))
     known = [f.name for f in fields(kind)] if is_dataclass(kind) else []
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise BadRequest(
+        raise ConfigError(
             f"{name} has no {', '.join(unknown)}; it has {', '.join(known) or 'no fields'}"
         )
     try:
         algorithm: Algorithm = msgspec.convert(values, kind) if known else kind()
     except msgspec.ValidationError as error:
-        raise BadRequest(f"algorithm_args of {name} do not fit: {error}") from error
+        raise ConfigError(f"algorithm_args of {name} do not fit: {error}") from error
     return algorithm
 
 
 def _checked(name: str, kind: Any) -> Any:
     if Algorithm not in getattr(kind, "__mro__", ()):
-        raise BadRequest(
+        raise ConfigError(
             f"{name} is not an algorithm; write `class {name.rpartition(':')[2]}(Algorithm)` with "
             "`from agentgym_train.algorithms import Algorithm`"
         )
     if kind.advantages is Algorithm.advantages:
-        raise BadRequest(f"{name} defines no advantages(self, batch) -> (B, T)")
+        raise ConfigError(f"{name} defines no advantages(self, batch) -> (B, T)")
     return kind
 
 
 def _imported(name: str) -> Any:
     if ":" not in name:
-        raise BadRequest(
-            f"no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, or write "
+        raise ConfigError(
+            f"no algorithm {name!r}; choose from {', '.join(ALGORITHMS)}, or write "
             "package.module:Class"
         )
     try:
         return load_named(name)
     except (BadRequest, ImportError) as error:
-        raise BadRequest(f"cannot import the algorithm {name!r}: {error}") from error
+        raise ConfigError(f"cannot import the algorithm {name!r}: {error}") from error

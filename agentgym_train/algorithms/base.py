@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +92,15 @@ class Algorithm(Protocol):
 
 
 def check_share(name: str, value: float) -> None:
-    """Raise `BadRequest` for a discount or a decay that is not in 0..1."""
+    """Raise `ConfigError` for a discount or a decay that is not in 0..1."""
     if not 0 <= value <= 1:
-        raise BadRequest(f"{name} is from 0 to 1, got {value}")
+        raise ConfigError(f"{name} is from 0 to 1, got {value}")
 
 
 def given(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
-    """`tensor` in float64; raises `BadRequest` if the batch was made without it."""
+    """`tensor` in float64; raises `ConfigError` if the batch was made without it."""
     if tensor is None:
-        raise BadRequest(
+        raise ConfigError(
             f"{algorithm} needs {name}, and the batch has none; fill TokenBatch.{name}"
         )
     return tensor.to(torch.float64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.base import (
     Algorithm,
     TokenBatch,
@@ -60,11 +60,11 @@ class ActorCritic(Algorithm):
         check_share("gamma", self.gamma)
         check_share("lam", self.lam)
         if self.value_clip <= 0:
-            raise BadRequest(f"value_clip is above 0, got {self.value_clip}")
+            raise ConfigError(f"value_clip is above 0, got {self.value_clip}")
         if not self.critic_learning_rate > 0:
-            raise BadRequest(f"critic_learning_rate is above 0, got {self.critic_learning_rate}")
+            raise ConfigError(f"critic_learning_rate is above 0, got {self.critic_learning_rate}")
         if self.critic_warmup < 0:
-            raise BadRequest(f"critic_warmup is at least 0 steps, got {self.critic_warmup}")
+            raise ConfigError(f"critic_warmup is at least 0 steps, got {self.critic_warmup}")
 
     def critic_targets(self, batch: TokenBatch) -> CriticTargets:
         """The returns the critic learns: advantage before whitening plus value."""

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.base import (
     Algorithm,
     LossSettings,
@@ -171,7 +171,7 @@ class ReinforcePP(Algorithm):
     def __post_init__(self) -> None:
         check_share("gamma", self.gamma)
         if self.kl < 0:
-            raise BadRequest(f"kl is at least 0, got {self.kl}")
+            raise ConfigError(f"kl is at least 0, got {self.kl}")
 
     @property
     def needs_reference(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.base import (
     Algorithm,
     TokenBatch,
@@ -43,7 +43,7 @@ class GiGPO(Algorithm):
     def __post_init__(self) -> None:
         check_share("gamma", self.gamma)
         if self.omega < 0:
-            raise BadRequest(f"omega is at least 0, got {self.omega}; 0 leaves states out")
+            raise ConfigError(f"omega is at least 0, got {self.omega}; 0 leaves states out")
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers.trainer_utils import get_last_checkpoint
 
-from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.printable import one_line
 from agentgym_env.registration import env_class
 from agentgym_env.run_store import RunStore
@@ -22,6 +22,7 @@ from agentgym_train.audit import number_rules, stored_rules, template_rules, tok
 from agentgym_train.audit.episodes import Row, Stored, Subject
 from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig, config_from
 from agentgym_train.local_models import is_model
 from agentgym_train.models import load_policy
@@ -55,7 +56,7 @@ def audit(subject: Subject) -> Iterator[Finding]:
 def subject_of(
     run_or_model: str, dtype: str, changes: dict[str, Any], *, trusted: bool = False
 ) -> Subject:
-    """What is named by a run's folder, a model's folder or a hub id; raises `BadRequest`.
+    """What is named by a run's folder, a model's folder or a hub id; raises `ConfigError`.
 
     `changes` are fields of `Settings` that the user set; a run brings its own for the others. The
     code that a run names is imported only if it is trusted.
@@ -64,7 +65,9 @@ def subject_of(
     if (path / "run.json").is_file():
         return _subject_of_run(path, dtype, changes, trusted)
     if path.is_dir() and not is_model(path):
-        raise BadRequest(f"{run_or_model} holds neither a run (run.json) nor a model (config.json)")
+        raise ConfigError(
+            f"{run_or_model} holds neither a run (run.json) nor a model (config.json)"
+        )
     model, tokenizer = load_policy(run_or_model, dtype)
     return Subject(run_or_model, model, tokenizer, replace(Settings(), **changes))
 
@@ -74,7 +77,7 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
     facts = store.read_json("run.json") or {}
     values = facts.get("config")
     if not isinstance(values, dict) or "model" not in values:
-        raise BadRequest(f"{path} is no training run: its run.json has no config with a model")
+        raise ConfigError(f"{path} is no training run: its run.json has no config with a model")
     # Before it becomes a config, which imports the agent.
     require_trust(f"{path}/run.json", names_in(values, _IMPORTED), trusted=trusted)
     config = config_from(values)
@@ -82,14 +85,14 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
     trajectories = _trajectories(store)
     told = _instruction(config, trajectories)
     values = {
-        "temperature": config.temperature,
+        **{f.name: getattr(config, f.name) for f in fields(PolicyConfig)},
         "instruction": told,
-        "action_format": format_of(config.agent, config.action_format).name,
-        "keep_reasoning": config.keep_reasoning,
-        "turn_max_tokens": config.turn_max_tokens,
-        "max_tokens": config.max_tokens,
+        "action_format": config.form.name,
+        "agent": "plain",
         "seed": config.seed,
-        "trl": {key: value for key, value in config.trl.items() if key in _SCORING},
+        "trainer_args": {
+            key: value for key, value in config.trainer_args.items() if key in _SCORING
+        },
     }
     model, tokenizer = load_policy(source, dtype)
     return Subject(
@@ -114,12 +117,12 @@ def _weights(store: RunStore, config: RLConfig) -> tuple[str, int | None]:
 
 
 def _trajectories(store: RunStore) -> dict[str, Sequence[Trajectory]]:
-    """Every file's episodes; raises `BadRequest` at a line that cannot be read."""
+    """Every file's episodes; raises `ConfigError` at a line that cannot be read."""
     found: dict[str, Sequence[Trajectory]] = {}
     for file in sorted((store.path / "trajectories").glob("*.jsonl")):
         found[file.stem], broken = store.trajectories(file.stem)
         if broken:
-            raise BadRequest(
+            raise ConfigError(
                 f"{file}, line {broken[0].line} cannot be read ({broken[0].reason}); take it out"
             )
     return found

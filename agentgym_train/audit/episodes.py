@@ -10,7 +10,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from agentgym_env.actions import ActionFormat, action_format
+from agentgym_env.actions import ActionFormat
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.errors import AgentGymError
 from agentgym_env.failures import teaches
@@ -36,11 +36,12 @@ from agentgym_train.audit.rules import (
     Template,
     observations,
 )
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.rollout.actors import ActorFactory
-from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
+from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
 from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
@@ -234,10 +235,12 @@ class AuditRunner:
         sampled = self.is_sampled(number)
         policy = replace(self._policy, engine=self.engine if sampled else self.writer)
         if number % 2 == 1:
-            policy = replace(policy, turn_max_tokens=min(_CUT, policy.turn_max_tokens))
+            most = min(_CUT, policy.config.turn_max_tokens)
+            policy = replace(policy, config=replace(policy.config, turn_max_tokens=most))
         if number == self._count:
             room = len(policy.chat.start(self._host.text(str(number), 0))) + 3 * _CUT
-            policy = replace(policy, max_tokens=min(room, policy.max_tokens))
+            most = min(room, policy.config.max_tokens)
+            policy = replace(policy, config=replace(policy.config, max_tokens=most))
         return policy.actors(self._settings.temperature)
 
 
@@ -264,7 +267,7 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
     """Play the episodes inside a trainer and read back the rows it made of them."""
     rollout_runner = AuditRunner(policy, settings, control)
     with tempfile.TemporaryDirectory(prefix="agentgym-audit-") as folder:
-        config = _config(settings, policy.name, folder, len(rollout_runner.tasks.ids))
+        config = _config(settings, policy.config.model, folder, len(rollout_runner.tasks.ids))
         store = RunStore.create(Path(folder) / "run", {})
         trainer = AgentTrainer(policy, config, cast(RolloutRunner, rollout_runner), store)
         trainer.episodes.tasks = lambda step: list(rollout_runner.tasks.ids)
@@ -280,7 +283,7 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
             f"{len(lost)} of {len(trajectories)} episodes were lost; the first to: {lost[0].error}",
             "the model cannot be sampled from; try it with transformers alone",
         )
-    return Episodes(_rows(rollout_runner, trainer, output), trainer, config.group_size)
+    return Episodes(_rows(rollout_runner, trainer, output), trainer, config.num_generations)
 
 
 def _rows(rollout_runner: AuditRunner, trainer: AgentTrainer, output: dict[str, Any]) -> list[Row]:
@@ -319,22 +322,20 @@ def _trainer_scores(trainer: AgentTrainer, output: dict[str, Any]) -> Tensor:
 
 
 def _config(settings: Settings, name: str, folder: str, episodes: int) -> RLConfig:
+    # The audit chooses the arithmetic itself.
+    own = ("model", "dtype", "compute_dtype")
     return RLConfig(
+        **{f.name: getattr(settings, f.name) for f in fields(PolicyConfig) if f.name not in own},
         model=name,
         env=ENV_ID,
         output_dir=folder,
         seed=settings.seed,
-        instruction=settings.instruction,
-        action_format=settings.action_format,
         horizon=[settings.turns],
-        turn_max_tokens=settings.turn_max_tokens,
-        max_tokens=settings.max_tokens,
-        temperature=settings.temperature,
         prompts_per_step=episodes // 2,
-        group_size=2,
+        num_generations=2,
         steps=1,
         max_lost_rate=1.0,
-        trl={**settings.trl, "save_strategy": "no"},
+        trainer_args={**settings.trainer_args, "save_strategy": "no"},
     )
 
 
@@ -377,10 +378,9 @@ class Subject:
         self.settings = settings
         self.stored = stored
         self._engine = engine
-        self.format: ActionFormat = action_format(settings.action_format)
-        told = (settings.instruction, self.format.instructions)
-        self.instruction = "\n\n".join(part for part in told if part)
-        self.template = Template(tokenizer, self.instruction)
+        self.format: ActionFormat = settings.form
+        self.instruction = settings.system_prompt()
+        self.template = Template(tokenizer, self.instruction, settings.chat_template_kwargs)
         self.kept_reasoning = False
         """Whether the chat is append-only although its template alone would not be."""
         self.chat_error: str | None = None
@@ -435,10 +435,14 @@ class Subject:
 
     def _make_chat(self) -> Chat:
         try:
-            chat = Chat(self.tokenizer, self.instruction)
+            chat = chat_of(
+                replace(self.settings, keep_reasoning=False), self.tokenizer, self.instruction
+            )
         except TemplateRewritesHistory as error:
             # The other rules can still be looked at; this one is told as it is.
-            chat = Chat(self.tokenizer, self.instruction, keep_reasoning=True)
+            chat = chat_of(
+                replace(self.settings, keep_reasoning=True), self.tokenizer, self.instruction
+            )
             self.kept_reasoning = True
             if not self.settings.keep_reasoning:
                 self.chat_error = str(error)
@@ -448,13 +452,10 @@ class Subject:
         if self.chat is None:
             raise AgentGymError("no episode can be played without a chat template")
         return Policy(
-            name=self.name,
+            config=replace(self.settings, model=self.name),
             model=self.model,
             tokenizer=self.tokenizer,
             chat=self.chat,
             engine=self.engine,
-            action_format=self.format,
             instruction=self.instruction,
-            turn_max_tokens=self.settings.turn_max_tokens,
-            max_tokens=self.settings.max_tokens,
         )

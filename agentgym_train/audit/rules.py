@@ -18,6 +18,7 @@ from agentgym_env.wire import (
     decode,
     encode,
 )
+from agentgym_train.config.base import PolicyConfig
 
 S = TypeVar("S")
 
@@ -133,23 +134,21 @@ def text_place(where: str, expected: str, found: str) -> Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How the audit's episodes are played; a run's own values where there is a run."""
+class Settings(PolicyConfig):
+    """The audited policy and the audit's episodes; the values of a run if one is audited."""
 
     turns: int = 3
     """Turns of every episode."""
     episodes: int = 4
     """Episodes sampled from the model; the written ones come on top."""
     seed: int = 0
-    temperature: float = 1.0
-    instruction: str = "You are in a world of text. Answer with one action."
-    action_format: str = "plain"
-    keep_reasoning: bool = False
+    """Seed of sampling."""
+    instruction: str | None = "You are in a world of text. Answer with one action."
     turn_max_tokens: int = 64
     max_tokens: int = 4096
     tolerance: float | None = None
     """Of one log-probability; None takes what suits the arithmetic."""
-    trl: dict[str, Any] = field(default_factory=dict)
+    trainer_args: dict[str, Any] = field(default_factory=dict)
     """What the run tells TRL of precision and masks."""
 
 
@@ -159,8 +158,12 @@ _MARK = "XMARKX"
 class Template:
     """Renders conversations of one tokenizer as its template alone would."""
 
-    def __init__(self, tokenizer: Any, instruction: str) -> None:
+    def __init__(
+        self, tokenizer: Any, instruction: str, values: Mapping[str, Any] | None = None
+    ) -> None:
+        """`values` are the arguments of the chat template."""
         self.tokenizer = tokenizer
+        self._values = dict(values or {})
         self.instruction = instruction
         self.has_system = self._has_system()
 
@@ -168,7 +171,10 @@ class Template:
         """The text of a conversation, up to where the policy speaks if `generate`."""
         return str(
             self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=generate, **values
+                messages,
+                tokenize=False,
+                add_generation_prompt=generate,
+                **{**self._values, **values},
             )
         )
 

@@ -17,8 +17,9 @@ from agentgym_train.audit.episodes import Stored, Subject
 from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
 from agentgym_train.audit.rules import first_difference as difference
 from agentgym_train.audit.token_rules import check_mask, check_separators, trained_spans
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import Agent, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
@@ -41,11 +42,9 @@ def replayed(trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat)
     actor = model_actor(
         ScriptedEngine(lambda prompt, number: next(turn)),
         chat,
-        Sampling(_NO_LIMIT),
-        max_tokens=_NO_LIMIT,
-        policy="",
-        action_format=form,
-        agent=agent,
+        PolicyConfig(
+            turn_max_tokens=_NO_LIMIT, max_tokens=_NO_LIMIT, agent=agent, action_format=form.name
+        ),
     )()
     lessons = _lessons(trajectory, type(agent_factory(agent, form)()), agent)
     return asyncio.run(_told_of_replay(actor, trajectory, lessons))

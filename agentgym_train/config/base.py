@@ -1,4 +1,4 @@
-"""RunConfig: the settings that every training method shares."""
+"""RunConfig: the settings that every training method shares, and PolicyConfig within it."""
 
 from __future__ import annotations
 
@@ -10,114 +10,156 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import yaml
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.actions import ActionFormat
+from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import EngineName, EngineSettings, engine_settings
-from agentgym_train.config.reading import lay_over, parse_overrides, read_yaml, refuse_unknown
+from agentgym_train.config.reading import check_keys, merge, parse_overrides, read_yaml
 from agentgym_train.config.values import RolloutLimits
-from agentgym_train.rollout.agent import agent_factory, format_of
+from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
 
 _C = TypeVar("_C", bound="RunConfig")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """The fields that all methods share. Each is a key of the YAML file and an option."""
+class PolicyConfig:
+    """Describes a policy: the model, the conversation around it, and how it samples.
 
-    method: str
-    """How the policy learns: rl, sft, dpo or evolve (docs/training.md, docs/imitation.md)."""
-    model: str
-    """The policy to start from: a folder, or a model id of the hub."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the trained weights are kept in. bfloat16 takes half the memory and loses updates that
-    are small next to a weight; it is for `lora`, whose adapters are small themselves."""
+    Training, evaluation, collection and audit each take one.
+    """
+
+    model: str = ""
+    """The model: a folder, a model id of the hub, or `pip:PACKAGE`. Evaluation and collection also
+    take `expert`, `random`, `vllm:URL` and `openai:MODEL@URL`."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Data type of the weights. With bfloat16 a model takes half the memory, but small updates are
+    lost in training: use it with `lora`. float16 is for audits only."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
-    """What forward passes compute in, of the trainer and of the hf engine. Null takes bfloat16 on a
-    GPU, and on a CPU that of the weights. vLLM's own is in `engine_args`."""
-    attention: str | None = None
-    """Attention kernels of the update: sdpa, eager, flash_attention_2, ... Null takes
-    FlashAttention on a GPU where its package is installed, else sdpa. A CPU passes it over."""
-    env: str = ""
-    """Id of the environment that is played, or that evaluates; sft and dpo do without one, and then
-    nothing is evaluated."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """The environment's own settings, for the local server."""
-    output_dir: str
-    """The run folder. What was there is moved aside."""
-    servers: list[str] = field(default_factory=list)
-    """Addresses of running environment servers; none starts a local one for this run."""
-    seed: int = 0
-    """Of the order of what is learned from, of the worlds, and of sampling."""
+    """Data type of forward passes, in the trainer and in the hf engine. Null uses bfloat16 on a
+    GPU and the data type of the weights on a CPU. For vLLM set `dtype` in `engine_args`."""
     instruction: str | None = None
-    """What the policy is told; null takes the environment's own text, "" tells nothing."""
+    """System prompt. Null uses the environment's own instruction, "" uses none."""
     action_format: str = "plain"
     """How the policy writes an action: plain, react or act."""
     agent: str = "plain"
-    """How the conversation is built: `plain`; `react` or `act_only`, which are plain with that
-    `action_format`; `plan_then_act`; `reflect` (after a failure a lesson and the episode once
-    more); `window:K` (at most K exchanges in the context) or `summary:K` (the policy sums up each K
-    of them); or `package.module:Class`. `max_tokens` bounds each context."""
+    """How the conversation is built: `plain`; `react` or `act_only` (plain with that
+    `action_format`); `plan_then_act`; `reflect` (after a failure, a reflection and a second trial);
+    `window:K` (at most K exchanges in the context); `summary:K` (the policy summarizes every K
+    exchanges); or `package.module:Class`. `max_tokens` limits each context."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template, such as `{enable_thinking: false}` for Qwen3."""
     keep_reasoning: bool = False
-    """Use a chat template append-only although it would drop the reasoning of earlier turns."""
+    """Keep the reasoning of earlier turns in the context where the chat template would drop it."""
     turn_max_tokens: int = 512
-    """Most tokens the policy may sample in one turn."""
+    """Maximum tokens that the policy samples per turn."""
     max_tokens: int = 8192
-    """Most tokens of a whole episode, prompt and observations included; of each of its contexts
-    where the agent cuts them."""
+    """Maximum tokens per episode, including prompt and observations; per context if the agent
+    starts new contexts."""
+    temperature: float = 1.0
+    """Sampling temperature of training rollouts, evaluation or collection; 0 is greedy."""
+
+    @property
+    def form(self) -> ActionFormat:
+        """The action format. Raises `ConfigError` if the agent has another one."""
+        return format_of(self.agent, self.action_format)
+
+    @property
+    def new_agent(self) -> AgentFactory:
+        """Makes an agent per episode. Raises `ConfigError` for an unknown agent."""
+        return agent_factory(self.agent, self.form)
+
+    def system_prompt(self, env_instruction: str = "") -> str:
+        """The instruction, followed by the instructions of the action format."""
+        instruction = env_instruction if self.instruction is None else self.instruction
+        return join_instructions(instruction, self.form)
+
+    def check_policy(self) -> None:
+        """Raise `ConfigError` for an invalid value."""
+        _ = self.new_agent
+        at_least(1, turn_max_tokens=self.turn_max_tokens, max_tokens=self.max_tokens)
+        at_least(0, temperature=self.temperature)
+
+
+def join_instructions(instruction: str, form: ActionFormat) -> str:
+    """An instruction, followed by those of an action format unless it contains them already."""
+    if form.instructions and form.instructions in instruction:
+        return instruction
+    return "\n\n".join(part for part in (instruction, form.instructions) if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(PolicyConfig):
+    """The fields that all methods share. Each is a key of the YAML file and an option."""
+
+    method: str
+    """Training method: rl (the default), sft, dpo or evolve."""
+    attention: str | None = None
+    """Attention kernels of the update: sdpa, eager, flash_attention_2, ... Null uses
+    FlashAttention on a GPU if its package is installed, else sdpa. Ignored on a CPU."""
+    env: str = ""
+    """Id of the environment. Optional for sft and dpo, which then run no evaluation."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment, for the local server."""
+    output_dir: str = ""
+    """The run folder. An earlier run in it is moved aside."""
+    servers: list[str] = field(default_factory=list)
+    """Addresses of running environment servers. Empty starts a local server for this run."""
+    seed: int = 0
+    """Seed for the order of the data, environments and sampling."""
 
     concurrency: int = 256
-    """Most episodes under way at once, over all processes."""
+    """Maximum number of concurrent episodes, over all processes."""
     engine_concurrency: int = 0
-    """Most turns that one process has generated at once; 0 leaves it to the engine, which batches
-    what is waiting. Below `concurrency` it bounds what is computed side by side."""
+    """Maximum number of turns that one process generates concurrently; 0 sets no limit."""
     env_concurrency: int = 0
-    """Most calls to environments that one process makes at once; 0 sets no limit."""
+    """Maximum number of concurrent environment calls per process; 0 sets no limit."""
     episode_timeout_s: float = 0.0
-    """Longest an episode may take, its retries included; 0 sets no limit. One that waited most for
-    the policy ends as policy_timeout and teaches; else it is lost, and does not."""
+    """Time limit of an episode in seconds, including retries; 0 sets no limit. An episode that
+    mostly waited for the policy ends as policy_timeout and is trained on; others are lost."""
     retries: int = 2
-    """Further attempts at an episode whose world or engine was lost."""
+    """Retries of an episode whose environment or engine was lost."""
     engine: EngineName = "hf"
-    """What samples: `hf` from the trainer's own model, `vllm_colocate` beside it on its device, or
-    `vllm_server` behind HTTP (docs/engines.md)."""
+    """Generation engine: `hf` (the trainer's own model), `vllm_colocate` (on the trainer's device)
+    or `vllm_server` (over HTTP)."""
     engine_args: dict[str, Any] = field(default_factory=dict)
-    """Fields of the engine's settings, such as `{servers: [http://host:8000]}`."""
+    """Settings of the engine, such as `{servers: [http://host:8000]}`."""
 
-    tokens_per_forward: int = 0
-    """Tokens in one forward and backward pass of a process, padding included; a longer episode is
-    a pass of its own. 0 takes 4096 on a CPU and 16384 on a GPU. The gradient does not depend on it.
-    """
+    max_tokens_per_microbatch: int = 0
+    """Maximum tokens, including padding, of one forward and backward pass per process; a longer
+    episode has its own pass. 0 uses 4096 on a CPU and 16384 on a GPU. The gradient does not depend
+    on it."""
     learning_rate: float = 1e-6
+    """Peak learning rate."""
     warmup_steps: int = 0
     """Optimizer steps over which the learning rate rises."""
     lora: dict[str, Any] | None = None
-    """Train adapters instead of the weights: fields of PEFT's LoraConfig, such as `{r: 16}`. The
-    model that is kept is the adapters; null trains all weights."""
-    trl: dict[str, Any] = field(default_factory=dict)
-    """Further values for TRL's own config of the method, by its own names."""
+    """Train LoRA adapters: fields of PEFT's LoraConfig, such as `{r: 16}`. The saved model is the
+    adapters. Null trains all weights."""
+    trainer_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the method's TRL config, by TRL's names."""
     save_every: int = 50
     """Optimizer steps between checkpoints."""
 
     eval_split: str = "test"
-    """Held-out split that is evaluated before and after."""
+    """Held-out split that is evaluated before and after training."""
     eval_horizon: int = 0
-    """The one horizon of all evaluations; 0 takes what the method trains at."""
+    """Maximum turns per evaluation episode; 0 uses the (last) training horizon."""
     eval_samples: int = 1
-    """Episodes a held-out task."""
+    """Episodes per held-out task."""
     eval_per_category: int = 0
-    """Of each of the world's categories, evaluate only so many tasks; 0 takes all."""
+    """Evaluate only this many tasks per category; 0 evaluates all."""
     eval_temperature: float = 1.0
-    """Of sampling, in evaluation."""
+    """Sampling temperature in evaluation; 0 is greedy."""
     eval_before: bool = True
+    """Evaluate before training."""
     eval_after: bool = True
+    """Evaluate after training."""
 
     def check_common(self) -> None:
-        """Raise `BadRequest` for a value of the shared fields that cannot be."""
+        """Raise `ConfigError` for an invalid value of a shared field."""
         self.engine_settings()
-        agent_factory(self.agent, format_of(self.agent, self.action_format))
+        self.check_policy()
         at_least(
             1,
-            turn_max_tokens=self.turn_max_tokens,
-            max_tokens=self.max_tokens,
             concurrency=self.concurrency,
             eval_samples=self.eval_samples,
             save_every=self.save_every,
@@ -128,27 +170,37 @@ class RunConfig:
             env_concurrency=self.env_concurrency,
             episode_timeout_s=self.episode_timeout_s,
             retries=self.retries,
+            eval_temperature=self.eval_temperature,
         )
-        if self.tokens_per_forward < 0:
-            raise BadRequest(
-                f"tokens_per_forward is a number of tokens, or 0 for what suits the device, got "
-                f"{self.tokens_per_forward}"
+        if self.max_tokens_per_microbatch < 0:
+            raise ConfigError(
+                "max_tokens_per_microbatch is a number of tokens, or 0 for the device's default, "
+                f"got {self.max_tokens_per_microbatch}"
             )
+        if self.dtype == "float16":
+            raise ConfigError("dtype float16 cannot be trained; use float32 or bfloat16")
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
-            raise BadRequest("compute_dtype float32 needs dtype float32, got dtype bfloat16")
+            raise ConfigError("compute_dtype float32 needs dtype float32, got dtype bfloat16")
+
+    def check_required(self) -> None:
+        """Raise `ConfigError` if the model, the run folder or RL's environment is missing."""
+        needed = ("model", "output_dir", "env") if self.method == "rl" else ("model", "output_dir")
+        missing = [name for name in needed if not getattr(self, name)]
+        if missing:
+            raise ConfigError(f"invalid config: missing {' and '.join(missing)}")
 
     def check_processes(self, processes: int) -> None:
-        """Raise `BadRequest` where a step does not divide among so many processes."""
+        """Raise `ConfigError` if a step cannot be divided among this many processes."""
         raise NotImplementedError
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that the run plays."""
+        """The splits that the run uses."""
         raise NotImplementedError
 
     @property
     def rollout_limits(self) -> RolloutLimits:
-        """What the episodes of one process may use."""
+        """Limits of the episodes of one process."""
         return RolloutLimits(
             engine_concurrency=self.engine_concurrency,
             env_concurrency=self.env_concurrency,
@@ -158,19 +210,19 @@ class RunConfig:
 
     @property
     def fixed_eval_horizon(self) -> int:
-        """The horizon of every evaluation of the run."""
+        """The horizon of every evaluation of the run, in turns."""
         return self.eval_horizon
 
     def computes_in(self, *, on_gpu: bool) -> str:
-        """The name of what forward passes compute in."""
+        """The data type of forward passes."""
         return self.compute_dtype or ("bfloat16" if on_gpu else self.dtype)
 
     def engine_settings(self) -> EngineSettings:
-        """What the engine is told."""
+        """The settings of the engine, checked."""
         return engine_settings(self.engine, self.engine_args)
 
     def check_model(self) -> None:
-        """Raise `BadRequest` if the model is not available; loads nothing heavy."""
+        """Raise `ConfigError` if the model is not available; does not load it."""
         from agentgym_train.local_models import check_available
 
         check_available(self.model)
@@ -180,49 +232,60 @@ class RunConfig:
         return asdict(self)
 
 
-def at_least(least: int, **values: float) -> None:
-    """Raise `BadRequest` for the first value that is below `least`."""
+def at_least(minimum: int, **values: float) -> None:
+    """Raise `ConfigError` for the first value that is below `minimum`."""
     for name, value in values.items():
-        if value < least:
-            raise BadRequest(f"{name} is at least {least}, got {value}")
+        if value < minimum:
+            raise ConfigError(f"{name} is at least {minimum}, got {value}")
+
+
+def not_sampled(config: RunConfig) -> None:
+    """Raise `ConfigError` if a method that samples only in evaluation is given a temperature."""
+    if config.temperature != 1.0:
+        raise ConfigError(
+            f"method {config.method} samples only in evaluation; set eval_temperature instead of "
+            "temperature"
+        )
 
 
 def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of a YAML file, with `key=value` words laid over them."""
+    """The values of a YAML file, with `key=value` overrides applied."""
     if not path.is_file():
-        raise BadRequest(f"no config file {path}; examples are in examples/train")
+        raise ConfigError(f"no config file {path}; examples are in examples/train")
     try:
         values = read_yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise BadRequest(f"{path} is no YAML: {error}") from error
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
-        raise BadRequest(f"{path} holds no keys and values; write lines such as `steps: 100`")
-    return lay_over(values, parse_overrides(overrides))
+        raise ConfigError(f"{path} has no keys and values; write lines such as `steps: 100`")
+    return merge(values, parse_overrides(overrides))
 
 
 def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
     """The config of one method, from plain values."""
-    refuse_unknown("", values, (f.name for f in fields(kind)))
+    check_keys("", values, (f.name for f in fields(kind)))
     try:
-        return msgspec.convert(values, kind)
+        config = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"the config does not fit: {error}") from error
+        raise ConfigError(f"invalid config: {error}") from error
+    config.check_required()
+    return config
 
 
-def check_trl_names(trl: Mapping[str, Any], **ours: str) -> None:
-    """Raise `BadRequest` for a name under `trl` that has one of ours, which is set by it."""
+def check_trainer_args(trainer_args: Mapping[str, Any], **ours: str) -> None:
+    """Raise `ConfigError` for a key of `trainer_args` that one of our own keys sets."""
     for name, own in ours.items():
-        if name in trl:
-            raise BadRequest(f"trl.{name} is set by {own}; write {own}: VALUE beside trl")
+        if name in trainer_args:
+            raise ConfigError(f"trainer_args.{name} is set by {own}; write {own}: VALUE instead")
 
 
 def check_data(sources: Sequence[str]) -> None:
-    """Raise `BadRequest` where there is nothing to read that a config names."""
+    """Raise `ConfigError` if a source in `data` is missing."""
     if not sources:
-        raise BadRequest("data names no run folder and no file; name one to learn from")
+        raise ConfigError("data is empty; name at least one run folder or file of episodes")
     for source in map(Path, sources):
         if not source.is_file() and not (source / "run.json").is_file():
-            raise BadRequest(
+            raise ConfigError(
                 f"no episodes in {source}: it is neither a run folder nor a file. Collect some "
                 "with `agentgym collect --env ID --policy expert --out DIR`"
             )

@@ -9,21 +9,21 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentgym_env.errors import BadRequest
-from agentgym_train.config.reading import refuse_unknown
+from agentgym_env.errors import ConfigError
+from agentgym_train.config.reading import check_keys
 
 
 def check_address(url: str, api_key: str | None, fitting: str) -> None:
-    """Raise `BadRequest` for what is no address, or would send a key in the clear.
+    """Raise `ConfigError` for what is no address, or would send a key in the clear.
 
     `fitting` says what an address looks like here.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadRequest(f"{fitting}, got {url!r}")
+        raise ConfigError(f"{fitting}, got {url!r}")
     local = parts.hostname in ("localhost", "::1") or parts.hostname.startswith("127.")
     if api_key and parts.scheme == "http" and not local:
-        raise BadRequest(
+        raise ConfigError(
             f"the key would go to {parts.hostname} in the clear; use https, or unset the key's "
             "variable for an endpoint that needs none"
         )
@@ -110,15 +110,15 @@ _SETTINGS: dict[str, type[EngineSettings]] = {
 
 
 def engine_settings(engine: EngineName, values: Mapping[str, Any]) -> EngineSettings:
-    """The settings of one engine from plain values; raises `BadRequest` for an unknown one."""
+    """The settings of one engine from plain values; raises `ConfigError` for an unknown one."""
     kind = _SETTINGS[engine]
-    refuse_unknown(f" under engine_args of {engine}", values, (f.name for f in fields(kind)))
+    check_keys(f" under engine_args of {engine}", values, (f.name for f in fields(kind)))
     try:
         settings = msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"engine_args of {engine} do not fit: {error}") from error
+        raise ConfigError(f"engine_args of {engine} do not fit: {error}") from error
     if isinstance(settings, ColocateSettings) and settings.tensor_parallel_size != 1:
-        raise BadRequest(
+        raise ConfigError(
             f"tensor_parallel_size of vllm_colocate is 1, got {settings.tensor_parallel_size}: "
             "each process samples its own episodes at its own pace, and ranks of one model can "
             "not; use engine: vllm_server for a model that one GPU does not hold"

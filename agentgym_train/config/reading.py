@@ -5,11 +5,29 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
+
+RENAMED: Final[Mapping[str, str]] = {
+    "steps_ahead": "async_steps",
+    "oversample": "oversampling_ratio",
+    "stragglers": "unfinished_groups",
+    "group_size": "num_generations",
+    "kl": "beta",
+    "engine_correction": "importance_sampling_correction",
+    "engine_correction_max": "importance_sampling_cap",
+    "tokens_per_forward": "max_tokens_per_microbatch",
+    "trl": "trainer_args",
+    "least_reward": "min_reward",
+    "least_turns": "min_turns",
+    "most_turns": "max_turns",
+    "most_tokens": "max_episode_tokens",
+    "policy": "model",
+}
+"""Config keys of earlier versions, and their names today."""
 
 
 def read_yaml(text: str) -> Any:
@@ -20,7 +38,7 @@ def read_yaml(text: str) -> Any:
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """`key=value`, `--key=value` and `--key value` words, each value read as YAML.
 
-    The later of two words of one key wins. A key may be a path: `trl.beta`.
+    The later of two words of one key wins. A key may be a path: `trainer_args.epsilon`.
     """
     values: dict[str, Any] = {}
     left = list(words)
@@ -29,10 +47,10 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         dashed = word.startswith("--")
         key, equals, value = word.removeprefix("--").partition("=")
         if not key or not (dashed or equals):
-            raise BadRequest(f"{word!r} is no value of a config; write key=value or --key value")
+            raise ConfigError(f"{word!r} is not a setting; write key=value or --key value")
         if not equals:
             if not left:
-                raise BadRequest(f"--{key} has no value; write --{key} VALUE")
+                raise ConfigError(f"--{key} has no value; write --{key} VALUE")
             value = left.pop(0)
         first, dot, rest = key.partition(".")
         path = first.replace("-", "_") + dot + rest
@@ -40,12 +58,12 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         try:
             values[path] = read_yaml(value)
         except yaml.YAMLError as error:
-            raise BadRequest(f"the value of {key} is no YAML: {value!r}") from error
+            raise ConfigError(f"the value of {key} is not valid YAML: {value!r}") from error
     return values
 
 
-def lay_over(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with the overrides in their places; `trl.beta` is key beta of the mapping trl."""
+def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the overrides applied; `trainer_args.epsilon` is a key of `trainer_args`."""
     laid = dict(values)
     for path, value in overrides.items():
         first, dot, rest = path.partition(".")
@@ -54,23 +72,29 @@ def lay_over(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
             continue
         below = laid.get(first)
         if below is not None and not isinstance(below, Mapping):
-            raise BadRequest(f"{first} is {below!r} and has no key {rest}; write {first}=VALUE")
-        laid[first] = lay_over(below or {}, {rest: value})
+            raise ConfigError(f"{first} is {below!r} and has no key {rest}; write {first}=VALUE")
+        laid[first] = merge(below or {}, {rest: value})
     return laid
 
 
-def refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `BadRequest` for a name that is not known, with the names that it may have meant."""
-    there = sorted(known)
-    unknown = sorted(set(names) - set(there))
+def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ConfigError` for an unknown key, with the key that was probably meant.
+
+    `what` says where the keys are, such as " in trainer_args"; it is empty for the config itself.
+    """
+    valid = sorted(known)
+    unknown = sorted(set(names) - set(valid))
     if not unknown:
         return
-    meant = [near[0] for name in unknown if (near := difflib.get_close_matches(name, there, n=1))]
-    hint = f"did you mean {' and '.join(meant)}?" if len(meant) == len(unknown) else ""
+    renamed = {name: new for name in unknown if (new := RENAMED.get(name)) in valid}
+    if renamed:
+        raise ConfigError("; ".join(f"{old} was renamed to {new}" for old, new in renamed.items()))
+    near = [close[0] for name in unknown if (close := difflib.get_close_matches(name, valid, n=1))]
+    hint = f"did you mean {' and '.join(near)}?" if len(near) == len(unknown) else ""
     keys = "key" if len(unknown) == 1 else "keys"
-    raise BadRequest(
+    raise ConfigError(
         f"unknown {keys} {', '.join(unknown)}{what}; "
-        + (hint or f"there are {', '.join(there)}" if there else "it has none")
+        + (hint or (f"valid keys: {', '.join(valid)}" if valid else "no keys are allowed here"))
     )
 
 

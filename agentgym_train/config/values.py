@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.failures import TEACHES, Outcome, teaches
 from agentgym_env.trajectory import Trajectory
 
@@ -24,17 +24,17 @@ def trained_outcomes(names: Iterable[str]) -> frozenset[str]:
     chosen = frozenset(names)
     unknown = sorted(chosen - set(get_args(Outcome)))
     if unknown:
-        raise BadRequest(
-            f"no outcome {', '.join(unknown)}; there are {', '.join(get_args(Outcome))}"
+        raise ConfigError(
+            f"no outcome {', '.join(unknown)}; choose from {', '.join(get_args(Outcome))}"
         )
     lost = sorted(chosen - TEACHES)
     if lost:
-        raise BadRequest(
+        raise ConfigError(
             f"{', '.join(lost)} can not train: the episode was lost and its reward is unknown. "
             f"Choose from {', '.join(o for o in get_args(Outcome) if o in TEACHES)}"
         )
     if not chosen:
-        raise BadRequest("no outcome trains; name at least one, such as success and failure")
+        raise ConfigError("no outcome trains; name at least one, such as success and failure")
     return chosen
 
 
@@ -52,9 +52,9 @@ class PairRules:
 
     def __post_init__(self) -> None:
         if self.reward_gap is not None and not self.reward_gap > 0:
-            raise BadRequest(f"reward_gap is above 0, got {self.reward_gap:g}; leave it out for 0")
+            raise ConfigError(f"reward_gap is above 0, got {self.reward_gap:g}; leave it out for 0")
         if self.most is not None and self.most < 1:
-            raise BadRequest(f"most pairs of a start is at least 1, got {self.most}")
+            raise ConfigError(f"most pairs of a start is at least 1, got {self.most}")
 
     def prefers(self, one: Trajectory, other: Trajectory) -> bool:
         """Whether `one` is the better of two episodes that began alike."""
@@ -73,11 +73,11 @@ class EpisodeFilter:
 
     success: bool = False
     """Only those that solved their task."""
-    least_reward: float | None = None
+    min_reward: float | None = None
     """Only those with at least this reward."""
-    least_turns: int = 1
-    most_turns: int | None = None
-    most_tokens: int | None = None
+    min_turns: int = 1
+    max_turns: int | None = None
+    max_episode_tokens: int | None = None
     """Of the whole episode, prompt and observations included; of several contexts the longest."""
     tokenizer: str | None = None
     """Folder or hub id of the model whose tokenizer counts; None counts what was sampled, which
@@ -86,14 +86,17 @@ class EpisodeFilter:
     """Of those with the same task and the same actions only the first."""
 
     def __post_init__(self) -> None:
-        if self.least_turns < 0:
-            raise BadRequest(f"least_turns is at least 0, got {self.least_turns}")
-        for name, value in (("most_turns", self.most_turns), ("most_tokens", self.most_tokens)):
+        if self.min_turns < 0:
+            raise ConfigError(f"min_turns is at least 0, got {self.min_turns}")
+        for name, value in (
+            ("max_turns", self.max_turns),
+            ("max_episode_tokens", self.max_episode_tokens),
+        ):
             if value is not None and value < 1:
-                raise BadRequest(f"{name} is at least 1, got {value}")
-        if self.most_turns is not None and self.most_turns < self.least_turns:
-            raise BadRequest(
-                f"most_turns {self.most_turns} is below least_turns {self.least_turns}: nothing "
+                raise ConfigError(f"{name} is at least 1, got {value}")
+        if self.max_turns is not None and self.max_turns < self.min_turns:
+            raise ConfigError(
+                f"max_turns {self.max_turns} is below min_turns {self.min_turns}: nothing "
                 "could be kept"
             )
 
@@ -104,14 +107,17 @@ class EpisodeFilter:
             return "lost"
         if self.success and not trajectory.success:
             return "no success"
-        if self.least_reward is not None and trajectory.reward < self.least_reward:
-            return f"reward below {self.least_reward:g}"
-        if turns < self.least_turns:
-            return f"under {self.least_turns} turns"
-        if self.most_turns is not None and turns > self.most_turns:
-            return f"over {self.most_turns} turns"
-        if self.most_tokens is not None and count_tokens(trajectory) > self.most_tokens:
-            return f"over {self.most_tokens} tokens"
+        if self.min_reward is not None and trajectory.reward < self.min_reward:
+            return f"reward below {self.min_reward:g}"
+        if turns < self.min_turns:
+            return f"under {self.min_turns} turns"
+        if self.max_turns is not None and turns > self.max_turns:
+            return f"over {self.max_turns} turns"
+        if (
+            self.max_episode_tokens is not None
+            and count_tokens(trajectory) > self.max_episode_tokens
+        ):
+            return f"over {self.max_episode_tokens} tokens"
         return None
 
 

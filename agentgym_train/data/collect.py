@@ -15,17 +15,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.failures import teaches
 from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, run_facts
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.console import progress_bar
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
-from agentgym_train.rollout.agent import format_of
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner
@@ -46,7 +46,7 @@ class FilteredEpisodes:
 def filter_episodes(trajectories: Iterable[Trajectory], keep: EpisodeFilter) -> FilteredEpisodes:
     """The demonstrations among episodes, in their order."""
     sifted = FilteredEpisodes()
-    count_tokens = token_counter(keep.tokenizer) if keep.most_tokens else sampled_tokens
+    count_tokens = token_counter(keep.tokenizer) if keep.max_episode_tokens else sampled_tokens
     seen: set[tuple[str, str, tuple[str, ...]]] = set()
     for trajectory in trajectories:
         objection = keep.objection(trajectory, count_tokens)
@@ -74,11 +74,10 @@ WITHOUT_WORDS: Final = frozenset({"expert", "random"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectConfig:
-    """What is to be collected."""
+class CollectConfig(PolicyConfig):
+    """Settings of a collection; `model` is the name of any policy, such as `expert`."""
 
     env: str
-    policy: str
     output_dir: str
     split: str = "train"
     n: int | None = None
@@ -88,12 +87,6 @@ class CollectConfig:
     """Episodes of each start."""
     horizon: int = 50
     seed: int = 0
-    temperature: float = 1.0
-    instruction: str | None = None
-    action_format: str = "plain"
-    agent: str = "plain"
-    turn_max_tokens: int = 512
-    max_tokens: int = 8192
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     servers: list[str] = field(default_factory=list)
     keep: EpisodeFilter = field(default_factory=EpisodeFilter)
@@ -136,7 +129,7 @@ def starts_of(config: CollectConfig, tasks: TaskSet) -> list[EpisodeSpec]:
 
 
 def check_settings(config: CollectConfig) -> None:
-    """Raise `BadRequest` where the folder holds something else, or episodes of other settings.
+    """Raise `ConfigError` where the folder holds something else, or episodes of other settings.
 
     Starts, samples and what is kept may change, since all that was played stays good.
     """
@@ -145,14 +138,14 @@ def check_settings(config: CollectConfig) -> None:
         return
     earlier = collect_config_of(path)
     if earlier is None:
-        raise BadRequest(f"{path} holds something else than a collection; name another --out")
+        raise ConfigError(f"{path} holds something else than a collection; name another --out")
     if not collected(RunStore.open(path))[0]:
         return
     old, new = earlier.as_dict(), config.as_dict()
     changed = [name for name in new if name not in _MAY_CHANGE and new[name] != old[name]]
     if changed:
         told = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)
-        raise BadRequest(
+        raise ConfigError(
             f"{path} holds episodes that were collected otherwise: {told[:600]}. Name another "
             "--out, or give the settings of then"
         )
@@ -178,7 +171,7 @@ def collect_config_of(path: Path) -> CollectConfig | None:
     try:
         return msgspec.convert(config, CollectConfig)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"{path}/run.json is not what a collection writes: {error}") from error
+        raise ConfigError(f"{path}/run.json is not what a collection writes: {error}") from error
 
 
 def collected(store: RunStore) -> tuple[list[Trajectory], list[BrokenLine]]:
@@ -196,14 +189,11 @@ def play(
     new_actor: ActorFactory,
     starts: Sequence[EpisodeSpec],
     config: CollectConfig,
-    told: str,
+    system_prompt: str,
     console: Console,
 ) -> list[Trajectory]:
-    """Play episodes and keep each as it ends; those that were lost are given back instead.
-
-    Kept with them is all that the policy was told: the instruction and the action format's own.
-    """
-    form = format_of(config.agent, config.action_format)
+    """Play episodes and store each when it ends; returns the lost ones, which are not stored."""
+    form = config.form
     lost: dict[Key, Trajectory] = {}
     with progress_bar(console) as progress:
         live = (
@@ -225,7 +215,7 @@ def play(
             new_actor,
             starts,
             config.horizon,
-            instruction="\n\n".join(part for part in (told, form.instructions) if part),
+            instruction=system_prompt,
             on_episode=keep,
         )
         progress.update(bar, figures="")
@@ -260,7 +250,7 @@ def collect(
 ) -> int:
     """Play what is not there yet and sum up what is. Returns the exit status.
 
-    Raises `BadRequest` for what cannot be done, before anything is played, and when every episode
+    Raises `ConfigError` for what cannot be done, before anything is played, and when every episode
     was lost; `FolderInUse` while another process writes to the folder.
     """
     with folder_lock(Path(config.output_dir), "--out"):
@@ -268,15 +258,7 @@ def collect(
 
 
 def _collect(config: CollectConfig, console: Console, concurrency: int, api_key: str | None) -> int:
-    who = PolicySpec(
-        config.policy,
-        config.temperature,
-        config.action_format,
-        config.agent,
-        config.turn_max_tokens,
-        config.max_tokens,
-        api_key=api_key,
-    )
+    spec = PolicySpec(config, api_key=api_key)
     _check_counting(config)
     with RolloutRunner(
         config.env, config.servers, env_kwargs=config.env_kwargs, concurrency=concurrency
@@ -285,20 +267,21 @@ def _collect(config: CollectConfig, console: Console, concurrency: int, api_key:
         starts = starts_of(config, rollout_runner.tasks)
         check_settings(config)
         left = _left(config, starts, console)
-        told = rollout_runner.card.instruction if config.instruction is None else config.instruction
+        env_instruction = rollout_runner.card.instruction
         lost: list[Trajectory] = []
         try:
             if left:
-                with who.actors(told, rollout_runner.run) as actors:
+                with spec.actors(env_instruction, rollout_runner.run) as actors:
                     # By now whatever could be refused has been.
                     store = opened(config)
-                    lost = play(store, rollout_runner, actors, left, config, told, console)
+                    prompt = config.system_prompt(env_instruction)
+                    lost = play(store, rollout_runner, actors, left, config, prompt, console)
         except KeyboardInterrupt:
             _close(config, starts, lost, console)
             console.print("Stopped; the same command goes on.")
             return INTERRUPTED
     _close(config, starts, lost, console)
-    used = who.used()
+    used = spec.used()
     if used:
         console.print("Used: " + ", ".join(f"{value:,} {name}" for name, value in used.items()))
     return 1 if lost else 0
@@ -307,14 +290,14 @@ def _collect(config: CollectConfig, console: Console, concurrency: int, api_key:
 def _check_counting(config: CollectConfig) -> None:
     """Raise before anything is played when the tokens could not be counted at the end."""
     keep = config.keep
-    if keep.most_tokens is None:
+    if keep.max_episode_tokens is None:
         return
     if keep.tokenizer is not None:
         token_counter(keep.tokenizer)
-    elif config.policy in WITHOUT_WORDS or config.policy.startswith("openai:"):
-        raise BadRequest(
-            f"{config.policy} samples no token ids that --most-tokens could count; name the model "
-            "whose tokenizer is to count with --tokenizer"
+    elif config.model in WITHOUT_WORDS or config.model.startswith("openai:"):
+        raise ConfigError(
+            f"{config.model} reports no token ids, which --max-episode-tokens counts; name a model "
+            "whose tokenizer counts them: --tokenizer PATH_OR_ID"
         )
 
 
@@ -345,7 +328,7 @@ def _close(
     there, _ = collected(RunStore(Path(config.output_dir)))
     if not there:
         if lost:
-            raise BadRequest(f"all {len(lost)} episodes were lost; the first to: {lost[0].error}")
+            raise ConfigError(f"all {len(lost)} episodes were lost; the first to: {lost[0].error}")
         return
     store = opened(config)
     sifted = filter_episodes(there, config.keep)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine, RunStore
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.base import RunConfig
@@ -41,13 +41,13 @@ def read_demonstrations(
 
     For `pairs` a collection gives what failed too, and repetitions, as long as its length is right:
     a pair has two sides.
-    Raises `BadRequest` where a source holds no episode at all.
+    Raises `ConfigError` where a source holds no episode at all.
     """
     read, chosen, sifted = Reading(), [], FilteredEpisodes()
     for source in (Path(name).expanduser() for name in sources):
         found = _read(source)
         if not found.trajectories:
-            raise BadRequest(_nothing_in(source, found))
+            raise ConfigError(_nothing_in(source, found))
         read.add(found)
         first = filter_episodes(found.trajectories, _own_rule(source, pairs))
         chosen += first.kept
@@ -75,9 +75,9 @@ def _own_rule(source: Path, pairs: bool) -> EpisodeFilter:
     """What a source was told to keep."""
     config = None if source.is_file() else collect_config_of(source)
     if config is None:
-        return EpisodeFilter(least_turns=0)
+        return EpisodeFilter(min_turns=0)
     if pairs:
-        return replace(config.keep, success=False, least_reward=None, unique=False)
+        return replace(config.keep, success=False, min_reward=None, unique=False)
     return config.keep
 
 
@@ -142,23 +142,17 @@ class SFTDataset:
 
 
 def check_rows(rows: Sequence[Any], told: str = "") -> None:
-    """Raise `BadRequest` where there is nothing to learn from."""
+    """Raise `ConfigError` where there is nothing to learn from."""
     if not rows:
-        raise BadRequest(
+        raise ConfigError(
             "there is no episode to learn from; name other data, or loosen what is chosen: "
-            f"success, least_reward, most_turns, max_tokens. {told}".strip()
+            f"success, min_reward, max_turns, max_tokens. {told}".strip()
         )
 
 
 def replay_of(config: RunConfig, tokenizer: Any) -> Replay:
     """What makes rows of episodes, under the config's way of talking to the policy."""
-    return Replay(
-        tokenizer,
-        instruction=config.instruction,
-        action_format=config.action_format,
-        agent=config.agent,
-        keep_reasoning=config.keep_reasoning,
-    )
+    return Replay(tokenizer, config)
 
 
 def replayed(

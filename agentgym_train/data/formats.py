@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from agentgym_env.actions import ActionError, action_format
-from agentgym_env.errors import AgentGymError, BadRequest, UnknownEnvironment
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, UnknownEnvironment
 from agentgym_env.registration import env_class, full_id, registered
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Trajectory, Turn
@@ -88,11 +88,11 @@ def rest_of(trajectory: Trajectory, *, tokens: bool = True) -> str:
 
 
 def restored(dialogue: Dialogue, column: str) -> Trajectory:
-    """The episode of a row that we wrote; raises `BadRequest` where the column is broken."""
+    """The episode of a row that we wrote; raises `ConfigError` where the column is broken."""
     try:
         rest = msgspec.json.decode(column, type=_Rest)
     except (msgspec.DecodeError, TypeError) as error:
-        raise BadRequest(f"its column {COLUMN} is broken: {error}") from error
+        raise ConfigError(f"its column {COLUMN} is broken: {error}") from error
     kept = rest.episode
     if _digest(dialogue) == rest.words and len(dialogue.exchanges) == len(kept.turns):
         turns = [
@@ -129,7 +129,7 @@ def made_of(
     """
     turns = turns_of(dialogue)
     if not turns:
-        raise BadRequest("the policy says nothing in it")
+        raise ConfigError("the policy says nothing in it")
     infos = infos or [{} for _ in turns]
     turns = [
         msgspec.structs.replace(turn, info=info) for turn, info in zip(turns, infos, strict=True)
@@ -209,16 +209,16 @@ def conversation_row(trajectory: Trajectory, *, tokens: bool = True) -> dict[str
 
 
 def read_conversation(row: dict[str, Any], env: str = "") -> Trajectory:
-    """The episode of a row, ours or theirs; raises `BadRequest` where there is none.
+    """The episode of a row, ours or theirs; raises `ConfigError` where there is none.
 
     A row of theirs that says nothing of its reward is taken for a success, as their
     demonstrations are. `env` is the environment of rows that do not name one.
     """
     messages = row.get("conversations")
     if messages is None:
-        raise BadRequest("it names a task and has no conversation")
+        raise ConfigError("it names a task and has no conversation")
     if not isinstance(messages, list) or not messages:
-        raise BadRequest("its conversations are no list of messages")
+        raise ConfigError("its conversations are no list of messages")
     spoken = [_spoken(number, message) for number, message in enumerate(messages, 1)]
     dialogue, losses = _dialogue(spoken)
     if isinstance(row.get(COLUMN), str):
@@ -226,7 +226,7 @@ def read_conversation(row: dict[str, Any], env: str = "") -> Trajectory:
     item = str(row.get("item_id", ""))
     reward = row.get("reward")
     if reward is not None and not isinstance(reward, int | float):
-        raise BadRequest(f"its reward is no number, got {reward!r}")
+        raise ConfigError(f"its reward is no number, got {reward!r}")
     return made_of(
         dialogue,
         env=env or _env_of(item.rpartition("_")[0]),
@@ -275,11 +275,11 @@ def _dialogue(spoken: list[tuple[bool, str, Any]]) -> tuple[Dialogue, list[Any]]
 def _spoken(number: int, message: Any) -> tuple[bool, str, Any]:
     """(whether the policy says it, the text, its `loss`)."""
     if not isinstance(message, dict):
-        raise BadRequest(f"message {number} is no object")
+        raise ConfigError(f"message {number} is no object")
     who = message.get("from", message.get("role"))
     text = message.get("value", message.get("content"))
     if who not in _POLICY | _OTHERS or not isinstance(text, str):
-        raise BadRequest(
+        raise ConfigError(
             f"message {number} is no text from human or gpt: it is from {str(who)[:40]!r}"
         )
     return who in _POLICY, text, message.get("loss")
@@ -312,11 +312,11 @@ class Row:
 
 
 def read_rows(path: Path) -> tuple[list[Row], list[BrokenLine]]:
-    """The objects of a file; raises `BadRequest` where there is none to read."""
+    """The objects of a file; raises `ConfigError` where there is none to read."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BadRequest(f"cannot read {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     found = list(_array(path, data) if data.lstrip()[:1] == b"[" else _lines(path, data))
     rows = [item for item in found if isinstance(item, Row)]
     return rows, [item for item in found if isinstance(item, BrokenLine)]
@@ -410,7 +410,7 @@ def messages_row(trajectory: Trajectory, *, tokens: bool = True) -> dict[str, An
 
 
 def read_messages(row: dict[str, Any], env: str = "") -> Trajectory:
-    """The episode of a row, ours or another's; raises `BadRequest` where there is none.
+    """The episode of a row, ours or another's; raises `ConfigError` where there is none.
 
     A row of another's is taken for a success unless it has a `success` that says otherwise.
     """
@@ -442,9 +442,9 @@ def completion_of(dialogue: Dialogue) -> Messages:
 
 
 def dialogue_in(messages: Any, column: str) -> Dialogue:
-    """The texts of a list of messages; raises `BadRequest` where it is none."""
+    """The texts of a list of messages; raises `ConfigError` where it is none."""
     if not isinstance(messages, list) or not messages:
-        raise BadRequest(f"its {column} are no list of messages")
+        raise ConfigError(f"its {column} are no list of messages")
     spoken = [
         _spoken_of_messages(column, number, message) for number, message in enumerate(messages, 1)
     ]
@@ -454,12 +454,12 @@ def dialogue_in(messages: Any, column: str) -> Dialogue:
 
 def _spoken_of_messages(column: str, number: int, message: Any) -> tuple[str, str]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise BadRequest(f"message {number} of its {column} has no role")
+        raise ConfigError(f"message {number} of its {column} has no role")
     text = message.get("content")
     if isinstance(text, list):  # blocks, as of models that also see pictures
         text = "".join(b["text"] for b in text if isinstance(b, dict) and "text" in b)
     if not isinstance(text, str):
-        raise BadRequest(f"message {number} of its {column} has no text")
+        raise ConfigError(f"message {number} of its {column} has no text")
     return message["role"], text
 
 
@@ -485,7 +485,7 @@ def preference_row(pair: Pair, *, tokens: bool = True) -> dict[str, Any]:
 
 
 def read_preference(row: dict[str, Any], env: str = "") -> Pair:
-    """The pair of a row, ours or another's; raises `BadRequest` where there is none.
+    """The pair of a row, ours or another's; raises `ConfigError` where there is none.
 
     Of another's nothing is known but which is better: its chosen episode is taken for a success,
     its rejected one for a failure.
@@ -539,9 +539,9 @@ class Reading:
 
 
 def format_named(name: str) -> FormatName:
-    """A format by its name; raises `BadRequest` with the names there are."""
+    """A format by its name; raises `ConfigError` with the names there are."""
     if name not in FORMATS:
-        raise BadRequest(f"no format {name!r}; there are {', '.join(FORMATS)}")
+        raise ConfigError(f"no format {name!r}; choose from {', '.join(FORMATS)}")
     return name  # type: ignore[return-value]
 
 
@@ -573,7 +573,7 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     array = path.suffix == ".json"
     first, between, last = (b"[\n", b",\n", b"\n]\n") if array else (b"", b"\n", b"\n")
     if not path.absolute().parent.is_dir():
-        raise BadRequest(f"there is no folder {path.parent} to write {path.name} to")
+        raise ConfigError(f"there is no folder {path.parent} to write {path.name} to")
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     number = 0
     try:
@@ -627,14 +627,14 @@ def _read(row: Row, form: FormatName | None, env: str) -> Trajectory | Pair:
             try:
                 return msgspec.convert(row.values, Trajectory)
             except msgspec.ValidationError as error:
-                raise BadRequest(f"it is no trajectory: {error}") from error
+                raise ConfigError(f"it is no trajectory: {error}") from error
 
 
 def _form_of(values: dict[str, Any]) -> FormatName:
     for mark, form in _MARKS.items():
         if mark in values:
             return form  # type: ignore[return-value]
-    raise BadRequest(
+    raise ConfigError(
         f"it is in no known format: none of its columns is {', '.join(_MARKS)}; it has "
         f"{repr(list(values))[:100]}"
     )

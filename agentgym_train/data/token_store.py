@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens
 
 PIECES = "pieces.json.gz"
@@ -60,7 +60,7 @@ def pack(rows: Sequence[Tokens], advantages: Sequence[float]) -> bytes:
 
 
 def unpack(packed: bytes) -> tuple[list[Tokens], list[float]]:
-    """What `pack` took; raises `BadRequest` for bytes that it did not give."""
+    """What `pack` took; raises `ConfigError` for bytes that it did not give."""
     try:
         held = msgspec.msgpack.decode(zlib.decompressobj().decompress(packed, _MOST_BYTES))
         rows = [
@@ -69,7 +69,7 @@ def unpack(packed: bytes) -> tuple[list[Tokens], list[float]]:
         ]
         return rows, _list(held["advantages"], "<f4")
     except (zlib.error, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise BadRequest(f"these kept tokens cannot be read: {error}") from error
+        raise ConfigError(f"these kept tokens cannot be read: {error}") from error
 
 
 def write_pieces(folder: Path, pieces: Sequence[str]) -> None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import CountTokens
-from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ModelActor
-from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
-from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.chat import Chat, chat_of
 
 IGNORED = -100
 
@@ -40,20 +41,16 @@ class Replay:
     def __init__(
         self,
         tokenizer: Any,
+        config: PolicyConfig | None = None,
         *,
-        instruction: str | None = None,
-        action_format: str = "plain",
-        agent: str = "plain",
-        keep_reasoning: bool = False,
         imitates: Imitates = has_loss,
     ) -> None:
-        """`instruction` None takes what each episode's own policy was told."""
+        """Without an instruction in `config`, each episode keeps the instruction of its policy."""
         self._tokenizer = tokenizer
-        self._instruction = instruction
-        self._form = format_of(agent, action_format)
-        self._agent = agent
-        self._new_agent: AgentFactory = agent_factory(agent, self._form)
-        self._keep_reasoning = keep_reasoning
+        config = config or PolicyConfig()
+        self._config = replace(config, turn_max_tokens=_NO_LIMIT, max_tokens=_NO_LIMIT)
+        self._form = config.form
+        self._new_agent = config.new_agent
         self._imitates = imitates
         self._chats: dict[str, Chat] = {}
 
@@ -69,20 +66,20 @@ class Replay:
         replies = [chat.response_ids(text) for text in texts]
         engine = ScriptedEngine(lambda _, number: replies[number])
         actor = ModelActor(
-            engine, chat, Sampling(_NO_LIMIT), max_tokens=_NO_LIMIT, agent=self._new_agent(),
-            name=trajectory.policy,
-        )  # fmt: skip
+            engine,
+            chat,
+            replace(self._config, model=trajectory.policy),
+            agent=self._new_agent(),
+        )
         rows = asyncio.run(self._play(actor, trajectory))
         return list(self._masked(rows, trajectory.turns, replies))
 
     def chat_of(self, trajectory: Trajectory) -> Chat:
         """The chat under which the episode is replayed: its instruction, then the format's."""
-        told = trajectory.instruction if self._instruction is None else self._instruction
-        if self._form.instructions and self._form.instructions not in told:
-            told = "\n\n".join(part for part in (told, self._form.instructions) if part)
-        if told not in self._chats:
-            self._chats[told] = Chat(self._tokenizer, told, keep_reasoning=self._keep_reasoning)
-        return self._chats[told]
+        prompt = self._config.system_prompt(trajectory.instruction)
+        if prompt not in self._chats:
+            self._chats[prompt] = chat_of(self._config, self._tokenizer, prompt)
+        return self._chats[prompt]
 
     async def _play(self, actor: ModelActor, trajectory: Trajectory) -> list[Tokens]:
         """What an `EpisodeRun` does with a player, when world and engine are what was recorded."""
@@ -92,9 +89,9 @@ class Replay:
         for number, turn in enumerate(trajectory.turns, 1):
             move = await actor.act()
             if move is None or (move.action is None and turn.action):
-                raise BadRequest(
-                    f"the agent {self._agent} asks for a turn without an action where the episode "
-                    f"of task {trajectory.task!r} by {trajectory.policy} has the action "
+                raise ConfigError(
+                    f"the agent {self._config.agent} requests a turn without an action where the "
+                    f"episode of task {trajectory.task!r} by {trajectory.policy} has the action "
                     f"{turn.action[:60]!r}; train with the agent that played it, or with plain"
                 )
             if move.action is not None and number < last:
@@ -138,9 +135,9 @@ def training_row(tokens: Tokens) -> dict[str, list[int]]:
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:
-    """The tokens of the longest context; raises `BadRequest` where no ids are kept."""
+    """The tokens of the longest context; raises `ConfigError` where no ids are kept."""
     if not trajectory.rows:
-        raise BadRequest(
+        raise ConfigError(
             f"the episodes of {trajectory.policy!r} have no token ids to count; name the model "
             "whose tokenizer is to count with --tokenizer"
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import distributed
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import ColocateSettings, EngineSettings, ServerSettings
 from agentgym_train.distributed import gathered
 from agentgym_train.engines.base import GenerationEngine
@@ -49,7 +49,7 @@ def _server_engine(settings: ServerSettings, model: Any, max_tokens: int) -> Gen
     if settings.servers:
         members = [Member(address.rstrip("/")) for address in settings.servers]
     elif several and distributed.get_world_size() > 1:
-        raise BadRequest(
+        raise ConfigError(
             f"{distributed.get_world_size()} processes share their vLLM servers; start servers and "
             "name them: engine_args: {servers: [http://host:8000]} (docs/engines.md)"
         )

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.hf_batch import (
     Finished,
@@ -118,7 +118,7 @@ class HFEngine:
     ) -> Generation:
         """Sample one turn; raises `EngineLost` when the model's forward fails."""
         if not prompt_ids:
-            raise BadRequest("a prompt has at least one token")
+            raise ConfigError("a prompt has at least one token")
         async with self._gate.turn():
             reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
             self._waiting.append(TurnRequest(list(prompt_ids), sampling, conversation, reply))

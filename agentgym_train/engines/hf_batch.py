@@ -17,17 +17,17 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_train.engines.base import Generation, Sampling
 
 _ALIBI_ALWAYS = ("bloom", "mpt")
 
 
 def check_full_attention(config: Any) -> None:
-    """Raise `BadRequest` unless all layers of a text model attend to all tokens by position."""
+    """Raise `ConfigError` unless all layers of a text model attend to all tokens by position."""
     kinds = sorted(_kinds(config))
     if kinds != ["full_attention"]:
-        raise BadRequest(
+        raise ConfigError(
             f"the hf engine keeps the cache of full attention layers only, and this model has "
             f"{kinds}; use a full-attention model, or a vLLM engine"
         )

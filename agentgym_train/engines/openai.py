@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.spaces import clean_text
 from agentgym_train.config.engines import check_address
 from agentgym_train.engines.base import EngineLost
@@ -142,7 +142,7 @@ class ChatEndpoint:
     async def say(
         self, messages: Sequence[Mapping[str, str]], *, max_tokens: int, temperature: float
     ) -> Reply:
-        """The next message; raises `EngineLost`, `ContextFull`, or `BadRequest` if refused."""
+        """The next message; raises `EngineLost`, `ContextFull`, or `ConfigError` if refused."""
         body = {
             "model": self.settings.model,
             "messages": list(messages),
@@ -209,7 +209,7 @@ class ChatEndpoint:
         said = self._without_key(raw)
         if "context_length_exceeded" in said or "maximum context length" in said:
             raise ContextFull(said)
-        raise BadRequest(
+        raise ConfigError(
             f"{self.settings.url} refused model {self.settings.model!r} with status {status}: "
             f"{said[:_MOST_SAID]}. Check the model's name, the URL and the key"
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import ColocateSettings
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.vllm_process import READER, engine_values, save_architecture
@@ -67,10 +67,10 @@ def inner_engine(model: Any, settings: ColocateSettings, max_len: int) -> tuple[
 
 
 def sampling_params(sampling: Sampling, prompt_tokens: int, max_len: int) -> SamplingParams:
-    """How vLLM samples a turn; raises `BadRequest` when the conversation has no room for it."""
+    """How vLLM samples a turn; raises `ConfigError` when the conversation has no room for it."""
     room = max_len - prompt_tokens
     if room < 1:
-        raise BadRequest(
+        raise ConfigError(
             f"a conversation of {prompt_tokens} tokens leaves no room in vLLM's max_model_len of "
             f"{max_len}; raise max_model_len under engine_args, or lower max_tokens"
         )
@@ -152,7 +152,7 @@ class VLLMColocateEngine:
     ) -> Generation:
         """Sample one turn; raises `EngineLost` when vLLM failed."""
         if not prompt_ids:
-            raise BadRequest("a prompt has at least one token")
+            raise ConfigError("a prompt has at least one token")
         params = sampling_params(sampling, len(prompt_ids), self._length)
         self._requests += 1
         name = str(self._requests)
@@ -242,7 +242,7 @@ class VLLMColocateEngine:
             self._inner, self._sleeps = inner_engine(model, settings, self._length)
             self._inner.collective_rpc("take_weights", args=(checkpoint_weights(model),))
         except ValueError as error:
-            made.set_exception(BadRequest(f"vLLM can not serve this model so: {error}"))
+            made.set_exception(ConfigError(f"vLLM can not serve this model so: {error}"))
             return
         except BaseException as error:
             made.set_exception(error)

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from safetensors.torch import save_file
 
-from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_train.config.engines import ServerSettings, check_address
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.hf import UpdateGate
@@ -53,7 +53,7 @@ class VLLMWire:
     async def call(self, address: str, path: str, body: Any = None) -> Any:
         """The JSON that a server answers: to a GET without a body, to a POST with one.
 
-        Raises `Unreachable` or `Broken`, and `BadRequest` for what a healthy server refuses.
+        Raises `Unreachable` or `Broken`, and `ConfigError` for what a healthy server refuses.
         """
         try:
             async with self._open().request(
@@ -65,7 +65,7 @@ class VLLMWire:
         if status >= 500:
             raise Broken(f"{address}{path} failed with status {status}: {text[:300]}")
         if status >= 400:
-            raise BadRequest(f"{address}{path} was refused with status {status}: {text[:300]}")
+            raise ConfigError(f"{address}{path} was refused with status {status}: {text[:300]}")
         return msgspec.json.decode(text) if text else None
 
     async def close(self) -> None:
@@ -305,7 +305,7 @@ class VLLMServerEngine:
     ) -> Generation:
         """Sample one turn; raises `EngineLost` when no server answers for long."""
         if not prompt_ids:
-            raise BadRequest("a prompt has at least one token")
+            raise ConfigError("a prompt has at least one token")
         began = time.monotonic()
         async with self._gate.turn():
             while True:
@@ -401,16 +401,16 @@ class VLLMServerEngine:
         return str(known["weight_version"])
 
     async def _get_to_know(self, member: Member) -> None:
-        """Which model a server serves; raises `BadRequest` for one that can not serve this run."""
+        """Which model a server serves; raises `ConfigError` for one that can not serve this run."""
         (card, *_) = (await self._call(member, "/v1/models"))["data"]
         info = await self._call(member, "/server_info?config_format=json")
         mode = info["vllm_config"]["model_config"]["logprobs_mode"]
         if mode != "processed_logprobs":
-            raise BadRequest(
+            raise ConfigError(
                 f"{member.address} gives {mode}, which leave the temperature out; {_HOW}"
             )
         if card["max_model_len"] < self._max_tokens:
-            raise BadRequest(
+            raise ConfigError(
                 f"{member.address} holds conversations of {card['max_model_len']} tokens, and "
                 f"max_tokens is {self._max_tokens}; start it with --max-model-len "
                 f"{self._max_tokens}, or lower max_tokens"
@@ -449,7 +449,7 @@ class VLLMServerEngine:
         try:
             return await self._wire.call(member.address, path, body)
         except BadRequest as error:
-            raise BadRequest(f"{error}; {_HOW}") from error
+            raise ConfigError(f"{error}; {_HOW}") from error
 
 
 _FITTING = "a vLLM server's address looks like http://host:8000"
@@ -506,7 +506,7 @@ class ServedEngine(VLLMServerEngine):
 
     async def update_weights(self, model: Any, version: int) -> None:
         """Refused: nothing here may change what a server serves."""
-        raise BadRequest(
+        raise ConfigError(
             "this engine plays by what its servers serve and changes no weights; engine: "
             "vllm_server trains (docs/engines.md)"
         )
@@ -514,11 +514,11 @@ class ServedEngine(VLLMServerEngine):
     async def _get_to_know(self, member: Member) -> None:
         """See that a server, new or come back, has the wanted model and its tokens mean the same.
 
-        Raises `BadRequest` if not.
+        Raises `ConfigError` if not.
         """
         known = await _served(self._wire, member.address, self._wanted)
         if known.max_model_len < self._max_tokens:
-            raise BadRequest(
+            raise ConfigError(
                 f"{member.address} holds conversations of {known.max_model_len} tokens, and "
                 f"max_tokens is {self._max_tokens}; start it with --max-model-len "
                 f"{self._max_tokens}, or lower max_tokens"
@@ -527,7 +527,7 @@ class ServedEngine(VLLMServerEngine):
         body = {"model": known.name, "prompt": text, "add_special_tokens": False}
         theirs = (await self._wire.call(member.address, "/tokenize", body))["tokens"]
         if theirs != list(self._tokenizer.encode(text, add_special_tokens=False)):
-            raise BadRequest(
+            raise ConfigError(
                 f"{member.address} serves {known.name} with another tokenizer than the one here; "
                 f"take the tokenizer of {known.source!r}, which the server loaded"
             )
@@ -537,7 +537,7 @@ class ServedEngine(VLLMServerEngine):
 def served_model(url: str, *, model: str | None = None, api_key: str | None = None) -> ServedModel:
     """Which model a vLLM server serves; the first of several, or the one named `model`.
 
-    Raises `BadRequest` when no vLLM server answers there, or when it has no such model. It runs an
+    Raises `ConfigError` when no vLLM server answers there, or when it has no such model. It runs an
     event loop of its own, so call it where none is running.
     """
 
@@ -565,7 +565,7 @@ def served_engine(
     """An engine that samples from what one or several running vLLM servers serve.
 
     `tokenizer` is the model's, and is compared with the servers'; `max_tokens` the most of a
-    conversation. Raises `BadRequest` when no vLLM server answers there, or it does not fit. Like
+    conversation. Raises `ConfigError` when no vLLM server answers there, or it does not fit. Like
     `served_model`, call it where no event loop runs; the engine belongs to the loop that uses it.
     """
     urls = [url] if isinstance(url, str) else list(url)
@@ -587,13 +587,13 @@ async def _served(wire: VLLMWire, address: str, wanted: str | None) -> ServedMod
         await wire.call(address, "/version")
         cards = (await wire.call(address, "/v1/models"))["data"]
     except BadRequest as error:
-        raise BadRequest(
+        raise ConfigError(
             f"{address} is no vLLM server that lets us in: {error}. A server with --api-key needs "
             "that key; an endpoint that is no vLLM plays as policy openai:MODEL@URL"
         ) from error
     card = next((card for card in cards if wanted in (None, card["id"])), None)
     if card is None:
-        raise BadRequest(
+        raise ConfigError(
             f"{address} serves no model {wanted!r}, but {', '.join(card['id'] for card in cards)}"
         )
     # An adapter's card names the model that it adapts, which has the tokenizer and the length.
@@ -606,7 +606,7 @@ def _address(url: str, api_key: str | None) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _nobody(error: Unreachable) -> BadRequest:
-    return BadRequest(
+def _nobody(error: Unreachable) -> ConfigError:
+    return ConfigError(
         f"no vLLM server answers: {error}. Start one with `vllm serve MODEL`, or check the address"
     )

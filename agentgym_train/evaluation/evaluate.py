@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.printable import one_line
 from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, each_line, move_aside
 from agentgym_env.task_set import TaskSet
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.console import progress_bar
 from agentgym_train.evaluation.report import (
     CategoryReport,
@@ -111,7 +112,7 @@ def evaluate(
     processes: int = 1,
     gathered: Callable[[list[Trajectory]], list[list[Trajectory]]] = lambda own: [own],
 ) -> tuple[EvalReport, list[Trajectory]]:
-    """Play the split and sum it up; raises `BadRequest` when every episode was lost.
+    """Play the split and sum it up; raises `ConfigError` when every episode was lost.
 
     With a console it shows how far it is. Of several processes each plays its share, and `gathered`
     gives each the shares of all.
@@ -142,7 +143,7 @@ def evaluate(
 def summarize(
     trajectories: Sequence[Trajectory], *, split: str, samples: int, seed: int
 ) -> EvalReport:
-    """The figures of played episodes; raises `BadRequest` when every one was lost."""
+    """The figures of played episodes; raises `ConfigError` when every one was lost."""
     first = trajectories[0] if trajectories else None
     return report_of(
         [figures_of(trajectory) for trajectory in trajectories],
@@ -191,18 +192,17 @@ class EvalPlan:
     samples: int
     horizon: int
     seed: int
-    instruction: str
-    action_format: str
-    agent: str
-    temperature: float
-    turn_max_tokens: int
-    max_tokens: int
-    dtype: str
+    policy: PolicyConfig
+    """How all policies act; each has its own model."""
     policies: Sequence[PolicyPlan] = field(default_factory=tuple)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as they come out of JSON."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        values = asdict(self)
+        policy = values.pop("policy")
+        policy["dtype"] = policy.pop("compute_dtype") or "auto"
+        del policy["model"]
+        plain: dict[str, Any] = json.loads(json.dumps(policy | values))
         return plain
 
     def folder(self) -> Path:
@@ -214,11 +214,11 @@ class EvalPlan:
 
 
 def policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, ...]:
-    """Policies with a file each; raises `BadRequest` where two have one label."""
+    """Policies with a file each; raises `ConfigError` where two have one label."""
     plans: list[PolicyPlan] = []
     for label, name in named:
         if any(plan.label == label for plan in plans):
-            raise BadRequest(
+            raise ConfigError(
                 f"two policies are called {label!r}; give one a label: --policy LABEL={name}"
             )
         file = base = _file_name(label)
@@ -234,7 +234,7 @@ def policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, .
 def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[RunStore]:
     """The store of this evaluation, new or begun before; nobody else may write to it meanwhile.
 
-    Raises `BadRequest` where the folder holds anything else. `fresh` moves what it holds aside.
+    Raises `ConfigError` where the folder holds anything else. `fresh` moves what it holds aside.
     """
     with folder_lock(path, "--out"):
         if fresh and not is_unused(path):
@@ -243,7 +243,9 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
             store = RunStore.open(path)
             _check_same(store, plan)
         elif not is_unused(path):
-            raise BadRequest(f"{path} holds something else than an evaluation; name another folder")
+            raise ConfigError(
+                f"{path} holds something else than an evaluation; name another folder"
+            )
         else:
             (path / "trajectories").mkdir()
             store = RunStore(path)
@@ -252,10 +254,10 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
 
 
 def read_plan(store: RunStore) -> dict[str, Any]:
-    """What fixed the evaluation of a store; raises `BadRequest` where there was none."""
+    """What fixed the evaluation of a store; raises `ConfigError` where there was none."""
     run = store.read_json("run.json") or {}
     if run.get("kind") != KIND:
-        raise BadRequest(f"{store.path} holds a run and no evaluation; name another folder")
+        raise ConfigError(f"{store.path} holds a run and no evaluation; name another folder")
     found: dict[str, Any] = run[KIND]
     return found
 
@@ -283,10 +285,12 @@ def folder_digest(folder: Path) -> str:
 
 
 def _check_same(store: RunStore, plan: EvalPlan) -> None:
-    before, now = read_plan(store), plan.as_dict()
+    now = plan.as_dict()
+    # Evaluations of earlier versions do not have these.
+    before = {"chat_template_kwargs": {}, "keep_reasoning": False, **read_plan(store)}
     other = [name for name in now if before.get(name) != now[name]]
     if other:
-        raise BadRequest(
+        raise ConfigError(
             f"{store.path} holds another evaluation: "
             + "; ".join(
                 f"{n} is {_short(before.get(n))} there, {_short(now[n])} here" for n in other
@@ -423,20 +427,21 @@ def play_policies(
     store: RunStore,
     plan: EvalPlan,
     rollout_runner: RolloutRunner,
-    who: Mapping[str, PolicySpec],
+    specs: Mapping[str, PolicySpec],
     console: Console,
 ) -> dict[str, list[EpisodeFigures]]:
     """Label -> episodes, of one policy after another: two models need not fit into memory."""
+    env_instruction = rollout_runner.card.instruction
     starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed)
     return {
         policy.label: play_rest(
             store,
             policy.file,
             rollout_runner,
-            partial(who[policy.label].actors, plan.instruction, rollout_runner.run),
+            partial(specs[policy.label].actors, env_instruction, rollout_runner.run),
             starts,
             horizon=plan.horizon,
-            instruction=plan.instruction,
+            instruction=plan.policy.system_prompt(env_instruction),
             console=console,
             label=policy.label,
         )

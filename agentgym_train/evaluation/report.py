@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.failures import teaches
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.engines.openai import Usage, cost
@@ -290,14 +290,14 @@ def report_of(
     seed: int,
     prices: tuple[float, float] = (0.0, 0.0),
 ) -> EvalReport:
-    """The report of one policy's episodes; raises `BadRequest` when every one was lost.
+    """The report of one policy's episodes; raises `ConfigError` when every one was lost.
 
     `prices` are of a million prompt tokens and of a million sampled ones, by the endpoint's count.
     """
     kept = [episode for episode in episodes if episode.counts]
     if not kept:
         error = next((episode.error for episode in episodes), "nothing was played")
-        raise BadRequest(f"all {len(episodes)} episodes were lost; the first to: {error}")
+        raise ConfigError(f"all {len(episodes)} episodes were lost; the first to: {error}")
     by_category: dict[str, list[EpisodeFigures]] = {}
     for episode in kept:
         by_category.setdefault(episode.category or "all", []).append(episode)
@@ -345,12 +345,12 @@ def compare(
 ) -> Comparison:
     """The first policy against the second by `success` or `score`, on the episodes both played.
 
-    Raises `BadRequest` where they share none.
+    Raises `ConfigError` where they share none.
     """
     found = {(e.task, e.seed): e for e in second if e.counts}
     pairs = [(e, found[e.task, e.seed]) for e in first if e.counts and (e.task, e.seed) in found]
     if not pairs:
-        raise BadRequest("the two policies share no episode that both finished")
+        raise ConfigError("the two policies share no episode that both finished")
     ours = _by_task([a for a, _ in pairs], figure)
     theirs = _by_task([b for _, b in pairs], figure)
     return compare_values(ours, theirs, seed)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.printable import one_line
 from agentgym_env.run_store import RunStore
 from agentgym_train.evaluation.evaluate import EvalPlan
@@ -410,7 +410,7 @@ def reports_of(
 def comparisons_of(plan: EvalPlan, played: EpisodeResult, baseline: str | None) -> list[Versus]:
     """Every other policy against `baseline`, by default the first, by success and by score.
 
-    Raises `BadRequest` for a baseline that is none of them.
+    Raises `ConfigError` for a baseline that is none of them.
     """
     check_baseline(list(played), baseline)
     against = baseline or next(iter(played))
@@ -429,9 +429,9 @@ def comparisons_of(plan: EvalPlan, played: EpisodeResult, baseline: str | None) 
 
 
 def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
-    """Raise `BadRequest` where no policy is called so."""
+    """Raise `ConfigError` where no policy is called so."""
     if baseline is not None and baseline not in labels:
-        raise BadRequest(f"--baseline {baseline!r} is none of {', '.join(map(repr, labels))}")
+        raise ConfigError(f"--baseline {baseline!r} is none of {', '.join(map(repr, labels))}")
 
 
 def as_json(

@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agentgym_env.actions import ActionError, ActionFormat
+from agentgym_env.actions import ActionError
 from agentgym_env.async_client import AsyncSession
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.failures import Outcome
 from agentgym_env.trajectory import Tokens
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.openai import ChatEndpoint, ContextFull
-from agentgym_train.rollout.agent import Agent, Message, agent_factory
+from agentgym_train.rollout.agent import Agent, AgentFactory, Message
 from agentgym_train.rollout.chat import Chat
 
 
@@ -105,7 +106,7 @@ class Actor(Protocol):
 
     async def begin_again(self, lesson: str, observation: str) -> None:
         """Take in the first observation of another trial."""
-        raise BadRequest(f"the player {self.name} plays an episode once")
+        raise ConfigError(f"the player {self.name} plays an episode once")
 
     async def end(self) -> list[Tokens]:
         """The episode is over: release what is held, and give its rows of tokens."""
@@ -190,17 +191,14 @@ class ModelActor(AgentActor):
         self,
         engine: GenerationEngine,
         chat: Chat,
-        sampling: Sampling,
+        config: PolicyConfig,
         *,
-        max_tokens: int,
         agent: Agent,
-        name: str,
     ) -> None:
-        super().__init__(agent, name)
+        super().__init__(agent, config.model)
         self._engine = engine
         self._chat = chat
-        self._sampling = sampling
-        self._max_tokens = max_tokens
+        self._config = config
         self._conversation = object()
         self._rows: list[EpisodeTokens] = []
         self._exchanges: list[tuple[list[int], list[int]]] = []
@@ -214,12 +212,12 @@ class ModelActor(AgentActor):
     async def sample(self) -> tuple[str, int] | None:
         """One turn of the engine's, as long as the context's budget leaves room for a token."""
         row = self._rows[-1]
-        room = min(self._sampling.max_tokens, self._max_tokens - len(row.ids))
+        room = min(self._config.turn_max_tokens, self._config.max_tokens - len(row.ids))
         if room < 1:
             return None
         sampling = Sampling(
             max_tokens=room,
-            temperature=self._sampling.temperature,
+            temperature=self._config.temperature,
             stop_ids=self._chat.stop_ids,
             seed=self._draws.getrandbits(63),
         )
@@ -306,34 +304,18 @@ class RandomActor(Actor):
 def model_actor(
     engine: GenerationEngine,
     chat: Chat,
-    sampling: Sampling,
-    *,
-    max_tokens: int,
-    policy: str,
-    action_format: ActionFormat,
-    agent: str = "plain",
+    config: PolicyConfig,
+    new_agent: AgentFactory | None = None,
 ) -> ActorFactory:
-    """A maker of players for one model. `max_tokens` bounds prompt and completion of a context."""
-    new_agent = agent_factory(agent, action_format)
-    return lambda: ModelActor(
-        engine, chat, sampling, max_tokens=max_tokens, agent=new_agent(), name=policy
-    )
+    """Makes actors of one model, each with an agent of the config's or of `new_agent`."""
+    make_agent = new_agent or config.new_agent
+    return lambda: ModelActor(engine, chat, config, agent=make_agent())
 
 
 def draw_seed(*parts: object) -> int:
     """A 63-bit seed out of anything that prints the same in every process."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSampling:
-    """How an endpoint is asked for a turn."""
-
-    turn_max_tokens: int
-    max_tokens: int
-    """Most tokens of a context, by the endpoint's own count."""
-    temperature: float = 1.0
 
 
 class ChatActor(AgentActor):
@@ -345,16 +327,15 @@ class ChatActor(AgentActor):
     def __init__(
         self,
         endpoint: ChatEndpoint,
-        sampling: ChatSampling,
+        config: PolicyConfig,
         *,
         agent: Agent,
-        instruction: str,
-        name: str,
+        system_prompt: str,
     ) -> None:
-        super().__init__(agent, name)
+        super().__init__(agent, f"openai:{endpoint.settings.model}")
         self._endpoint = endpoint
-        self._sampling = sampling
-        self._system = [{"role": "system", "content": instruction}] if instruction else []
+        self._config = config
+        self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self._messages: list[dict[str, str]] = []
         self._used = 0
         self._usage: Counter[str] = Counter()
@@ -365,12 +346,12 @@ class ChatActor(AgentActor):
 
     async def sample(self) -> tuple[str, int] | None:
         """Ask for a turn, as long as the context has room."""
-        room = min(self._sampling.turn_max_tokens, self._sampling.max_tokens - self._used)
+        room = min(self._config.turn_max_tokens, self._config.max_tokens - self._used)
         if room < 1:
             return None
         try:
             reply = await self._endpoint.say(
-                self._messages, max_tokens=room, temperature=self._sampling.temperature
+                self._messages, max_tokens=room, temperature=self._config.temperature
             )
         except ContextFull:
             return None
@@ -399,19 +380,12 @@ class ChatActor(AgentActor):
 
 
 def chat_actors(
-    endpoint: ChatEndpoint,
-    sampling: ChatSampling,
-    *,
-    instruction: str,
-    action_format: ActionFormat,
-    agent: str = "plain",
+    endpoint: ChatEndpoint, config: PolicyConfig, *, env_instruction: str = ""
 ) -> ActorFactory:
-    """A maker of players who speak with one endpoint."""
-    new_agent = agent_factory(agent, action_format)
-    name = f"openai:{endpoint.settings.model}"
-    return lambda: ChatActor(
-        endpoint, sampling, agent=new_agent(), instruction=instruction, name=name
-    )
+    """Makes actors that use one chat endpoint."""
+    new_agent = config.new_agent
+    prompt = config.system_prompt(env_instruction)
+    return lambda: ChatActor(endpoint, config, agent=new_agent(), system_prompt=prompt)
 
 
 def _user(content: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agentgym_env.actions import ActionFormat, action_format
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.failures import Outcome
 from agentgym_env.named_code import load_named
 
@@ -56,7 +56,7 @@ class Agent:
 
     def said(self, text: str) -> Message:
         """The policy's answer to a message that does not act."""
-        raise BadRequest(f"the agent {type(self).__name__} asks for actions alone; define `said`")
+        raise ConfigError(f"the agent {type(self).__name__} asks for actions alone; define `said`")
 
     def lesson(self, outcome: Outcome, observation: str) -> Message | None:
         """A question after the episode, if it is to be played once more."""
@@ -64,7 +64,7 @@ class Agent:
 
     def begin_again(self, lesson: str, observation: str) -> Message:
         """The first observation of the episode's repetition, in a context of its own."""
-        raise BadRequest(
+        raise ConfigError(
             f"the agent {type(self).__name__} asks for a lesson; define `begin_again` to use it"
         )
 
@@ -125,7 +125,7 @@ class Window(Agent):
     def __init__(self, form: ActionFormat, size: int = 8) -> None:
         super().__init__(form)
         if size < 2:
-            raise BadRequest(f"a window holds at least 2 exchanges, got {size}; try `window:8`")
+            raise ConfigError(f"a window holds at least 2 exchanges, got {size}; try `window:8`")
         self._size = size
         self._first = ""
         self._seen: list[str] = []
@@ -159,7 +159,7 @@ class Summary(Agent):
     def __init__(self, form: ActionFormat, size: int = 8) -> None:
         super().__init__(form)
         if size < 1:
-            raise BadRequest(f"a summary is of at least 1 exchange, got {size}; try `summary:8`")
+            raise ConfigError(f"a summary is of at least 1 exchange, got {size}; try `summary:8`")
         self._size = size
         self._first = self._last = ""
         self._here = 0
@@ -203,7 +203,7 @@ def format_of(agent: str, action_format_name: str) -> ActionFormat:
     """The action format of an agent: its own if its name is one, else the one that is given."""
     own = _FORMATS.get(agent)
     if own is not None and action_format_name not in ("plain", own):
-        raise BadRequest(
+        raise ConfigError(
             f"the agent {agent} has the action format {own}, got {action_format_name!r}; leave "
             "action_format away, or take another agent, such as plain"
         )
@@ -216,13 +216,13 @@ def agent_factory(agent: str, form: ActionFormat) -> AgentFactory:
     if kind in _KINDS and (not rest or kind in _SIZED):
         made = _KINDS[kind]
         if rest and not rest.isdecimal():
-            raise BadRequest(f"the size of {agent!r} is no number; write, say, {kind}:8")
+            raise ConfigError(f"the size of {agent!r} is no number; write, say, {kind}:8")
         sizes = [int(rest)] if rest else []
     elif rest:
         made, sizes = _imported(agent), []
     else:
-        raise BadRequest(
-            f"no agent {agent!r}; there are {', '.join(_KINDS)}, or name your own as "
+        raise ConfigError(
+            f"no agent {agent!r}; choose from {', '.join(_KINDS)}, or name your own as "
             "package.module:Class"
         )
     made(form, *sizes)
@@ -233,7 +233,7 @@ def _imported(name: str) -> Callable[..., Agent]:
     try:
         made: Callable[..., Agent] = load_named(name)
     except (BadRequest, ImportError) as error:
-        raise BadRequest(
+        raise ConfigError(
             f"no agent {name}: {error}. It is package.module:Class, where Class takes an "
             "action format and has the methods of agentgym_train.rollout.agent.Agent"
         ) from error

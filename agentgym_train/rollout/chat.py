@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
+from agentgym_train.config.base import PolicyConfig
 
 _INSTRUCTION = "XINSTRUCTIONX"
 _FIRST = "XFIRSTX"
@@ -21,7 +22,7 @@ _SECOND = "XSECONDX"
 _REASONING = "XREASONINGX"
 
 
-class TemplateRewritesHistory(BadRequest):
+class TemplateRewritesHistory(ConfigError):
     """The chat template changes earlier turns, so sampled tokens could not be kept in place."""
 
 
@@ -54,7 +55,7 @@ class Chat:
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         if not getattr(tokenizer, "chat_template", None):
-            raise BadRequest(
+            raise ConfigError(
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat "
                 "template; give it one with `agentgym models NAME --save FOLDER "
                 "--chat-template chatml`"
@@ -132,7 +133,7 @@ class Chat:
     def _end_of_turn(self) -> int:
         ids = self._tokenizer.encode(self._next.before, add_special_tokens=False)
         if not ids or ids[0] not in self._control:
-            raise BadRequest(
+            raise ConfigError(
                 f"the chat template ends a turn with {self._next.before[:40]!r}, which is no "
                 "special token: a policy could not end its turn. Use a template with an "
                 "end-of-turn token"
@@ -190,6 +191,16 @@ def _control_tokens(tokenizer: Any) -> dict[int, str]:
     return {int(number): str(token) for number, token in found if str(token)}
 
 
+def chat_of(config: PolicyConfig, tokenizer: Any, system_prompt: str) -> Chat:
+    """The chat of a policy under a whole system prompt."""
+    return Chat(
+        tokenizer,
+        system_prompt,
+        keep_reasoning=config.keep_reasoning,
+        template_kwargs=config.chat_template_kwargs,
+    )
+
+
 def _user(content: str) -> dict[str, str]:
     return {"role": "user", "content": content}
 
@@ -201,7 +212,7 @@ def _assistant(content: str) -> dict[str, str]:
 def _cut_once(text: str, hole: str) -> tuple[str, str]:
     before, found, after = text.partition(hole)
     if not found or hole in after:
-        raise BadRequest(
+        raise ConfigError(
             f"the chat template renders a message {text.count(hole)} times; it must render each "
             "message once"
         )

@@ -12,7 +12,7 @@ import msgspec
 
 from agentgym_env.actions import ActionError
 from agentgym_env.async_client import AsyncEnvClient, AsyncSession
-from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure
+from agentgym_env.errors import ConfigError, EnvironmentLost, EpisodeFailure
 from agentgym_env.failures import Outcome
 from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
@@ -145,7 +145,7 @@ class EpisodeRun:
             if move.action is None:
                 non_action_turns += 1
                 if non_action_turns > _MAX_NON_ACTION_TURNS:
-                    raise BadRequest(
+                    raise ConfigError(
                         f"the agent of {self._actor.name} took {non_action_turns} turns without an "
                         "environment step; let it act in between"
                     )

@@ -1,126 +1,113 @@
-"""Policy: a model with its tokenizer, chat and engine, ready to play and to be trained."""
+"""Policy: a model with its tokenizer, chat and engine, ready for rollouts and training."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import EngineSettings, HFSettings
-from agentgym_train.engines.base import GenerationEngine, Sampling
+from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.engines.factory import make_engine
 from agentgym_train.engines.vllm_server import served_engine, served_model
 from agentgym_train.models import load_policy
 from agentgym_train.rollout.actors import ActorFactory, model_actor
-from agentgym_train.rollout.agent import format_of
-from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.agent import AgentFactory
+from agentgym_train.rollout.chat import Chat, chat_of
 from agentgym_train.rollout.policy_spec import PolicyName
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What plays: one model under one way of talking to it."""
+    """A loaded model and the conversation around it, as its `PolicyConfig` describes them."""
 
-    name: str
+    config: PolicyConfig
     model: Any
     tokenizer: Any
     chat: Chat
     engine: GenerationEngine
-    action_format: ActionFormat
     instruction: str
-    turn_max_tokens: int
-    max_tokens: int
-    agent: str = "plain"
+    """The whole system prompt, including the instructions of the action format."""
+    new_agent: AgentFactory | None = None
+    """Makes an agent per episode; None makes the config's."""
 
-    def actors(self, temperature: float) -> ActorFactory:
-        """A maker of players that sample at `temperature`."""
-        return model_actor(
-            self.engine,
-            self.chat,
-            Sampling(self.turn_max_tokens, temperature),
-            max_tokens=self.max_tokens,
-            policy=self.name,
-            action_format=self.action_format,
-            agent=self.agent,
-        )
+    @property
+    def action_format(self) -> ActionFormat:
+        """How the policy writes an action."""
+        return self.config.form
+
+    def actors(self, temperature: float | None = None) -> ActorFactory:
+        """Makes an actor per episode, at the config's temperature or another."""
+        config = self.config
+        if temperature is not None:
+            config = replace(config, temperature=temperature)
+        return model_actor(self.engine, self.chat, config, self.new_agent)
+
+    def in_environment(self, env_instruction: str) -> Policy:
+        """The same policy under the instruction of another environment."""
+        prompt = self.config.system_prompt(env_instruction)
+        return replace(self, chat=chat_of(self.config, self.tokenizer, prompt), instruction=prompt)
 
 
 def make_policy(
-    name: str,
-    *,
-    instruction: str,
-    format_name: str,
-    turn_max_tokens: int,
-    max_tokens: int,
-    keep_reasoning: bool = False,
-    agent: str = "plain",
-    engine: EngineSettings | None = None,
-    dtype: str = "float32",
-    compute_dtype: str | None = None,
+    config: PolicyConfig, *, env_instruction: str = "", engine: EngineSettings | None = None
 ) -> Policy:
     """Load a model from a folder or the hub and make its engine, by default the transformers one.
 
-    The format's own instructions follow the environment's. `dtype` is the weights'; the hf engine
-    computes in `compute_dtype`, or in what suits the device.
+    `env_instruction` is the environment's own; the config may replace it.
     """
-    model, tokenizer = load_policy(name, dtype)
-    form = format_of(agent, format_name)
-    told = "\n\n".join(part for part in (instruction, form.instructions) if part)
+    model, tokenizer = load_policy(config.model, config.dtype)
+    return policy_of(config, model, tokenizer, env_instruction=env_instruction, engine=engine)
+
+
+def policy_of(
+    config: PolicyConfig,
+    model: Any,
+    tokenizer: Any,
+    *,
+    env_instruction: str = "",
+    engine: EngineSettings | None = None,
+) -> Policy:
+    """A policy with a loaded model and a new engine for it."""
+    prompt = config.system_prompt(env_instruction)
     return Policy(
-        name=name,
+        config=config,
         model=model,
         tokenizer=tokenizer,
-        chat=Chat(tokenizer, told, keep_reasoning=keep_reasoning),
+        chat=chat_of(config, tokenizer, prompt),
         engine=make_engine(
             engine or HFSettings(),
             model,
             pad_id=tokenizer.pad_token_id,
-            max_tokens=max_tokens,
-            dtype=compute_dtype,
+            max_tokens=config.max_tokens,
+            dtype=config.compute_dtype,
         ),
-        action_format=form,
-        instruction=told,
-        turn_max_tokens=turn_max_tokens,
-        max_tokens=max_tokens,
-        agent=agent,
+        instruction=prompt,
     )
 
 
 def served_actors(
     name: PolicyName,
+    config: PolicyConfig,
     *,
-    instruction: str,
-    format_name: str,
-    turn_max_tokens: int,
-    max_tokens: int,
-    agent: str,
-    temperature: float,
+    env_instruction: str,
     tokenizer: str | None = None,
     api_key: str | None = None,
 ) -> tuple[GenerationEngine, ActorFactory]:
-    """(the engine, to be closed on the players' loop; a maker of players who sample by it).
+    """(the engine of a vLLM server, to be closed on the actors' loop; a maker of its actors).
 
     `tokenizer` is a folder or hub id, by default the one that the server loaded its model from.
-    Raises `BadRequest` where the server or the tokenizer is not to be had.
+    Raises `ConfigError` if the server or the tokenizer is not available.
     """
     served = served_model(name.url, model=name.model or None, api_key=api_key)
     loaded = _tokenizer(tokenizer or served.source, name)
     engine = served_engine(
-        name.url, loaded, max_tokens=max_tokens, model=served.name, api_key=api_key
+        name.url, loaded, max_tokens=config.max_tokens, model=served.name, api_key=api_key
     )
-    form = format_of(agent, format_name)
-    told = "\n\n".join(part for part in (instruction, form.instructions) if part)
-    actors = model_actor(
-        engine,
-        Chat(loaded, told),
-        Sampling(turn_max_tokens, temperature),
-        max_tokens=max_tokens,
-        policy=f"vllm:{served.name}",
-        action_format=form,
-        agent=agent,
-    )
-    return engine, actors
+    chat = chat_of(config, loaded, config.system_prompt(env_instruction))
+    return engine, model_actor(engine, chat, replace(config, model=f"vllm:{served.name}"))
 
 
 def _tokenizer(source: str, name: PolicyName) -> Any:
@@ -129,8 +116,8 @@ def _tokenizer(source: str, name: PolicyName) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise BadRequest(
-            f"{name.url} loaded its model from {source!r}, whose tokenizer is not to be had here "
+        raise ConfigError(
+            f"{name.url} loaded its model from {source!r}, whose tokenizer is not available here "
             f"({str(error).splitlines()[0][:200]}); name a folder or hub id that has it: "
             "--tokenizer PATH_OR_ID"
         ) from error

@@ -16,23 +16,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings, usage_dict
 from agentgym_train.local_models import check_folder
 from agentgym_train.rollout.actors import (
     ActorFactory,
-    ChatSampling,
     ExpertActor,
     RandomActor,
     chat_actors,
 )
-from agentgym_train.rollout.agent import agent_factory, format_of
 
 Kind = Literal["expert", "random", "hf", "vllm", "openai"]
 
@@ -53,7 +52,7 @@ _SHAPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyName:
-    """Who is to play."""
+    """The name of a policy, parsed."""
 
     kind: Kind
     model: str = ""
@@ -72,24 +71,24 @@ class PolicyName:
 
 
 def parse_policy(text: str) -> PolicyName:
-    """The policy that a text names; raises `BadRequest` with the form that was meant."""
+    """The policy that a text names; raises `ConfigError` with the form that was meant."""
     if text in ("expert", "random"):
         return PolicyName(text)  # type: ignore[arg-type]
     kind, colon, rest = text.partition(":")
     if not colon or (kind not in KINDS and (kind in _SOURCES or Path(text).is_dir())):
         kind, rest = "hf", text
     if kind in ("expert", "random"):
-        raise BadRequest(f"{kind} takes nothing after it, got {text!r}; write {kind}")
+        raise ConfigError(f"{kind} takes nothing after it, got {text!r}; write {kind}")
     if kind not in KINDS:
-        raise BadRequest(f"no policy {text!r}; there are expert, random, {', '.join(_FORMS)}")
+        raise ConfigError(f"no policy {text!r}; choose from expert, random, {', '.join(_FORMS)}")
     if not rest:
-        raise BadRequest(f"{text!r} names nothing; write {_SHAPES[kind]}")
+        raise ConfigError(f"{text!r} names nothing; write {_SHAPES[kind]}")
     if kind == "hf":
         check_folder(rest)
         return PolicyName("hf", rest)
     model, at, url = rest.rpartition("@")
     if (kind == "openai" and not model) or (at and not model) or not _is_address(url):
-        raise BadRequest(f"got {text!r}; write {_SHAPES[kind]}")
+        raise ConfigError(f"got {text!r}; write {_SHAPES[kind]}")
     return PolicyName(kind, model, url)  # type: ignore[arg-type]
 
 
@@ -100,7 +99,7 @@ def parse_labelled(text: str) -> tuple[str, PolicyName]:
         return text, parse_policy(text)
     label, policy = labelled.groups()
     if not label.strip():
-        raise BadRequest(f"{text!r} has an empty label; write LABEL=POLICY")
+        raise ConfigError(f"{text!r} has an empty label; write LABEL=POLICY")
     return label.strip(), parse_policy(policy)
 
 
@@ -116,31 +115,25 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 @dataclass(slots=True)
 class PolicySpec:
-    """A policy as `policy_names` reads it; a model is loaded when it is to play."""
+    """A policy by its name, such as `vllm:URL`; a model is loaded when its actors are made."""
 
-    policy: str
-    temperature: float
-    action_format: str
-    agent: str
-    turn_max_tokens: int
-    max_tokens: int
+    config: PolicyConfig
+    """`config.model` is the policy's name."""
     api_key: str | None = field(default=None, repr=False)
     tokenizer: str | None = None
-    """Of a vLLM server's model, where it is not to be found under the server's own name for it."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What a model computes in; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    """Folder or hub id of the tokenizer, if a vLLM server loaded its model from elsewhere."""
     concurrency: int = 16
-    """Most requests at once to an endpoint."""
+    """Maximum concurrent requests to an endpoint."""
     requests_per_minute: float = 0.0
-    """To an endpoint; 0 is no limit."""
+    """Rate limit of an endpoint; 0 sets none."""
     tokens_per_minute: float = 0.0
-    """Of an endpoint, prompts included; 0 is no limit."""
+    """Rate limit of an endpoint, including prompts; 0 sets none."""
     name: PolicyName = field(init=False)
     _endpoint: ChatEndpoint | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        agent_factory(self.agent, format_of(self.agent, self.action_format))
-        self.name = parse_policy(self.policy)
+        self.config.check_policy()
+        self.name = parse_policy(self.config.model)
         if self.name.kind == "openai":
             settings = EndpointSettings(
                 self.name.model,
@@ -154,14 +147,14 @@ class PolicySpec:
 
     @contextmanager
     def actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
-        """A maker of players. `run` runs a coroutine on the loop on which they play."""
+        """Makes actors under an environment's instruction. `run` runs a coroutine on their loop."""
         if self.name.kind == "expert":
             yield ExpertActor
         elif self.name.kind == "random":
             yield RandomActor
         elif self._endpoint is not None:
             try:
-                yield self._chat_actors(self._endpoint, instruction)
+                yield chat_actors(self._endpoint, self.config, env_instruction=instruction)
             finally:
                 run(self._endpoint.close())
         elif self.name.kind == "vllm":
@@ -172,16 +165,6 @@ class PolicySpec:
     def used(self) -> dict[str, int]:
         """What an endpoint counted so far, whatever came of it."""
         return {} if self._endpoint is None else usage_dict(self._endpoint.usage)
-
-    def _chat_actors(self, endpoint: ChatEndpoint, instruction: str) -> ActorFactory:
-        form = format_of(self.agent, self.action_format)
-        return chat_actors(
-            endpoint,
-            ChatSampling(self.turn_max_tokens, self.max_tokens, self.temperature),
-            instruction="\n\n".join(part for part in (instruction, form.instructions) if part),
-            action_format=form,
-            agent=self.agent,
-        )
 
     def _model_actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
         from agentgym_train.local_models import check_available
@@ -194,19 +177,14 @@ class PolicySpec:
 
         quiet_libraries()
         policy = make_policy(
-            self.name.model,
-            instruction=instruction,
-            format_name=self.action_format,
-            turn_max_tokens=self.turn_max_tokens,
-            max_tokens=self.max_tokens,
-            agent=self.agent,
+            replace(self.config, model=self.name.model),
+            env_instruction=instruction,
             engine=HFSettings(settle_ties=True),
-            compute_dtype=None if self.dtype == "auto" else self.dtype,
         )
         if torch.cuda.is_available():
             policy.model.to("cuda")
         try:
-            yield policy.actors(self.temperature)
+            yield policy.actors()
         finally:
             run(policy.engine.close())
 
@@ -215,12 +193,8 @@ class PolicySpec:
 
         engine, actors = served_actors(
             self.name,
-            instruction=instruction,
-            format_name=self.action_format,
-            turn_max_tokens=self.turn_max_tokens,
-            max_tokens=self.max_tokens,
-            agent=self.agent,
-            temperature=self.temperature,
+            self.config,
+            env_instruction=instruction,
             tokenizer=self.tokenizer,
             api_key=self.api_key,
         )

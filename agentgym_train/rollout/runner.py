@@ -14,7 +14,7 @@ import msgspec
 from rich.progress import Progress
 
 from agentgym_env.async_client import AsyncEnvClient
-from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import full_id
 from agentgym_env.task_set import TaskSet
@@ -39,7 +39,7 @@ class _UnderWay:
     task: asyncio.Task[list[Trajectory]]
 
 
-class GroupPool:
+class OversamplingPool:
     """Gives the first groups to be complete; groups are whole, so their baselines stay right.
 
     Groups of short episodes are complete first. With `carries=False` the others are dropped, which
@@ -154,10 +154,10 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         RolloutRunners that are given one `runner` share its loop, and so can share an engine.
         """
         self.concurrency_limits = ConcurrencyLimits(limits)
-        self._pool: GroupPool | None = None
+        self._pool: OversamplingPool | None = None
         self._running: asyncio.Task[Any] | None = None
         if servers and env_kwargs:
-            raise BadRequest(
+            raise ConfigError(
                 "env_kwargs are for a local server; give them to `agentgym serve --env-kwargs`"
             )
         self._env_kwargs = dict(env_kwargs or {})
@@ -234,7 +234,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
 
     def collect_groups(
         self,
-        pool: GroupPool,
+        pool: OversamplingPool,
         new_actor: ActorFactory,
         groups: Sequence[Sequence[EpisodeSpec]],
         horizon: int,
@@ -245,7 +245,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         instruction: str = "",
         on_episode: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play groups and give the first `wanted` to be complete; see `GroupPool`.
+        """Play groups and give the first `wanted` to be complete; see `OversamplingPool`.
 
         If the local server died, another is there for the next step; what was lost stays lost.
         """

@@ -223,7 +223,7 @@ class Method:
     """The parts of a run that are a method's own; `config` is the method's."""
 
     check: Callable[[Any], None]
-    """Raise `BadRequest` for names that only the libraries know, before a folder is touched."""
+    """Raise `ConfigError` for names that only the libraries know, before a folder is touched."""
     prepare: Callable[[Policy, Any, RolloutRunner | None, Say], MakeTrainer]
     """What can be refused once the policy is loaded, and how the trainer is made."""
     callbacks: Callable[[Any, str | None, Progress], list[TrainerCallback]]

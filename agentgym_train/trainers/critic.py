@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.trainer_pt_utils import get_parameter_names
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.gae import ActorCritic, CriticTargets, value_loss
 from agentgym_train.trainers.update import (
     MicroBatches,
@@ -59,7 +59,7 @@ class Critic:
     def __init__(self, trainer: PackedUpdate, model: Any, algorithm: ActorCritic) -> None:
         accelerator = trainer.accelerator
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
-            raise BadRequest(
+            raise ConfigError(
                 "DeepSpeed takes one model, and a critic is a second; use FSDP2 "
                 "(examples/accelerate/fsdp2.yaml) or an algorithm without a critic"
             )
@@ -133,7 +133,7 @@ class Critic:
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint's folder."""
         if not (folder / _WEIGHTS).is_file():
-            raise BadRequest(
+            raise ConfigError(
                 f"the checkpoint {folder} has no critic; it was made by another algorithm. Start a "
                 "new run, with this checkpoint as its model"
             )

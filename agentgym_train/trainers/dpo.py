@@ -21,11 +21,11 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import DPOConfig as TrlDPOConfig
 from trl import DPOTrainer
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.methods import DPOConfig
-from agentgym_train.config.reading import refuse_unknown
+from agentgym_train.config.reading import check_keys
 from agentgym_train.data.datasets import read_demonstrations, replay_of, told_of
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import Replay
@@ -84,9 +84,9 @@ class DPODataset:
 
 
 def check_pairs(rows: Sequence[Any], told: str = "") -> None:
-    """Raise `BadRequest` where there is nothing to learn from."""
+    """Raise `ConfigError` where there is nothing to learn from."""
     if not rows:
-        raise BadRequest(
+        raise ConfigError(
             "there is no pair to learn from: no two episodes of one task and seed of which one is "
             "the better. Name data in which tasks were played several times, or set shorter or "
             f"reward_gap. {told}".strip()
@@ -97,7 +97,7 @@ def pair_row(pair: Pair, replay: Replay) -> dict[str, list[int]]:
     """Both episodes of a pair after the prompt that they share."""
     chosen, rejected = (_row_of(episode, replay) for episode in (pair.chosen, pair.rejected))
     if chosen.prompt_ids != rejected.prompt_ids:
-        raise BadRequest(
+        raise ConfigError(
             f"two episodes of task {pair.chosen.task!r} are a pair and have different prompts"
         )
     return {
@@ -112,7 +112,7 @@ def pair_row(pair: Pair, replay: Replay) -> dict[str, list[int]]:
 def _row_of(episode: Trajectory, replay: Replay) -> Tokens:
     row, *further = replay.rows(episode)
     if further:
-        raise BadRequest(
+        raise ConfigError(
             "DPO compares whole episodes, and the agent cuts their context into several rows; use "
             "an agent that keeps it, such as plain"
         )
@@ -149,7 +149,7 @@ class AgentDPOTrainer(DPOTrainer):
         args = dpo_config(config, steps, checkpoints)
         # Adapters are switched off for the reference, and figures made before need none.
         needs_copy = config.lora is None and not args.precompute_ref_log_probs
-        self._tokens_per_forward = config.tokens_per_forward
+        self._tokens_per_forward = config.max_tokens_per_microbatch
         super().__init__(
             model=model,
             ref_model=copy.deepcopy(model) if needs_copy else None,
@@ -233,7 +233,7 @@ class PairCollator:
 
 
 def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig:
-    """TRL's own config for a run; `config.trl` has the last word."""
+    """TRL's own config for a run; `config.trainer_args` has the last word."""
     on_gpu = torch.cuda.is_available()
     values: dict[str, Any] = {
         "output_dir": str(checkpoints),
@@ -260,12 +260,12 @@ def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig
         "dataloader_num_workers": 0,
         "trust_remote_code": False,
     }
-    return TrlDPOConfig(**{**values, **config.trl})
+    return TrlDPOConfig(**{**values, **config.trainer_args})
 
 
 def check_dpo(values: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` for a value that TRL's config does not have."""
-    refuse_unknown(" under trl", values, (f.name for f in fields(TrlDPOConfig)))
+    """Raise `ConfigError` for a value that TRL's config does not have."""
+    check_keys(" in trainer_args", values, (f.name for f in fields(TrlDPOConfig)))
 
 
 def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
 
 
 def _check(config: DPOConfig) -> None:
-    check_dpo(config.trl)
+    check_dpo(config.trainer_args)
 
 
 def _prepare(

@@ -15,7 +15,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
-from agentgym_train.rollout.runner import GroupPool, RolloutBar, RolloutRunner
+from agentgym_train.rollout.runner import OversamplingPool, RolloutBar, RolloutRunner
 
 Play = Callable[[], list[Trajectory]]
 
@@ -135,11 +135,11 @@ class StepSampler:
         self._processes = processes
         self.tasks: Callable[[int], list[str]] = self._drawn
         """The tasks of a step's episodes on this process, a group's one after the other."""
-        self._pool: GroupPool | None = None
-        if config.oversample:
-            self._pool = GroupPool(
+        self._pool: OversamplingPool | None = None
+        if config.oversampling_ratio:
+            self._pool = OversamplingPool(
                 rollout_runner.concurrency_limits,
-                carries=config.stragglers == "carry",
+                carries=config.unfinished_groups == "carry",
                 max_staleness=config.max_staleness,
             )
         self.bar: RolloutBar | None = None
@@ -147,7 +147,7 @@ class StepSampler:
 
     @property
     def dropped(self) -> int:
-        """Episodes of the last step that were begun and dropped as stragglers."""
+        """Episodes of the last step that were begun and dropped unfinished."""
         return self._pool.dropped if self._pool is not None else 0
 
     def play(self, step: int, horizon: int, version: int) -> list[Trajectory]:
@@ -174,7 +174,7 @@ class StepSampler:
                 instruction=self._instruction,
                 on_episode=on_episode,
             )
-        size = self._config.group_size
+        size = self._config.num_generations
         groups = [starts[i : i + size] for i in range(0, len(starts), size)]
         return self._rollout_runner.collect_groups(
             self._pool,
@@ -202,12 +202,12 @@ class StepSampler:
         )
         local = self._config.prompts_per_step // self._processes
         own = tasks[self._rank * local : (self._rank + 1) * local]
-        return [task for task in own for _ in range(self._config.group_size)]
+        return [task for task in own for _ in range(self._config.num_generations)]
 
     def _further_groups(self, own: int, step: int) -> list[list[EpisodeSpec]]:
         """Groups beyond those that are needed, of tasks drawn at random."""
-        count = math.ceil(own * self._config.oversample)
-        size = self._config.group_size
+        count = math.ceil(own * self._config.oversampling_ratio)
+        size = self._config.num_generations
         draw = random.Random(draw_seed("further", self._config.seed, step, self._rank))
         tasks = self._rollout_runner.tasks.split(self._config.split)
         first = self._config.episodes_per_step + self._rank * count * size
@@ -224,7 +224,7 @@ class StepSampler:
             task=task,
             seed=draw_seed("train", self._config.seed, step, task),
             sample=number,
-            group=number // self._config.group_size,
+            group=number // self._config.num_generations,
             split=self._config.split,
             category=self._rollout_runner.tasks.category(task),
         )

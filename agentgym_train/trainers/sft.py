@@ -22,7 +22,7 @@ from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
 from agentgym_train.config.methods import SFTConfig
-from agentgym_train.config.reading import refuse_unknown
+from agentgym_train.config.reading import check_keys
 from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.distributed import WholeModel
@@ -99,7 +99,7 @@ class AgentSFTTrainer(SFTTrainer):
         passes = make_microbatches(
             self.accelerator,
             attention.sum(1).tolist(),
-            self._config.tokens_per_forward,
+            self._config.max_tokens_per_microbatch,
             shared_rows=shared,
         )
         figures = self._metrics["train"]
@@ -145,7 +145,7 @@ def imitate(model: Any, tokenizer: Any, rows: Sequence[Row], config: SFTConfig) 
 
     For scripts that make their own rows; `agentgym train` keeps a run folder and can be resumed.
     """
-    settings = replace(config, trl={"save_strategy": "no", **config.trl})
+    settings = replace(config, trainer_args={"save_strategy": "no", **config.trainer_args})
     trainer = AgentSFTTrainer(model, tokenizer, rows, settings, Path(config.output_dir))
     metrics: dict[str, float] = trainer.train().metrics
     trainer.save_model(config.output_dir)
@@ -153,7 +153,7 @@ def imitate(model: Any, tokenizer: Any, rows: Sequence[Row], config: SFTConfig) 
 
 
 def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig:
-    """TRL's own config for a run; `config.trl` has the last word."""
+    """TRL's own config for a run; `config.trainer_args` has the last word."""
     on_gpu = torch.cuda.is_available()
     values: dict[str, Any] = {
         "output_dir": str(checkpoints),
@@ -180,12 +180,12 @@ def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig
         "dataloader_num_workers": 0,
         "trust_remote_code": False,
     }
-    return TrlSFTConfig(**{**values, **config.trl})
+    return TrlSFTConfig(**{**values, **config.trainer_args})
 
 
 def check_sft(values: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` for a value that TRL's config does not have."""
-    refuse_unknown(" under trl", values, (f.name for f in fields(TrlSFTConfig)))
+    """Raise `ConfigError` for a value that TRL's config does not have."""
+    check_keys(" in trainer_args", values, (f.name for f in fields(TrlSFTConfig)))
 
 
 def _inputs(layout: Layout) -> dict[str, Tensor]:
@@ -202,7 +202,7 @@ def _inputs(layout: Layout) -> dict[str, Tensor]:
 
 
 def _check(config: SFTConfig) -> None:
-    check_sft(config.trl)
+    check_sft(config.trainer_args)
 
 
 def _prepare(

@@ -26,13 +26,13 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.failures import teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.config.reading import refuse_unknown
+from agentgym_train.config.reading import check_keys
 from agentgym_train.config.values import trained_outcomes
 from agentgym_train.data.token_store import PIECES, KeptTokens, pack, write_pieces
 from agentgym_train.distributed import WholeModel, gathered
@@ -68,7 +68,7 @@ class StepTokens:
     behind: int
     """Summed over those tokens: how many updates older than the step the weights were."""
     dropped: int
-    """Episodes that were begun and given up as stragglers."""
+    """Episodes that were begun and dropped unfinished."""
     seconds: float
     """How long the step's episodes took, or were waited for."""
 
@@ -241,7 +241,7 @@ class AgentTrainer(PackedUpdate):
         self.store = store
         self.horizon = config.make_horizon()
         self.algorithm = make_algorithm(config.algorithm, config.algorithm_args)
-        self.tokens_per_forward = config.tokens_per_forward
+        self.max_tokens_per_microbatch = config.max_tokens_per_microbatch
         self._whole = WholeModel()
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
         self._rows = Rows([], [], [], 0)
@@ -270,20 +270,24 @@ class AgentTrainer(PackedUpdate):
             processes=PartialState().num_processes,
         )
         self.ahead = Ahead()
-        if config.steps_ahead and isinstance(policy.engine, HFEngine):
+        if config.async_steps and isinstance(policy.engine, HFEngine):
             policy.engine.keep_own_weights()
         # The weight of the divergence in the loss; the algorithm's own is in its rewards.
-        self.beta = config.kl
+        self.beta = config.beta
         self.credit = StepAdvantages(
             self,
             self.algorithm,
-            group_size=config.group_size,
+            group_size=config.num_generations,
             trained=self._trained_outcomes,
             dummy_id=self._dummy_row,
-            correction=ImportanceSampling(config.engine_correction, config.engine_correction_max),
+            correction=ImportanceSampling(
+                config.importance_sampling_correction, config.importance_sampling_cap
+            ),
             engine_is_exact=policy.engine.is_exact and not config.samples_stale,
         )
-        self.keeper = TokenWriter(store, config.keep_tokens, config.group_size, policy.tokenizer)
+        self.keeper = TokenWriter(
+            store, config.keep_tokens, config.num_generations, policy.tokenizer
+        )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # TRL's sampler draws other tasks after a resumption, so its rows are only counted: a prompt
@@ -293,7 +297,7 @@ class AgentTrainer(PackedUpdate):
         # TRL scores the reference where beta says that there is one.
         self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        self.beta = self.config.kl
+        self.beta = self.config.beta
         output["advantages"] = self.credit.advantages(  # (R, T)
             output, self._trajectories, self._rows
         )
@@ -322,7 +326,7 @@ class AgentTrainer(PackedUpdate):
         folder = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.credit.critic is not None:
             self.credit.critic.save(folder)
-        if self.config.steps_ahead:
+        if self.config.async_steps:
             self.ahead.save(folder, self.accelerator.process_index)
             gathered(None)
         super()._save_checkpoint(model, trial)
@@ -331,7 +335,7 @@ class AgentTrainer(PackedUpdate):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self.credit.critic is not None:
             self.credit.critic.load(Path(checkpoint))
-        if checkpoint is not None and self.config.steps_ahead:
+        if checkpoint is not None and self.config.async_steps:
             self.ahead.load(Path(checkpoint), self.accelerator.process_index)
 
     def close(self) -> None:
@@ -351,14 +355,14 @@ class AgentTrainer(PackedUpdate):
         horizon = self.horizon(step)
         if played is None:
             played = self.episodes.play(step, horizon, version=step)
-        if not self.config.steps_ahead:
+        if not self.config.async_steps:
             self.rollout_runner.run(self.policy.engine.sleep())
         self._trajectories = played
         rows = Rows.of(played, self._dummy_row, self._trained_outcomes)
         most = self._record(played, horizon, time.monotonic() - began, rows)
         self._rows = rows if most == rows.episodes else rows.filled(most, self._dummy_row)
         further = step + self.num_iterations
-        if self.config.steps_ahead and further < self.args.max_steps:
+        if self.config.async_steps and further < self.args.max_steps:
             # From here to the next rollout nothing else may use the collector or the engine.
             longest = self.horizon(further)
             self.ahead.begin(further, lambda: self.episodes.play(further, longest, version=step))
@@ -406,12 +410,12 @@ def trajectory_reward(
 
 
 def check_trl(values: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` for a value that TRL's config does not have."""
-    refuse_unknown(" under trl", values, (f.name for f in fields(GRPOConfig)))
+    """Raise `ConfigError` for a value that TRL's config does not have."""
+    check_keys(" in trainer_args", values, (f.name for f in fields(GRPOConfig)))
 
 
 def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPOConfig:
-    """TRL's own config for a run; `config.trl` has the last word."""
+    """TRL's own config for a run; `config.trainer_args` has the last word."""
     on_gpu = torch.cuda.is_available()
     processes = PartialState().num_processes
     config.check_processes(processes)
@@ -423,11 +427,11 @@ def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPO
         "warmup_steps": config.warmup_steps,
         # The update cuts them into passes itself.
         "per_device_train_batch_size": config.episodes_per_step // processes,
-        "num_generations": config.group_size,
+        "num_generations": config.num_generations,
         "max_completion_length": config.max_tokens,
         "temperature": config.temperature,
         # Above 0 keeps a reference, which an algorithm may want for its rewards.
-        "beta": config.kl or getattr(algorithm, "kl", 0.0),
+        "beta": config.beta or getattr(algorithm, "kl", 0.0),
         **asdict(algorithm.loss),
         "seed": config.seed,
         "use_cpu": not on_gpu,
@@ -445,19 +449,19 @@ def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPO
         "dataloader_num_workers": 0,
         "trust_remote_code": False,
     }
-    return GRPOConfig(**{**values, **config.trl})
+    return GRPOConfig(**{**values, **config.trainer_args})
 
 
 def _check(config: RLConfig) -> None:
     make_algorithm(config.algorithm, config.algorithm_args)
-    check_trl(config.trl)
+    check_trl(config.trainer_args)
 
 
 def _prepare(
     policy: Policy, config: RLConfig, rollout_runner: RolloutRunner | None, say: Say
 ) -> MakeTrainer:
     if rollout_runner is None:
-        raise BadRequest("RL plays an environment; name one with env")
+        raise ConfigError("RL plays an environment; name one with env")
     return lambda store: AgentTrainer(policy, config, rollout_runner, store)
 
 

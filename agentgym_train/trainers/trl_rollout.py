@@ -24,7 +24,7 @@ from typing import Any
 from datasets import Dataset
 
 from agentgym_adapters.starts import draw_starts
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.failures import teaches
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.horizon import Horizon
@@ -85,10 +85,10 @@ class TrlRollout:
             self._horizon.observe(step, fmean(taught) if taught else math.nan)
         output = rollout_output(self.trajectories, int(self._policy.tokenizer.pad_token_id))
         if len(output["prompt_ids"]) != len(prompts):
-            raise BadRequest(
-                f"the agent {self._policy.agent!r} cuts its context, so an episode is several "
-                "rows, and TRL's rollout_func takes one a prompt; use the agent plain, or "
-                "`agentgym train`"
+            raise ConfigError(
+                f"the agent {self._policy.config.agent!r} starts new contexts, so an episode "
+                "has several rows, and TRL's rollout_func takes one per prompt; use the agent "
+                "plain, or `agentgym train`"
             )
         return output
 
@@ -104,7 +104,7 @@ def _starts(prompts: list[Any]) -> list[EpisodeSpec]:
             start = json.loads(prompt)
             task, seed = str(start["task"]), int(start["seed"])
         except (TypeError, ValueError, KeyError) as error:
-            raise BadRequest(
+            raise ConfigError(
                 f"the prompt {str(prompt)[:100]!r} names no start; make the dataset by "
                 "TrlRollout.dataset"
             ) from error

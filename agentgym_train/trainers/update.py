@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
-from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.errors import AgentGymError, ConfigError
 
 MEANS_OVER_EPISODES = {"grpo", "sapo", "dr_grpo", "luspo"}
 
@@ -52,7 +52,7 @@ def weight_of_part(
     if loss_type == "bnpo":
         return tokens / max(all_tokens, 1.0)
     known = sorted(MEANS_OVER_EPISODES | _SUMS_OVER_TOKENS | {"bnpo"})
-    raise BadRequest(f"no loss {loss_type!r}; there are {', '.join(known)}")
+    raise ConfigError(f"no loss {loss_type!r}; choose from {', '.join(known)}")
 
 
 MicroBatches = list[list[int]]
@@ -280,7 +280,7 @@ def rows_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
 
 @torch.no_grad()
 def check_packing(model: Any) -> None:
-    """Raise `BadRequest` for a model in whose rows episodes would see one another.
+    """Raise `ConfigError` for a model in whose rows episodes would see one another.
 
     It is tried: two short texts in one row have to be computed as each of them alone.
     """
@@ -295,7 +295,7 @@ def check_packing(model: Any) -> None:
     alone = model(input_ids=ids[:, length:], use_cache=False).logits[0]
     model.train(was_training)
     if not torch.allclose(together, alone, rtol=1e-2, atol=1e-2):
-        raise BadRequest(
+        raise ConfigError(
             f"packing: {type(model).__name__} computes a text otherwise when another stands before "
             "it in its row. Leave packing out: rows are then computed beside one another"
         )
@@ -388,7 +388,7 @@ class PackedUpdate(GRPOTrainer):
     most, so that the calls of a distributed model match.
     """
 
-    tokens_per_forward: int = 0
+    max_tokens_per_microbatch: int = 0
     """Most tokens of a pass; 0 takes what suits the device."""
     _trained: Tensor | None = None
     """(B, T) true at the completion tokens to score; None scores all of them."""
@@ -480,7 +480,7 @@ class PackedUpdate(GRPOTrainer):
     def passes(self, lengths: list[int], *, shared_rows: bool) -> MicroBatches:
         """This process's passes, in the number of the process that needs most. A collective."""
         return make_microbatches(
-            self.accelerator, lengths, self.tokens_per_forward, shared_rows=shared_rows
+            self.accelerator, lengths, self.max_tokens_per_microbatch, shared_rows=shared_rows
         )
 
     def synced(self, model: Any, is_last: bool) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec import Struct
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 
 _VERSION = 1
 
@@ -80,7 +80,7 @@ class Index:
             found = self._connect().execute("PRAGMA user_version").fetchone()[0]
         except sqlite3.DatabaseError as error:
             self.close()
-            raise BadRequest(f"{path} is no index: {error}. Delete it, or name another") from error
+            raise ConfigError(f"{path} is no index: {error}. Delete it, or name another") from error
         self.finds_text = _has_fts5(self._connect())
         if found not in (0, _VERSION):
             self._throw_away()
@@ -187,14 +187,14 @@ def _has_fts5(connection: sqlite3.Connection) -> bool:
 _HEAD_BYTES = 4096
 
 
-def whole_lines(file: BinaryIO, start: int, most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """(begin, line) from `start` on, until `most_bytes` are read or the next line has no end yet.
+def whole_lines(file: BinaryIO, start: int, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """(begin, line) from `start` on, until `max_bytes` are read or the next line has no end yet.
 
     `start` is where a line begins. A single longer line is given all the same.
     """
     file.seek(start)
     begin = start
-    while begin - start < most_bytes:
+    while begin - start < max_bytes:
         line = file.readline()
         if not line.endswith(b"\n"):
             return

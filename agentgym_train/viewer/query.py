@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens
 from agentgym_train.data.token_store import KeptTokens, read_pieces, unpack
 from agentgym_train.viewer.index import Index, Place, read_line
@@ -71,7 +71,7 @@ class Query:
 
 
 def query_of(index: Index, runs: Mapping[str, int], asked: Mapping[str, Sequence[str]]) -> Query:
-    """The query that a page asks; raises `BadRequest` for a filter that cannot be.
+    """The query that a page asks; raises `ConfigError` for a filter that cannot be.
 
     `runs` are all that are shown, by name; without a `run` filter all of them are meant.
     """
@@ -101,7 +101,7 @@ def query_of(index: Index, runs: Mapping[str, int], asked: Mapping[str, Sequence
     sort = next(iter(asked.get("sort", ())), "-step")
     by = _SORTS.get(sort.removeprefix("-"))
     if by is None:
-        raise BadRequest(f"rows are sorted by one of {', '.join(sorted(_SORTS))}, got {sort!r}")
+        raise ConfigError(f"rows are sorted by one of {', '.join(sorted(_SORTS))}, got {sort!r}")
     return Query(" AND ".join(parts), tuple(values), by, sort.startswith("-"))
 
 
@@ -213,7 +213,7 @@ def _range_of(name: str, text: str) -> tuple[float | None, float | None]:
         low = float(fits[1]) if fits[1] else None
         high = float(fits[3]) if fits[3] else None
     except ValueError:
-        raise BadRequest(f"{name} is a number or a range such as 3..10, got {text!r}") from None
+        raise ConfigError(f"{name} is a number or a range such as 3..10, got {text!r}") from None
     return (low, low) if fits[2] is None else (low, high)
 
 
@@ -279,11 +279,11 @@ class Shelf:
         return read_line(path, place.start, place.length)
 
     def read(self, run: Path, place: Place) -> Stored:
-        """The episode; raises `BadRequest` if its file is no longer what was indexed."""
+        """The episode; raises `ConfigError` if its file is no longer what was indexed."""
         try:
             return _STORED.decode(self.raw(run, place))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadRequest(
+            raise ConfigError(
                 f"{place.name}.jsonl has changed where the episode was (byte {place.start}): "
                 f"{error}. Look for it in the table again"
             ) from error
@@ -331,7 +331,7 @@ class Shelf:
         if 1 <= turn <= len(episode.turns) and field in StoredTurn.__struct_fields__:
             found = getattr(episode.turns[turn - 1], field)
             return info_text(found) if field == "info" else str(found)
-        raise BadRequest(f"the episode has no text {field!r} at turn {turn}")
+        raise ConfigError(f"the episode has no text {field!r} at turn {turn}")
 
     def tokens(self, run: Path, place: Place) -> dict[str, Any]:
         """The episode's rows of tokens, their advantages if known, and the text of each id."""

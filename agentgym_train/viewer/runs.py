@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.viewer.index import Index
 
@@ -33,7 +33,7 @@ class Runs:
         self._metrics: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
         if not self.look():
             named = ", ".join(str(root) for root in roots)
-            raise BadRequest(
+            raise ConfigError(
                 f"no run in {named}: a run's folder has a run.json or a folder of trajectories. "
                 "Name the folder of a run, or one that holds runs"
             )

@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from rich.console import Console
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.trust import Trust
 from agentgym_train.viewer.export import NoPicture, Pictures, html_of, lines_of
 from agentgym_train.viewer.index import Index, Indexer, Place
@@ -360,7 +360,7 @@ _LOOK_S = 2.0
 def make_app(
     roots: Sequence[Path], index_path: Path, host: str = "127.0.0.1", *, trusted: bool = False
 ) -> web.Application:
-    """The application; raises `BadRequest` where there is no run.
+    """The application; raises `ConfigError` where there is no run.
 
     `trusted` draws pictures with settings of an environment that name code or addresses, too.
     """
@@ -450,8 +450,8 @@ async def _serve(
             await site.start()
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise BadRequest(f"cannot listen at {host}:{port}: {error}") from error
-            raise BadRequest(
+                raise ConfigError(f"cannot listen at {host}:{port}: {error}") from error
+            raise ConfigError(
                 f"port {port} of {host} is taken; name another with --port, or 0 for a free one"
             ) from error
         taken = runner.addresses[0][1]

@@ -126,7 +126,7 @@ def schedule_arms(args: argparse.Namespace) -> Iterator[Any]:
                 horizon_every=args.every,
                 learning_rate=rate,
                 output_dir=str(args.out / f"{name.replace(' ', '-')}-{seed}"),
-                trl={**base.trl, "save_strategy": "no"},
+                trainer_args={**base.trainer_args, "save_strategy": "no"},
             )
             yield Arm(name, config, env_steps=args.env_steps)
 

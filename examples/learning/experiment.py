@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,13 +155,7 @@ def final_evaluation(arm: Arm, rollout_runner: RolloutRunner) -> dict[str, Any]:
 
 def policy_of(config: RLConfig, model: str) -> Any:
     """A model under the config's way of talking to it."""
-    return make_policy(
-        model,
-        instruction=config.instruction or "",
-        format_name=config.action_format,
-        turn_max_tokens=config.turn_max_tokens,
-        max_tokens=config.max_tokens,
-    )
+    return make_policy(replace(config, model=model))
 
 
 class Watched(AbstractContextManager["Watched"]):

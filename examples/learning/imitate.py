@@ -23,7 +23,7 @@ from rich.console import Console
 
 from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.base import RunConfig
+from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.methods import read_method_config, runner_of
 from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.evaluation.evaluate import evaluate
@@ -127,7 +127,7 @@ class Seed:
         folder = self._folder(name)
         setting = self.setting
         config = CollectConfig(
-            env=setting.env, policy=policy, output_dir=str(folder), seed=self.seed, instruction="",
+            env=setting.env, model=policy, output_dir=str(folder), seed=self.seed, instruction="",
             horizon=50 if policy == "expert" else setting.horizon,
             turn_max_tokens=setting.turn_max_tokens, max_tokens=setting.max_tokens, **changes,
         )  # fmt: skip
@@ -226,8 +226,10 @@ def evaluated(
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
     made = make_policy(
-        str(arm.policy), instruction="", format_name="plain",
-        turn_max_tokens=setting.turn_max_tokens, max_tokens=setting.max_tokens,
+        PolicyConfig(
+            model=str(arm.policy), instruction="", turn_max_tokens=setting.turn_max_tokens,
+            max_tokens=setting.max_tokens,
+        )
     )  # fmt: skip
     report, _ = evaluate(
         rollout_runner, made.actors(1.0), split="test", horizon=setting.horizon,

@@ -26,6 +26,7 @@ from transformers import Qwen3ForCausalLM
 
 from agentgym_env import TextEnv, env_class
 from agentgym_env.trajectory import Trajectory, Turn
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import Replay, training_row
 from agentgym_train.models import quiet_libraries, small_policy, small_tokenizer
@@ -107,7 +108,7 @@ def fit(
     model: Any, tokenizer: Any, lessons: Lessons, stage: Stage, seed: int, out: Path
 ) -> dict[str, float]:
     """Take the model through one stage, in place; the figures of the fit."""
-    replay = Replay(tokenizer, instruction="")
+    replay = Replay(tokenizer, PolicyConfig(instruction=""))
     rows = [
         training_row(tokens)
         for episode in demonstrations(lessons, stage, seed)
@@ -121,7 +122,7 @@ def fit(
         warmup_steps=stage.steps // 5,
         rows_per_step=ROWS_PER_STEP,
         seed=seed,
-        trl={"adam_beta2": 0.98, "weight_decay": 0.01},
+        trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01},
     )
     metrics = imitate(model, tokenizer, rows, settings)
     return {"rows": len(rows), "train_loss": round(metrics["train_loss"], 4)}

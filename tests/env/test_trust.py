@@ -53,7 +53,11 @@ NAMED = {
         "servers": ["http://evil"],
         "extra": {"trust_remote_code": True, "plugin": "x"},
     },
-    "trl": {"report_to": "wandb", "push_to_hub": True, "model_init_kwargs": {"code": "evil/code"}},
+    "trainer_args": {
+        "report_to": "wandb",
+        "push_to_hub": True,
+        "model_init_kwargs": {"code": "evil/code"},
+    },
     "lora": {"megatron_core": "antigravity"},
 }
 PLACES = [
@@ -61,7 +65,8 @@ PLACES = [
     "env_kwargs.peer", "env_kwargs.other", "env_kwargs.port", "env_kwargs.deep.list[0].index",
     "servers[0]", "envs[0].servers[0]", "envs[1].env", "agent", "algorithm", "attention",
     "engine_args.servers[0]", "engine_args.extra.trust_remote_code", "engine_args.extra.plugin",
-    "trl.report_to", "trl.push_to_hub", "trl.model_init_kwargs.code", "lora.megatron_core",
+    "trainer_args.report_to", "trainer_args.push_to_hub", "trainer_args.model_init_kwargs.code",
+    "lora.megatron_core",
 ]  # fmt: skip
 PLAIN = {
     "env": "agentgym/WebArena-v0",
@@ -74,7 +79,11 @@ PLAIN = {
     "servers": [],
     "envs": [{"env": "agentgym/Search-v0", "split": "train", "env_kwargs": {"topk": 3}}],
     "engine_args": {"dtype": "bfloat16", "max_batch": 8, "extra": {}},
-    "trl": {"lr_scheduler_type": "linear", "report_to": "tensorboard", "push_to_hub": False},
+    "trainer_args": {
+        "lr_scheduler_type": "linear",
+        "report_to": "tensorboard",
+        "push_to_hub": False,
+    },
     "lora": {"r": 16, "target_modules": ["model.layers.0.self_attn.q_proj"]},
 }
 
@@ -120,15 +129,15 @@ def test_what_is_registered_built_in_or_prose_is_no_name():
 @pytest.mark.parametrize("yes", [True, 1, 2.5, "true", "yes", "1"])
 def test_a_flag_is_found_whatever_true_value_it_has(yes):
     for flag in ("push_to_hub", "use_vllm", "trust_remote_code", "hub_always_push"):
-        assert list(names_in({"trl": {flag: yes}})) == [f"trl.{flag}"]
-    assert "trl.model_init_kwargs.trust_remote_code" in names_in(
-        {"trl": {"model_init_kwargs": {"trust_remote_code": 1}}}
+        assert list(names_in({"trainer_args": {flag: yes}})) == [f"trainer_args.{flag}"]
+    assert "trainer_args.model_init_kwargs.trust_remote_code" in names_in(
+        {"trainer_args": {"model_init_kwargs": {"trust_remote_code": 1}}}
     )
 
 
 @pytest.mark.parametrize("no", [False, 0, None, "", "false", "no"])
 def test_a_flag_that_is_off_names_nothing(no):
-    assert names_in({"trl": {"push_to_hub": no, "trust_remote_code": no}}) == {}
+    assert names_in({"trainer_args": {"push_to_hub": no, "trust_remote_code": no}}) == {}
 
 
 @pytest.mark.parametrize("odd", [None, 3, [], ["a:b"], {"x": [None, {"y": 1.5}]}, "\x1b[2Ja:b"])

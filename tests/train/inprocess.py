@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from agentgym_env.actions import action_format
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.transports import Answer, AsyncInProcessTransport, Call
-from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.config.base import PolicyConfig
+from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ActorFactory, model_actor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.limits import ConcurrencyLimits
@@ -48,10 +48,8 @@ class Waiting(ScriptedEngine):
 
     def actors(self) -> ActorFactory:
         """Players who speak with it."""
-        return model_actor(
-            self, self.chat, Sampling(64), max_tokens=4096, policy="waiting",
-            action_format=action_format("plain"),
-        )  # fmt: skip
+        config = PolicyConfig(model="waiting", turn_max_tokens=64, max_tokens=4096)
+        return model_actor(self, self.chat, config)
 
 
 class SilentWorld(AsyncInProcessTransport):

@@ -40,14 +40,14 @@ def gpt2(seed: int = 0) -> Any:
 FAMILIES = {"qwen3, tied": tiny_model, "llama, untied": llama, "gpt2, absolute": gpt2}
 
 
-def episodes(count: int, seed: int = 0, most_turns: int = 6) -> list[tuple[list[int], ...]]:
+def episodes(count: int, seed: int = 0, max_turns: int = 6) -> list[tuple[list[int], ...]]:
     """(prompt ids, completion ids, loss mask) of episodes whose lengths differ much."""
     draw = random.Random(seed)
     made = []
     for _ in range(count):
         prompt = [draw.randrange(3, VOCABULARY) for _ in range(draw.randint(2, 12))]
         mask: list[int] = []
-        for _ in range(draw.randint(1, most_turns)):
+        for _ in range(draw.randint(1, max_turns)):
             mask += [1] * draw.randint(1, 4) + [0] * draw.randint(0, 6)
         made.append((prompt, [draw.randrange(3, VOCABULARY) for _ in mask], mask))
     return made

@@ -6,8 +6,9 @@ import pytest
 
 from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import config_from
-from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import Agent, Message, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
@@ -45,10 +46,11 @@ async def played(host, agent, answers, horizon=9, template="chatml", turn_max=64
     """(trajectory, prompts as text, prompts as ids, chat) of one episode of task 5."""
     chat = Chat(tokenizer_with(APPEND_ONLY[template]), "Guess.")
     engine = Recording(lambda prompt, turn: chat.response_ids(answers[turn]))
-    actors = model_actor(
-        engine, chat, Sampling(turn_max), max_tokens=max_tokens, policy="p", action_format=form,
-        agent=agent,
+    config = PolicyConfig(
+        model="p", turn_max_tokens=turn_max, max_tokens=max_tokens, agent=agent,
+        action_format=form.name,
     )  # fmt: skip
+    actors = model_actor(engine, chat, config)
     (trajectory,) = await rollouts(host, actors).collect([EpisodeSpec("5", 0)], horizon)
     assert not engine.live
     return trajectory, [chat.text_of(ids) for ids in engine.prompts], engine.prompts, chat
@@ -164,7 +166,7 @@ def test_an_agent_is_named_in_the_config_with_its_size_or_as_a_class():
     for name in (*AGENTS, "react", "act_only", "tests.train.test_agents:Nagging"):
         assert config_from({**needed, "agent": name}).agent == name
     for name, said in (
-        ("planner", "no agent 'planner'; there are plain"),
+        ("planner", "no agent 'planner'; choose from plain"),
         ("window:x", "write, say, window:8"),
         ("window:1", "at least 2 exchanges, got 1"),
         ("summary:0", "at least 1 exchange"),

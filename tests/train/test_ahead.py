@@ -19,7 +19,7 @@ from tests.train.small import tiny_model
 from tests.train.test_run import SAME, texts, wait_for, write_config
 from tests.train.test_step_figures import episode
 
-OFF = {"steps_ahead": 1, "eval_before": False, "eval_after": False, "save_every": 1}
+OFF = {"async_steps": 1, "eval_before": False, "eval_after": False, "save_every": 1}
 
 
 def test_episodes_are_for_the_step_they_were_begun_for_and_outlive_a_process(tmp_path):
@@ -77,11 +77,13 @@ def test_an_engine_with_weights_of_its_own_does_not_see_the_trainers_until_it_is
 def test_stale_samples_are_weighed():
     needed = {"model": "hub/id", "env": "textcraft", "output_dir": "x"}
     assert not config_from(needed).samples_stale
-    assert not config_from({**needed, "oversample": 0.5}).samples_stale
-    assert config_from({**needed, "oversample": 0.5, "stragglers": "carry"}).samples_stale
-    assert config_from({**needed, "steps_ahead": 1}).samples_stale
-    for wrong in ({"steps_ahead": 2}, {"steps_ahead": 1, "max_staleness": 1}):
-        with pytest.raises(ValueError, match=r"steps_ahead is 0 or 1|max_staleness is at least 2"):
+    assert not config_from({**needed, "oversampling_ratio": 0.5}).samples_stale
+    assert config_from(
+        {**needed, "oversampling_ratio": 0.5, "unfinished_groups": "carry"}
+    ).samples_stale
+    assert config_from({**needed, "async_steps": 1}).samples_stale
+    for wrong in ({"async_steps": 2}, {"async_steps": 1, "max_staleness": 1}):
+        with pytest.raises(ValueError, match=r"async_steps is 0 or 1|max_staleness is at least 2"):
             config_from({**needed, **wrong})
 
 
@@ -120,16 +122,19 @@ def test_a_killed_run_that_plays_ahead_resumes_to_what_the_unbroken_one_became(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stragglers", ["drop", "carry"])
-def test_a_run_with_more_groups_than_it_needs_ends_and_counts_what_it_dropped(tmp_path, stragglers):
+@pytest.mark.parametrize("unfinished_groups", ["drop", "carry"])
+def test_a_run_with_more_groups_than_it_needs_ends_and_counts_what_it_dropped(
+    tmp_path, unfinished_groups
+):
     config = write_config(
-        tmp_path, **{**OFF, "steps_ahead": int(stragglers == "carry"), "eval_after": True},
-        oversample=0.5, stragglers=stragglers, horizon_every=1, eval_per_category=1,
+        tmp_path, **{**OFF, "async_steps": int(unfinished_groups == "carry"), "eval_after": True},
+        oversampling_ratio=0.5, unfinished_groups=unfinished_groups, horizon_every=1,
+        eval_per_category=1,
     )  # fmt: skip
     status, output = finish(Command("train", config))
     assert status == 0, output
     rows, _ = RunStore.open(tmp_path / "run").metrics()
     episodes, _ = RunStore.open(tmp_path / "run").trajectories("train")
     assert len(rows) == 4 and len(episodes) == 4 * 4
-    assert all(row["dropped"] == 2 for row in rows) == (stragglers == "drop")
+    assert all(row["dropped"] == 2 for row in rows) == (unfinished_groups == "drop")
     assert (tmp_path / "run" / "eval_after.json").is_file()

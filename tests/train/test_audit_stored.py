@@ -9,7 +9,7 @@ import pytest
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.audit import audit
-from agentgym_train.engines.base import Sampling
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models import CHATML, small_policy
 from agentgym_train.rollout.actors import model_actor
@@ -38,11 +38,12 @@ async def played(host, model, tokenizer, agent, **limits):
     told = "\n\n".join(part for part in (INSTRUCTION, form.instructions) if part)
     engine, chat = HFEngine(model, tokenizer.pad_token_id), Chat(tokenizer, told)
     engine.version = 5
-    sampling = Sampling(limits.pop("turn_max_tokens", 6))
-    actors = model_actor(
-        engine, chat, sampling, max_tokens=limits.pop("max_tokens", 4096), policy="p",
-        action_format=form, agent=agent,
+    config = PolicyConfig(
+        model="p", agent=agent,
+        turn_max_tokens=limits.pop("turn_max_tokens", 6),
+        max_tokens=limits.pop("max_tokens", 4096),
     )  # fmt: skip
+    actors = model_actor(engine, chat, config)
     starts = [EpisodeSpec(str(n), n) for n in (2, 5, 6)]
     return await rollouts(host, actors).collect(starts, 6)
 

@@ -43,7 +43,7 @@ QUIET = Console(quiet=True)
 
 
 def config(out: Path, **changes: object) -> CollectConfig:
-    values = {"env": hosting.GUESS, "policy": "expert", "output_dir": str(out), **changes}
+    values = {"env": hosting.GUESS, "model": "expert", "output_dir": str(out), **changes}
     return CollectConfig(**values)
 
 
@@ -136,7 +136,7 @@ def test_more_starts_and_samples_are_added_to_those_that_are_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"policy": "random"}, {"horizon": 3}, {"seed": 1}, {"split": "test"},
+    "changes", [{"model": "random"}, {"horizon": 3}, {"seed": 1}, {"split": "test"},
                 {"action_format": "act"}, {"instruction": "Guess."}, {"temperature": 0.5}],
 )  # fmt: skip
 def test_episodes_of_other_settings_are_not_mixed_in(tmp_path, changes):
@@ -151,7 +151,7 @@ def test_episodes_of_other_settings_are_not_mixed_in(tmp_path, changes):
 def test_a_policy_that_is_not_there_leaves_no_trace(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(BadRequest, match="no model"):
-        collect(config(out, policy="./nowhere"), QUIET)
+        collect(config(out, model="./nowhere"), QUIET)
     assert not out.exists()
     assert collect(config(out), QUIET) == 0
 
@@ -168,7 +168,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
 
 def test_what_is_kept_may_change_and_nothing_is_played_for_it(tmp_path):
     out = tmp_path / "run"
-    asked = config(out, policy="random", horizon=3, samples=4)
+    asked = config(out, model="random", horizon=3, samples=4)
     collect(asked, QUIET)
     everything, _ = read_demonstrations([out])
     wins = [t for t in everything.kept if t.success]
@@ -228,7 +228,7 @@ def test_lost_episodes_are_not_kept_and_are_played_when_asked_again(tmp_path):
 def test_a_model_collects_with_its_tokens(tmp_path):
     model = save_tiny_policy(tmp_path / "model")
     asked = config(
-        tmp_path / "run", env=TEXTCRAFT, policy=model, n=2, samples=2, horizon=2,
+        tmp_path / "run", env=TEXTCRAFT, model=model, n=2, samples=2, horizon=2,
         turn_max_tokens=4, max_tokens=2000,
     )  # fmt: skip
     assert collect(asked, QUIET) == 0
@@ -241,5 +241,5 @@ def test_a_model_collects_with_its_tokens(tmp_path):
 
 def test_tokens_that_could_not_be_counted_are_refused_before_the_play(tmp_path):
     with pytest.raises(BadRequest, match="--tokenizer"):
-        collect(config(tmp_path / "run", keep=EpisodeFilter(most_tokens=9)), QUIET)
+        collect(config(tmp_path / "run", keep=EpisodeFilter(max_episode_tokens=9)), QUIET)
     assert not (tmp_path / "run").exists()

@@ -51,7 +51,9 @@ def test_an_engine_with_probabilities_of_its_own_is_weighed_in_a_step(tmp_path):
     wrong = next(n for n in "123456" if n not in (task, "2"))
     script = [wrong, task, wrong, wrong]
     plain, before = train_one_step(tmp_path / "plain", guesses(script))
-    weighed, _ = train_one_step(tmp_path / "weighed", guesses(script), engine_correction="token")
+    weighed, _ = train_one_step(
+        tmp_path / "weighed", guesses(script), importance_sampling_correction="token"
+    )
     assert "engine/kl" not in plain.state.log_history[0]
     assert weighed.state.log_history[0]["engine/logprob_difference_max"] > 0.5
     moved = [
@@ -66,9 +68,9 @@ def test_an_engine_with_probabilities_of_its_own_is_weighed_in_a_step(tmp_path):
 
 def test_bad_settings_are_told():
     values = {"model": "m", "env": "e", "output_dir": "o"}
-    with pytest.raises(BadRequest, match="engine_correction_max"):
-        config_from({**values, "engine_correction_max": 0.5})
-    with pytest.raises(BadRequest, match="engine_correction"):
-        config_from({**values, "engine_correction": "sometimes"})
+    with pytest.raises(BadRequest, match="importance_sampling_cap"):
+        config_from({**values, "importance_sampling_cap": 0.5})
+    with pytest.raises(BadRequest, match="importance_sampling_correction"):
+        config_from({**values, "importance_sampling_correction": "sometimes"})
     with pytest.raises(BadRequest, match="no outcome lunch"):
         config_from({**values, "train_outcomes": ["lunch"]})

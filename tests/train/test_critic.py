@@ -17,7 +17,7 @@ RATE = 0.05
 
 def critic_for(tmp_path, budget=0, **fields):
     trainer = make_trainer(PackedUpdate, tmp_path, llama())
-    trainer.tokens_per_forward = budget
+    trainer.max_tokens_per_microbatch = budget
     critic = Critic(trainer, trainer.model, PPO(critic_learning_rate=RATE, **fields))
     # Plain gradient descent: a step then shows the gradient.
     model = critic._model
@@ -28,7 +28,7 @@ def critic_for(tmp_path, budget=0, **fields):
 
 
 def batch():
-    rows = padded(episodes(6, seed=3, most_turns=5))
+    rows = padded(episodes(6, seed=3, max_turns=5))
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)  # (B, W)
     attention = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
     trained = torch.cat([torch.zeros_like(rows["prompt_mask"]), rows["tool_mask"]], 1)
@@ -146,9 +146,9 @@ def test_the_first_step_of_ppo_is_that_of_reinforce_with_whitened_returns(tmp_pa
 
 def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tmp_path):
     trainer, before = train_one_step(
-        tmp_path, guesses([first_task(tmp_path), "9", "8", "9"]), algorithm="ppo", kl=0.0,
+        tmp_path, guesses([first_task(tmp_path), "9", "8", "9"]), algorithm="ppo", beta=0.0,
         algorithm_args={"critic_warmup": 1, "critic_learning_rate": 0.1},
-        trl={"weight_decay": 0.1, "save_strategy": "no", "bf16": False},
+        trainer_args={"weight_decay": 0.1, "save_strategy": "no", "bf16": False},
     )  # fmt: skip
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(weight, before[name]), name

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.evaluation.evaluate import EvalPlan, EvalReport, eval_starts, summarize
 from agentgym_train.evaluation.report import compare, figures_of
 from agentgym_train.evaluation.tables import (
@@ -30,8 +31,8 @@ from agentgym_train.rollout.runner import RolloutRunner
 
 PLAN = EvalPlan(
     env="agentgym/WebArena-v0", env_kwargs={}, env_version="1", split="test", tasks=["a", "b"],
-    samples=2, horizon=9, seed=0, instruction="", action_format="plain", agent="plain",
-    temperature=1.0, turn_max_tokens=9, max_tokens=99, dtype="auto",
+    samples=2, horizon=9, seed=0,
+    policy=PolicyConfig(instruction="", turn_max_tokens=9, max_tokens=99),
 )  # fmt: skip
 
 

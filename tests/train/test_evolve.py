@@ -57,9 +57,9 @@ def test_an_iteration_keeps_the_first_good_episode_of_each_task():
 
 def test_a_world_that_pays_in_parts_has_a_threshold_of_its_own():
     episodes = [said("1", "a", success=False, reward=0.6), said("2", "b", reward=0.4)]
-    (world,) = config(envs=[World(env=TEXTCRAFT, least_reward=0.5)]).worlds
+    (world,) = config(envs=[World(env=TEXTCRAFT, min_reward=0.5)]).worlds
     assert [t.task for t in Found.of(config(), world, episodes).kept] == ["1"]
-    told = config(envs=[World(env=TEXTCRAFT, least_reward=0.5), World(env=UNEVEN)])
+    told = config(envs=[World(env=TEXTCRAFT, min_reward=0.5), World(env=UNEVEN)])
     mixed = [*episodes, said("3", "c", success=False, env=UNEVEN), said("4", "d", env="x/Y-v0")]
     assert [t.task for t in good(told, mixed).kept] == ["1", "4"]
 
@@ -100,7 +100,7 @@ def test_a_weight_says_how_often_an_environments_rows_come():
         ({"envs": [{"env": "agentgym/TextCart-v0"}]}, "TextCraft"),
         ({"iterations": 0}, "iterations is at least 1, got 0"),
         ({"merge": "some"}, "Invalid enum value 'some'"),
-        ({"trl": {"max_steps": 3}}, "trl.max_steps is set by steps"),
+        ({"trainer_args": {"max_steps": 3}}, "trainer_args.max_steps is set by steps"),
     ],
 )
 def test_a_config_that_can_not_be_is_refused(changes, said):
@@ -137,8 +137,8 @@ def write(folder: Path, name: str, **changes) -> Path:
         "method": "evolve",
         "model": save_tiny_policy(folder / "policy"),
         "envs": [
-            {"env": UNEVEN, "horizon": 12, "least_reward": 0.0},
-            {"env": COUNTING, "horizon": 5, "tasks": 3, "least_reward": 0.1, "weight": 1.5},
+            {"env": UNEVEN, "horizon": 12, "min_reward": 0.0},
+            {"env": COUNTING, "horizon": 5, "tasks": 3, "min_reward": 0.1, "weight": 1.5},
         ],
         "data": [str(folder / "demos")],
         "output_dir": str(folder / name),

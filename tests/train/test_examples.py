@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train"
 WORLDS = ("textcraft", "babyai", "sciworld", "search", "webarena")
 SHORT = (
-    "--steps 2 --horizon [2] --prompts_per_step 2 --group_size 2 "
+    "--steps 2 --horizon [2] --prompts_per_step 2 --num_generations 2 "
     "--eval_before false --eval_after false --save_every 2"
 )
 # Of the paper's scripts: world, fixed turns, stages and their steps, then of each of the two
@@ -76,9 +76,9 @@ def test_the_papers_runs_have_the_papers_numbers(
     assert scaling.make_horizon() == ScalingInterStepwise(tuple(stages), every)
     assert scaling.steps == rl.steps == every * len(stages)
     for config, expected in ((rl, fixed_batch), (scaling, staged_batch)):
-        batch = (config.prompts_per_step, config.group_size)
+        batch = (config.prompts_per_step, config.num_generations)
         assert (*batch, config.max_tokens, config.turn_max_tokens) == expected
-        assert (config.learning_rate, config.kl, config.temperature) == (1e-6, 0.001, 1.0)
+        assert (config.learning_rate, config.beta, config.temperature) == (1e-6, 0.001, 1.0)
         assert (config.algorithm, config.fixed_eval_horizon) == ("grpo", eval_horizon)
         assert config.eval_temperature == 1.0
         config.check_processes(8)

@@ -66,7 +66,7 @@ def test_pairs_imported_again_give_the_episodes_that_were_in_them(tmp_path):
 def test_filters_choose_among_several_runs(tmp_path):
     runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", [episode("q")])]
     out = tmp_path / "x.jsonl"
-    said = call(export, *runs, "--out", out, "--success", "--most-turns", 2, "--unique")
+    said = call(export, *runs, "--out", out, "--success", "--max-turns", 2, "--unique")
     assert "2 rows of 2 episodes; 6 were read" in said
     assert "2 no success" in said and "1 over 2 turns" in said and "1 repeated" in said
     kept, _ = read_demonstrations([out])

@@ -47,10 +47,10 @@ def test_no_episode_to_learn_from_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "layout",
     [
-        {"packing": False, "tokens_per_forward": 1},
-        {"packing": False, "tokens_per_forward": 400},
+        {"packing": False, "max_tokens_per_microbatch": 1},
+        {"packing": False, "max_tokens_per_microbatch": 400},
         {"packing": True},
-        {"packing": True, "tokens_per_forward": 500},
+        {"packing": True, "max_tokens_per_microbatch": 500},
     ],
     ids=["a row a pass", "padded", "packed in one row", "packed in passes"],
 )
@@ -94,11 +94,11 @@ def fitted(rows, config: SFTConfig) -> dict[str, object]:
         **{
             **{name: getattr(config, name) for name in ("model", "data", "output_dir", "steps")},
             "packing": config.packing,
-            "tokens_per_forward": config.tokens_per_forward,
+            "max_tokens_per_microbatch": config.max_tokens_per_microbatch,
             "rows_per_step": len(rows),
             "learning_rate": 0.1,
             "shuffle": False,
-            "trl": plain,
+            "trainer_args": plain,
         }
     )
     trainer = AgentSFTTrainer(

@@ -52,7 +52,7 @@ def write(folder: Path, method: str, **changes) -> Path:
         "learning_rate": 1e-3,
         "epochs": 2,
         "save_every": 1,
-        "tokens_per_forward": 900,
+        "max_tokens_per_microbatch": 900,
         ("pairs_per_step" if method == "dpo" else "rows_per_step"): 4,
     }
     path = folder / "config.yaml"
@@ -130,7 +130,9 @@ def test_two_processes_are_the_run_of_one(tmp_path, method):
     for count in (1, 2):
         config = write(tmp_path, method)
         folder = f"output_dir={tmp_path / f'run-{count}'}"
-        status, output = train_in(count, config, folder, "trl={optim: sgd}", "learning_rate=0.01")
+        status, output = train_in(
+            count, config, folder, "trainer_args={optim: sgd}", "learning_rate=0.01"
+        )
         assert status == 0, output
         assert "Warning" not in output and "Traceback" not in output, output
     one, two = (RunStore.open(tmp_path / f"run-{count}").metrics()[0] for count in (1, 2))
@@ -178,11 +180,11 @@ def test_adapters_on_adapters_keep_what_the_first_ones_learned(tmp_path):
 @pytest.mark.parametrize(
     ("method", "words", "said"),
     [
-        ("sft", ["method=sfd"], "no method 'sfd'; there are rl, sft, dpo, evolve"),
+        ("sft", ["method=sfd"], "no method 'sfd'; choose from rl, sft, dpo, evolve"),
         ("sft", ["epoch=2"], "unknown key epoch; did you mean epochs?"),
-        ("sft", ["data=[]"], "data names no run folder and no file"),
+        ("sft", ["data=[]"], "data is empty; name at least one run folder"),
         ("sft", ["data=[runs/none]"], "no episodes in runs/none"),
-        ("sft", ["trl.packing=true"], "trl.packing is set by packing"),
+        ("sft", ["trainer_args.packing=true"], "trainer_args.packing is set by packing"),
         ("sft", ["horizon=[3]"], "unknown key horizon"),
         ("dpo", ["beta=0"], "beta is above 0, got 0"),
         ("dpo", ["rows_per_step=4"], "did you mean pairs_per_step?"),
@@ -200,9 +202,9 @@ def test_a_config_that_can_not_be_is_refused_before_torch(tmp_path, method, word
 def test_data_from_which_nothing_can_be_learned_is_refused_and_leaves_no_folder(tmp_path):
     config = write(tmp_path, "sft")
     for words, said in (
-        (["most_turns=1", "least_turns=1"], "there is no episode to learn from"),
+        (["max_turns=1", "min_turns=1"], "there is no episode to learn from"),
         (["max_tokens=40"], "8 episodes are longer than max_tokens 40"),
-        (["trl.lern=1"], "unknown key lern under trl"),
+        (["trainer_args.lern=1"], "unknown key lern in trainer_args"),
     ):
         status, output = finish(Command("train", config, *words))
         assert status == 2 and said in " ".join(output.split()), output

@@ -34,9 +34,9 @@ def test_without_rules_everything_that_teaches_is_kept():
     ("rules", "left"),
     [
         ({"success": True}, ["ab"]),
-        ({"least_reward": 0.5}, ["ab"]),
-        ({"least_turns": 3}, ["abc"]),
-        ({"most_turns": 2}, ["ab"]),
+        ({"min_reward": 0.5}, ["ab"]),
+        ({"min_turns": 3}, ["abc"]),
+        ({"max_turns": 2}, ["ab"]),
     ],
 )
 def test_a_rule_leaves_out_what_breaks_it(rules, left):
@@ -60,30 +60,37 @@ def test_what_is_left_out_for_its_length_hides_no_later_one():
         episode("ab", seed=n, tokens=Tokens([1] * size, [2], [1], [0.0], [0], [1]))
         for n, size in enumerate((30, 10))
     ]
-    sifted = filter_episodes(sampled, EpisodeFilter(unique=True, most_tokens=20))
+    sifted = filter_episodes(sampled, EpisodeFilter(unique=True, max_episode_tokens=20))
     assert [t.seed for t in sifted.kept] == [1]
 
 
 def test_tokens_are_those_of_the_longest_context():
     rows = [Tokens([1] * n, [2], [1], [0.0], [0], [1]) for n in (3, 9, 5)]
     cut = episode("ab", tokens=rows[0], further_rows=rows[1:])
-    assert filter_episodes([cut], EpisodeFilter(most_tokens=10)).kept == [cut]
-    assert filter_episodes([cut], EpisodeFilter(most_tokens=9)).left_out == {"over 9 tokens": 1}
+    assert filter_episodes([cut], EpisodeFilter(max_episode_tokens=10)).kept == [cut]
+    assert filter_episodes([cut], EpisodeFilter(max_episode_tokens=9)).left_out == {
+        "over 9 tokens": 1
+    }
 
 
 def test_tokens_that_nobody_sampled_are_counted_by_a_tokenizer(tmp_path):
     with pytest.raises(BadRequest, match="--tokenizer"):
-        filter_episodes([WON], EpisodeFilter(most_tokens=10))
+        filter_episodes([WON], EpisodeFilter(max_episode_tokens=10))
     name = save_tiny_policy(tmp_path)
     chat = Chat(textcraft_tokenizer(), WON.instruction)
     exact = tokens_in(WON, chat)
-    assert filter_episodes([WON], EpisodeFilter(most_tokens=exact, tokenizer=name)).kept == [WON]
-    assert filter_episodes([WON], EpisodeFilter(most_tokens=exact - 1, tokenizer=name)).kept == []
+    assert filter_episodes([WON], EpisodeFilter(max_episode_tokens=exact, tokenizer=name)).kept == [
+        WON
+    ]
+    assert (
+        filter_episodes([WON], EpisodeFilter(max_episode_tokens=exact - 1, tokenizer=name)).kept
+        == []
+    )
 
 
 @pytest.mark.parametrize(
-    "rules", [{"most_turns": 0}, {"most_tokens": 0}, {"least_turns": -1},
-              {"least_turns": 3, "most_turns": 2}],
+    "rules", [{"max_turns": 0}, {"max_episode_tokens": 0}, {"min_turns": -1},
+              {"min_turns": 3, "max_turns": 2}],
 )  # fmt: skip
 def test_rules_that_keep_nothing_are_refused(rules):
     with pytest.raises(BadRequest):

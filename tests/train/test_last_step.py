@@ -21,10 +21,10 @@ STEPS, EPISODES = 3, 100
 EVALUATED = {"env": TEXTCRAFT, "eval_horizon": 8, "eval_before": False, "steps": STEPS}
 """An evaluation that takes seconds, so that a process can be killed in it."""
 # Entropy has a gradient whatever is played, so one step more is other weights.
-RL = {**EVALUATED, "save_every": 2, "trl": {"entropy_coef": 0.01}}
+RL = {**EVALUATED, "save_every": 2, "trainer_args": {"entropy_coef": 0.01}}
 CHANGES = {
     "rl": RL,
-    "rl, one step ahead": {**RL, "steps_ahead": 1},
+    "rl, one step ahead": {**RL, "async_steps": 1},
     "rl, lora": {**RL, "lora": {"r": 4}},
     "sft": EVALUATED,
     "dpo": EVALUATED,
@@ -41,7 +41,7 @@ def write_evolve(folder: Path) -> Path:
     values = {
         "method": "evolve",
         "model": save_tiny_policy(folder / "policy"),
-        "envs": [{"env": TEXTCRAFT, "horizon": 2, "tasks": 4, "least_reward": 0.0}],
+        "envs": [{"env": TEXTCRAFT, "horizon": 2, "tasks": 4, "min_reward": 0.0}],
         "output_dir": str(folder / "run"),
         "instruction": "",
         "iterations": 1,

@@ -28,7 +28,7 @@ UNEVEN = {
     "horizon": [12],
     "steps": 2,
     "prompts_per_step": 4,
-    "group_size": 2,
+    "num_generations": 2,
     "turn_max_tokens": 5,
     "save_every": 1,
     "eval_horizon": 5,
@@ -202,7 +202,7 @@ def test_what_can_not_be_launched_is_refused_before_it_is(became, tmp_path, monk
         (None, 5, "does not divide among 5 processes"),
         (None, 0, "--num-processes is at least 1, got 0"),
         (empty, None, "is no accelerate config"),
-        (tmp_path / "none.yaml", None, "there are some in examples/accelerate"),
+        (tmp_path / "none.yaml", None, "examples are in examples/accelerate"),
     ):
         with pytest.raises(BadRequest, match=said):
             launch_if_asked(CONFIG, ["c.yaml"], file, count)

@@ -105,7 +105,8 @@ def test_the_comparison_is_written_as_markdown_json_and_a_plot(figures, tmp_path
 def test_a_comparison_runs_once_and_shows_what_is_done_the_second_time(words, arms, tmp_path):
     command = [
         sys.executable, str(FOLDER / "compare.py"), *words, "--seeds", "1", "--out", str(tmp_path),
-        "prompts_per_step=1", "group_size=2", "horizon=[3]", "eval_horizon=3", "eval_samples=1",
+        "prompts_per_step=1", "num_generations=2", "horizon=[3]", "eval_horizon=3",
+        "eval_samples=1",
     ]  # fmt: skip
     shown = []
     for _ in range(2):

@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.openai import ChatEndpoint, ContextFull, EndpointSettings, Usage, cost
-from agentgym_train.rollout.actors import ChatSampling, chat_actors
+from agentgym_train.rollout.actors import chat_actors
 from agentgym_train.rollout.loop import EpisodeSpec
 from tests.train.inprocess import rollouts
 
@@ -201,10 +201,11 @@ async def test_a_conversation_that_is_too_long_is_told_apart():
 
 async def play(host, endpoint, agent="plain", horizon=5, max_tokens=1000, **settings):
     async with client(endpoint, **settings) as made:
-        actors = chat_actors(
-            made, ChatSampling(16, max_tokens, 0.0), instruction="Guess.",
-            action_format=action_format("plain"), agent=agent,
+        config = PolicyConfig(
+            instruction="Guess.", agent=agent, turn_max_tokens=16, max_tokens=max_tokens,
+            temperature=0.0,
         )  # fmt: skip
+        actors = chat_actors(made, config)
         (trajectory,) = await rollouts(host, actors).collect([EpisodeSpec("5", 0)], horizon)
     return trajectory
 

@@ -17,7 +17,7 @@ def test_endings_may_be_left_out_one_by_one():
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["succes"], "no outcome succes; there are success, failure"),
+        (["succes"], "no outcome succes; choose from success, failure"),
         (["success", "environment_error"], "environment_error can not train: the episode was lost"),
         ([], "no outcome trains; name at least one"),
     ],

@@ -38,7 +38,8 @@ def test_the_documented_algorithm_trains_a_step_by_the_documented_command(tmp_pa
         [
             Path(sys.executable).with_name("agentgym"), "train", TEXTCRAFT / "quickstart.yaml",
             f"model={TEXTCRAFT / 'warm_policy'}", "output_dir=run", "steps=1",
-            "prompts_per_step=2", "group_size=2", "eval_before=false", "eval_after=false", *words,
+            "prompts_per_step=2", "num_generations=2", "eval_before=false",
+            "eval_after=false", *words,
         ],
         cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip

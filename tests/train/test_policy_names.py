@@ -34,7 +34,7 @@ def test_every_form_is_read_and_written_back():
         ("vllm:8000", "vllm:URL"),
         ("vllm:@http://h", "vllm:URL"),
         ("hf:", "hf:PATH_OR_ID"),
-        ("gpt:4", "no policy 'gpt:4'; there are expert, random, hf:PATH_OR_ID, vllm:URL"),
+        ("gpt:4", "no policy 'gpt:4'; choose from expert, random, hf:PATH_OR_ID, vllm:URL"),
         ("expert:hard", "takes nothing after it"),
         ("runs/mine/model", "no model in runs/mine/model"),
         ("hf:./here", "no model in ./here"),

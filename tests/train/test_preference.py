@@ -11,6 +11,7 @@ import torch
 from transformers import TrainerCallback
 
 from agentgym_env.errors import BadRequest
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import DPOConfig
 from agentgym_train.data.pairs import make_pairs
 from agentgym_train.data.tokenize import Replay
@@ -122,14 +123,14 @@ def test_data_without_a_pair_and_cut_contexts_are_refused(tmp_path):
         )
     (pair,) = make_pairs([demonstration("ladder"), failed("ladder")])
     with pytest.raises(BadRequest, match="the agent cuts their context into several rows"):
-        pair_row(pair, Replay(textcraft_tokenizer(), agent="window:2"))
+        pair_row(pair, Replay(textcraft_tokenizer(), PolicyConfig(agent="window:2")))
 
 
 def settings(out, lora, budget) -> DPOConfig:
     return DPOConfig(
         model="tiny", data=["made here"], output_dir=str(out), pairs_per_step=len(TASKS), steps=2,
-        learning_rate=0.002, beta=BETA, lora=lora, tokens_per_forward=budget,
-        trl={"optim": "sgd", "max_grad_norm": 0.0, "save_strategy": "no",
+        learning_rate=0.002, beta=BETA, lora=lora, max_tokens_per_microbatch=budget,
+        trainer_args={"optim": "sgd", "max_grad_norm": 0.0, "save_strategy": "no",
              "lr_scheduler_type": "constant"},
     )  # fmt: skip
 

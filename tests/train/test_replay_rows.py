@@ -10,10 +10,10 @@ import pytest
 from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Turn
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.data.tokenize import IGNORED, Replay, said_in, training_row
-from agentgym_train.engines.base import Sampling, ScriptedEngine
+from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ModelActor
-from agentgym_train.rollout.agent import agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer
@@ -30,7 +30,7 @@ def trained_text(tokenizer, rows: list[Tokens]) -> str:
 def test_the_trained_tokens_decode_to_exactly_what_the_policy_says(name, form):
     tokenizer = tokenizer_with(APPEND_ONLY[name])
     episode = demonstration("ladder", instruction="Craft what is asked for.")
-    replay = Replay(tokenizer, action_format=form)
+    replay = Replay(tokenizer, PolicyConfig(action_format=form))
     (row,) = replay.rows(episode)
     end = tokenizer.convert_ids_to_tokens(replay.chat_of(episode).end_id)
     render = action_format(form).render
@@ -51,9 +51,11 @@ def test_a_replayed_row_is_the_row_that_was_sampled(agent):
     words = ["get 1 stick", "inventory", "craft 4 torch using 1 stick", "wait", "get 2 coal"] * 3
     engine = ScriptedEngine(lambda _, turn: chat.response_ids(words[turn]))
     actor = ModelActor(
-        engine, chat, Sampling(64), max_tokens=4096, name="scripted",
-        agent=agent_factory(agent, format_of(agent, "plain"))(),
-    )  # fmt: skip
+        engine,
+        chat,
+        PolicyConfig(model="scripted", turn_max_tokens=64, max_tokens=4096),
+        agent=PolicyConfig(agent=agent).new_agent(),
+    )
 
     async def play() -> tuple[list[Turn], list[Tokens]]:
         turns: list[Turn] = []
@@ -71,7 +73,7 @@ def test_a_replayed_row_is_the_row_that_was_sampled(agent):
     episode = demonstration(
         observation="Goal: craft torch.", turns=turns, instruction="Craft.", policy="scripted"
     )
-    replayed = Replay(tokenizer, agent=agent).rows(episode)
+    replayed = Replay(tokenizer, PolicyConfig(agent=agent)).rows(episode)
     assert [training_row(row) for row in replayed] == [training_row(row) for row in sampled]
     assert (len(replayed) > 1) == (agent in ("window:2", "summary:2"))
 
@@ -79,15 +81,15 @@ def test_a_replayed_row_is_the_row_that_was_sampled(agent):
 def test_an_experts_episode_under_a_window_has_a_row_for_each_context():
     tokenizer = textcraft_tokenizer()
     episode = demonstration("ladder")
-    rows = Replay(tokenizer, agent="window:2").rows(episode)
+    rows = Replay(tokenizer, PolicyConfig(agent="window:2")).rows(episode)
     assert len(rows) > 1
     said = trained_text(tokenizer, rows).split("<|im_end|>")
     assert said == [*(turn.response for turn in episode.turns), ""], "each turn trains once"
 
 
 def test_an_agent_that_asks_for_turns_the_expert_did_not_take_is_refused():
-    with pytest.raises(BadRequest, match="plan_then_act asks for a turn without an action"):
-        Replay(textcraft_tokenizer(), agent="plan_then_act").rows(demonstration())
+    with pytest.raises(BadRequest, match="plan_then_act requests a turn without an action"):
+        Replay(textcraft_tokenizer(), PolicyConfig(agent="plan_then_act")).rows(demonstration())
 
 
 def test_a_text_that_holds_the_action_is_kept_and_another_is_written_anew():
@@ -116,7 +118,9 @@ def test_the_instruction_is_the_episodes_own_unless_another_is_given():
     tokenizer = textcraft_tokenizer()
     episode = demonstration(instruction="Craft now.")
     own, none = (
-        tokenizer.decode(Replay(tokenizer, instruction=told).rows(episode)[0].prompt_ids)
+        tokenizer.decode(
+            Replay(tokenizer, PolicyConfig(instruction=told)).rows(episode)[0].prompt_ids
+        )
         for told in (None, "")
     )
     assert "Craft now." in own and "Craft now." not in none

@@ -7,10 +7,10 @@ from itertools import groupby
 
 import pytest
 
-from agentgym_env.actions import action_format
 from agentgym_env.async_client import AsyncEnvClient
 from agentgym_env.failures import teaches
-from agentgym_train.engines.base import EngineLost, Sampling, ScriptedEngine
+from agentgym_train.config.base import PolicyConfig
+from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.actors import ExpertActor, RandomActor, model_actor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.limits import ConcurrencyLimits
@@ -43,10 +43,10 @@ def scripted(answers, *, template="chatml", max_tokens=4096, turn_max=64, form="
     chat = Chat(tokenizer_with({**APPEND_ONLY, "drops": DROPS_REASONING}[template]),
                 keep_reasoning=template == "drops")  # fmt: skip
     engine = ScriptedEngine(lambda prompt, turn: chat.response_ids(answers[turn]))
-    actors = model_actor(
-        engine, chat, Sampling(turn_max), max_tokens=max_tokens, policy="scripted",
-        action_format=action_format(form),
-    )  # fmt: skip
+    config = PolicyConfig(
+        model="scripted", turn_max_tokens=turn_max, max_tokens=max_tokens, action_format=form
+    )
+    actors = model_actor(engine, chat, config)
     return engine, actors, chat
 
 
@@ -144,9 +144,8 @@ def test_an_episode_that_succeeds_on_its_second_attempt_keeps_the_error_of_its_f
 
     _, _, chat = scripted([])
     actors = model_actor(
-        ScriptedEngine(sometimes), chat, Sampling(8), max_tokens=4096, policy="p",
-        action_format=action_format("plain"),
-    )  # fmt: skip
+        ScriptedEngine(sometimes), chat, PolicyConfig(model="p", turn_max_tokens=8, max_tokens=4096)
+    )
     (trajectory,) = play(serve(), actors, [EpisodeSpec("5", 0)])
     assert (trajectory.outcome, trajectory.attempts) == ("success", 2)
     assert trajectory.error == "EngineLost: the first time"
@@ -158,9 +157,8 @@ def test_an_engine_that_stays_lost_is_no_zero_reward(serve):
 
     _, _, chat = scripted([])
     actors = model_actor(
-        ScriptedEngine(never), chat, Sampling(8), max_tokens=4096, policy="p",
-        action_format=action_format("plain"),
-    )  # fmt: skip
+        ScriptedEngine(never), chat, PolicyConfig(model="p", turn_max_tokens=8, max_tokens=4096)
+    )
     (lost,) = play(serve(), actors, [EpisodeSpec("5", 0)], retries=1)
     assert (lost.outcome, lost.attempts, lost.error) == ("engine_lost", 2, "EngineLost: gone")
 

@@ -104,9 +104,9 @@ def reference(before, trajectories, average, length):
     ("average", "changes"),
     [
         ("token", {}),
-        ("token", {"tokens_per_forward": 1}),
+        ("token", {"max_tokens_per_microbatch": 1}),
         ("sequence", {"algorithm_args": {"average": "sequence"}}),
-        ("sequence", {"algorithm_args": {"average": "sequence"}, "tokens_per_forward": 1}),
+        ("sequence", {"algorithm_args": {"average": "sequence"}, "max_tokens_per_microbatch": 1}),
         ("dr_grpo", {"algorithm": "dr_grpo"}),
     ],
     ids=lambda value: str(value),

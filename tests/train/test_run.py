@@ -30,7 +30,7 @@ def write_config(folder: Path, **changes) -> Path:
         "max_tokens": 900,
         "instruction": "",
         "prompts_per_step": 2,
-        "group_size": 2,
+        "num_generations": 2,
         "steps": 4,
         "learning_rate": 1e-3,
         "save_every": 2,
@@ -118,10 +118,10 @@ def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, t
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kl": 0.1},
+        {"beta": 0.1},
         {"algorithm": "reinforce_pp", "algorithm_args": {"kl": 0.1}},
         {"lora": {"r": 4}},
-        {"lora": {"r": 4}, "kl": 0.1, "algorithm": "ppo"},
+        {"lora": {"r": 4}, "beta": 0.1, "algorithm": "ppo"},
     ],
     ids=["kl", "kl in rewards", "lora", "lora, kl and a critic"],
 )
@@ -132,7 +132,7 @@ def test_a_run_with_a_reference_or_adapters_learns_keeps_and_evaluates_its_model
     run = tmp_path / "run"
     rows, _ = RunStore.open(run).metrics()
     assert len(rows) == 2 and all(abs(row["loss"]) < 1e6 for row in rows)
-    assert ("kl" in rows[0]) == ("kl" in changes)
+    assert ("kl" in rows[0]) == ("beta" in changes)
     adapted = (run / "model" / "adapter_model.safetensors").is_file()
     assert adapted == ("lora" in changes)
     assert (run / "eval_after.json").is_file()
@@ -184,7 +184,7 @@ def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
         (["--env", "agentgym/TextCart-v0"], "agentgym/TextCraft-v0"),
         (["--algorithm", "grop"], "no algorithm 'grop'"),
         (["--split", "validation"], "validation"),
-        (["trl.betta=0.1"], "unknown key betta under trl; did you mean beta?"),
+        (["trainer_args.betta=0.1"], "unknown key betta in trainer_args; did you mean beta?"),
     ):
         status, output = finish(Command("train", config, *words))
         assert status == 2 and said in output and "Traceback" not in output, output

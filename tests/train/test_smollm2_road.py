@@ -14,6 +14,7 @@ from rich.console import Console
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.cli import models
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.local_models import base_of, has_adapters
@@ -43,8 +44,10 @@ def played(model: Path | str, every: int = 1) -> float:
         goals = [task for task in tasks.split("test") if tasks.category(task) == "depth 1"][::every]
         starts = [EpisodeSpec(task, draw_seed("road", task)) for task in goals]
         policy = make_policy(
-            str(model), instruction=TOLD, format_name="plain",
-            turn_max_tokens=COMMON["turn_max_tokens"], max_tokens=COMMON["max_tokens"],
+            PolicyConfig(
+                model=str(model), instruction=TOLD, turn_max_tokens=COMMON["turn_max_tokens"],
+                max_tokens=COMMON["max_tokens"],
+            )
         )  # fmt: skip
         episodes = rollout_runner.collect(policy.actors(temperature=1.0), starts, HORIZON)
         rollout_runner.run(policy.engine.close())
@@ -81,8 +84,8 @@ def test_smollm2_takes_the_whole_road(tmp_path, capsys):
     demonstrations = tmp_path / "expert"
     collect(
         CollectConfig(
-            env=COMMON["env"], policy="expert", output_dir=str(demonstrations), instruction=TOLD,
-            n=1332, keep=EpisodeFilter(success=True, most_tokens=190, tokenizer=str(model)),
+            env=COMMON["env"], model="expert", output_dir=str(demonstrations), instruction=TOLD,
+            n=1332, keep=EpisodeFilter(success=True, max_episode_tokens=190, tokenizer=str(model)),
         ),
         Console(quiet=True),
     )  # fmt: skip
@@ -96,7 +99,7 @@ def test_smollm2_takes_the_whole_road(tmp_path, capsys):
 
     grpo = run(
         tmp_path / "grpo", model=str(sft.path / "model"), steps=2, prompts_per_step=2,
-        group_size=4, horizon=[HORIZON], learning_rate=1e-4,
+        num_generations=4, horizon=[HORIZON], learning_rate=1e-4,
     )  # fmt: skip
     rows, broken = grpo.metrics()
     assert broken == [] and [row["step"] for row in rows] == [1, 2]

@@ -9,7 +9,6 @@ import torch
 from trl import GRPOTrainer
 
 import hosting
-from agentgym_env.actions import Plain
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
@@ -28,15 +27,15 @@ def train_one_step(tmp_path, script, **changes):
     """(trainer after one step of plain gradient descent, the weights before it)."""
     config = RLConfig(
         model="tiny", env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[2],
-        prompts_per_step=1, group_size=4, steps=1, learning_rate=LEARNING_RATE,
+        prompts_per_step=1, num_generations=4, steps=1, learning_rate=LEARNING_RATE,
         temperature=TEMPERATURE, instruction="", turn_max_tokens=8, max_tokens=512,
-        trl={"optim": "sgd", "max_grad_norm": 1e9, "save_strategy": "no", "bf16": False},
+        trainer_args={"optim": "sgd", "max_grad_norm": 1e9, "save_strategy": "no", "bf16": False},
     )  # fmt: skip
     config = replace(config, **changes)
     model, tokenizer = tiny_model(), textcraft_tokenizer()
     chat = Chat(tokenizer)
     engine = ScriptedEngine(lambda prompt, turn: script(chat, list(prompt), turn))
-    policy = Policy("tiny", model, tokenizer, chat, engine, Plain(), "", 8, 512, agent=config.agent)
+    policy = Policy(config, model, tokenizer, chat, engine, "")
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     store = RunStore.create(tmp_path / "run", {})
     with RolloutRunner(config.env) as rollout_runner:
@@ -102,7 +101,7 @@ def test_a_step_in_several_passes_is_the_same_step(tmp_path):
     task = first_task(tmp_path)
     script = [next(n for n in "123456" if n not in (task, "2")), task, "9", "9"]
     whole, before = train_one_step(tmp_path / "whole", guesses(script))
-    parts, _ = train_one_step(tmp_path / "parts", guesses(script), tokens_per_forward=1)
+    parts, _ = train_one_step(tmp_path / "parts", guesses(script), max_tokens_per_microbatch=1)
     assert len(parts.passes([9] * 4, shared_rows=False)) == 4
     for (name, one), two in zip(
         whole.model.named_parameters(), parts.model.parameters(), strict=True
@@ -174,7 +173,7 @@ def test_the_token_budget_of_a_pass_does_not_change_the_step(tmp_path, tokens):
     task = first_task(tmp_path)
     script = [next(n for n in "123456" if n not in (task, "2")), task, "9", "9"]
     whole, _ = train_one_step(tmp_path / "whole", guesses(script))
-    parts, _ = train_one_step(tmp_path / "parts", guesses(script), tokens_per_forward=tokens)
+    parts, _ = train_one_step(tmp_path / "parts", guesses(script), max_tokens_per_microbatch=tokens)
     for (name, one), two in zip(
         whole.model.named_parameters(), parts.model.parameters(), strict=True
     ):

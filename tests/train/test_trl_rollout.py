@@ -10,8 +10,8 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 import hosting
-from agentgym_env.actions import Plain
 from agentgym_env.errors import BadRequest
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.horizon import make_horizon
@@ -29,7 +29,8 @@ def tiny_policy(engine=None, agent="plain") -> Policy:
     model, tokenizer = tiny_model(), textcraft_tokenizer()
     engine = engine or HFEngine(model, tokenizer.pad_token_id)
     chat = Chat(tokenizer)
-    return Policy("tiny", model, tokenizer, chat, engine, Plain(), "", 8, 512, agent=agent)
+    config = PolicyConfig(model="tiny", turn_max_tokens=8, max_tokens=512, agent=agent)
+    return Policy(config, model, tokenizer, chat, engine, "")
 
 
 def train(folder, policy: Policy, rollout: TrlRollout, steps: int = 3) -> GRPOTrainer:
@@ -127,5 +128,5 @@ def test_an_agent_that_cuts_its_context_is_refused():
     policy = tiny_policy(ScriptedEngine(lambda prompt, turn: chat.response_ids("9")), "window:2")
     with RolloutRunner(hosting.GUESS) as rollout_runner:
         rollout = TrlRollout(policy, rollout_runner, horizon=4)
-        with pytest.raises(BadRequest, match="cuts its context"):
+        with pytest.raises(BadRequest, match="starts new contexts"):
             rollout(rollout.dataset(n=1)["prompt"], train_stub(policy))

@@ -52,7 +52,7 @@ def test_loss_and_gradient_are_trls_in_one_pass_and_in_eight(trainers):
     inputs = inputs_of(theirs)
     expected_loss, expected = loss_and_gradients(theirs, inputs)
     for budget in (10_000, 1):
-        ours.tokens_per_forward = budget
+        ours.max_tokens_per_microbatch = budget
         loss, gradients = loss_and_gradients(ours, inputs)
         assert loss == pytest.approx(expected_loss, abs=1e-5)
         for name, gradient in expected.items():
@@ -67,7 +67,7 @@ def test_episodes_that_share_a_row_give_the_same_step(family, tmp_path, monkeypa
     expected_loss, expected = loss_and_gradients(ours, inputs)
     monkeypatch.setattr("agentgym_train.trainers.update.shares_rows", lambda config, stateful: True)
     for budget in (10_000, 60):
-        ours.tokens_per_forward = budget
+        ours.max_tokens_per_microbatch = budget
         loss, gradients = loss_and_gradients(ours, inputs)
         assert loss == pytest.approx(expected_loss, abs=1e-5)
         assert_same_gradients(gradients, expected)
@@ -104,7 +104,7 @@ def test_a_lost_episodes_filler_changes_nothing_but_the_count_of_episodes(tmp_pa
         with_lost[name] = torch.cat([inputs[name], torch.zeros_like(inputs[name][:1])])
     expected_loss, expected = loss_and_gradients(trainer, inputs)
     for budget in (10_000, 1):
-        trainer.tokens_per_forward = budget
+        trainer.max_tokens_per_microbatch = budget
         loss, gradients = loss_and_gradients(trainer, with_lost)
         assert loss == pytest.approx(expected_loss, abs=1e-6)
         assert_same_gradients(gradients, expected)
@@ -114,7 +114,7 @@ def test_metrics_of_a_step_do_not_depend_on_the_cut(tmp_path):
     trainer = make_trainer(PackedUpdate, tmp_path, loss_type="dapo", beta=0.1)
     noted = []
     for budget in (10_000, 1):
-        trainer.tokens_per_forward = budget
+        trainer.max_tokens_per_microbatch = budget
         trainer._metrics["train"].clear()
         loss_and_gradients(trainer, step_inputs(ROWS))
         assert all(len(values) == 1 for values in trainer._metrics["train"].values())
@@ -134,5 +134,5 @@ def test_a_loss_over_all_episodes_is_computed_at_once_and_says_so_once(tmp_path,
 
 
 def test_an_unknown_loss_says_which_there_are():
-    with pytest.raises(BadRequest, match="no loss 'dpao'; there are bnpo, cispo, dapo"):
+    with pytest.raises(BadRequest, match="no loss 'dpao'; choose from bnpo, cispo, dapo"):
         weight_of_part("dpao", episodes=1, all_episodes=2, tokens=1, all_tokens=2)

@@ -282,7 +282,7 @@ def train(tmp_path, model, **changes):
     values = {
         "model": model, "env": "agentgym/TextCraft-v0", "output_dir": str(tmp_path / "run"),
         "horizon": [8], "turn_max_tokens": 24, "max_tokens": 768, "instruction": "",
-        "prompts_per_step": 4, "group_size": 4, "steps": 2, "learning_rate": 5e-3,
+        "prompts_per_step": 4, "num_generations": 4, "steps": 2, "learning_rate": 5e-3,
         "eval_before": False, "eval_after": False, **changes,
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
@@ -313,9 +313,9 @@ def test_grpo_trains_with_colocated_vllm(tmp_path):
     assert_present_weights(train(tmp_path, str(WARM), engine="vllm_colocate"))
 
 
-def test_grpo_plays_ahead_and_carries_stragglers_with_colocated_vllm(tmp_path):
+def test_grpo_plays_ahead_and_carries_groups_with_colocated_vllm(tmp_path):
     """Turns are sampled while the trainer computes; carried ones go on after an update."""
-    how = {"steps_ahead": 1, "oversample": 0.5, "stragglers": "carry", "steps": 4}
+    how = {"async_steps": 1, "oversampling_ratio": 0.5, "unfinished_groups": "carry", "steps": 4}
     rows = train(tmp_path, str(WARM), engine="vllm_colocate", **how)
     # The first step is played by the weights it trains. From then on each token is one update old,
     # and what a carried group sampled before is older.

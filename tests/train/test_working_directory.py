@@ -15,7 +15,7 @@ from agentgym_env.run_store import RunStore
 
 CONSOLE_SCRIPT = Path(sys.executable).with_name("agentgym")
 LEARNING = Path(__file__).parents[2] / "examples" / "learning"
-SHORT = ["steps=1", "prompts_per_step=2", "group_size=2", "horizon=[2]"]
+SHORT = ["steps=1", "prompts_per_step=2", "num_generations=2", "horizon=[2]"]
 SHORT += ["eval_before=false", "eval_after=false"]
 MINE = """
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ def play(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
     seen: Counter[str] = Counter()
     rows = []
     for prompt in prompts:
-        group = episodes(4, seed=int(prompt), most_turns=3 + 9 * int(prompt))
+        group = episodes(4, seed=int(prompt), max_turns=3 + 9 * int(prompt))
         rows.append(group[seen[prompt]])
         seen[prompt] += 1
     masks = [mask for _, _, mask in rows]
@@ -51,7 +51,7 @@ def step(loss: str, processes: int, budget: int) -> tuple[dict[str, Any], list[i
         PackedUpdate, tempfile.mkdtemp(), llama(), rollout_func=play,
         per_device_train_batch_size=8 // processes, **settings,
     )  # fmt: skip
-    trainer.tokens_per_forward = budget
+    trainer.max_tokens_per_microbatch = budget
     made: list[list[int]] = []
     passes = trainer.passes
 
@@ -69,10 +69,10 @@ def step(loss: str, processes: int, budget: int) -> tuple[dict[str, Any], list[i
 def critic_step(processes: int, rank: int, budget: int) -> dict[str, Any]:
     """The critic after two steps of plain gradient descent on this process's rows."""
     trainer = make_trainer(PackedUpdate, tempfile.mkdtemp(), llama())
-    trainer.tokens_per_forward = budget
+    trainer.max_tokens_per_microbatch = budget
     critic = Critic(trainer, trainer.model, PPO(value_clip=1e9))
     critic._optimizer = torch.optim.SGD(critic._model.parameters(), lr=0.05)
-    rows = padded(episodes(8, seed=5, most_turns=9))
+    rows = padded(episodes(8, seed=5, max_turns=9))
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)
     attention = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
     mask = torch.cat([torch.zeros_like(rows["prompt_mask"]), rows["tool_mask"]], 1).bool()

@@ -28,6 +28,7 @@ import torch
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_servers.worlds.textcraft.recipes import recipe_book
+from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import Replay, training_row
 from agentgym_train.models import small_policy, small_tokenizer
@@ -95,7 +96,7 @@ def fit(model: Any, tokenizer: Any, stage: Stage, seed: int, out: Path) -> dict[
     def imitates(turn: Turn) -> bool:
         return stage.imitates_aimless or not turn.info
 
-    replay = Replay(tokenizer, instruction="", imitates=imitates)
+    replay = Replay(tokenizer, PolicyConfig(instruction=""), imitates=imitates)
     rows = [
         training_row(tokens)
         for episode in demonstrations(stage, seed)
@@ -112,7 +113,7 @@ def fit(model: Any, tokenizer: Any, stage: Stage, seed: int, out: Path) -> dict[
         rows_per_step=ROWS_PER_STEP,
         shuffle=False,
         seed=seed,
-        trl={"bf16": True, "adam_beta2": 0.98, "weight_decay": 0.01},
+        trainer_args={"bf16": True, "adam_beta2": 0.98, "weight_decay": 0.01},
     )
     metrics = imitate(model, tokenizer, rows, settings)
     return {

@@ -10,7 +10,7 @@ import pytest
 from agentgym_env.task_set import TaskSet
 from agentgym_train.config.methods import config_from
 from agentgym_train.rollout.loop import EpisodeSpec
-from agentgym_train.rollout.runner import GroupPool
+from agentgym_train.rollout.runner import OversamplingPool
 from agentgym_train.trainers.sampler import StepSampler
 from tests.train.inprocess import Waiting, rollouts
 
@@ -31,7 +31,9 @@ class Slow:
         return self.gate if turn == 5 and self.gated else None
 
     def pool(self, **settings):
-        return GroupPool(self.rollouts.concurrency_limits, **{"max_staleness": 4, **settings})
+        return OversamplingPool(
+            self.rollouts.concurrency_limits, **{"max_staleness": 4, **settings}
+        )
 
 
 def groups(*tasks, step=0):
@@ -108,7 +110,7 @@ async def test_what_breaks_is_raised_and_leaves_nothing_behind(make_host):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_tasks_of_a_step_are_those_of_one_process_and_all_come_once_an_epoch(processes):
     needed = {"model": "hub/id", "env": "textcraft", "output_dir": "x"}
-    config = config_from({**needed, "prompts_per_step": 2, "group_size": 2})
+    config = config_from({**needed, "prompts_per_step": 2, "num_generations": 2})
     rollout_runner = SimpleNamespace(
         tasks=TaskSet({"train": list("123456")}), concurrency_limits=None
     )

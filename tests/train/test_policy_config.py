@@ -1,0 +1,136 @@
+"""One PolicyConfig describes the policy in training, evaluation, collection and audits."""
+
+import json
+
+import pytest
+import yaml
+from trl.chat_template_utils import qwen3_chat_template
+
+import hosting
+from agentgym_env.errors import ConfigError
+from agentgym_env.run_store import RunStore
+from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.methods import CONFIGS, config_from, method_config
+from agentgym_train.config.reading import RENAMED
+from agentgym_train.rollout.chat import chat_of
+from tests.train.command import Command, finish
+from tests.train.templates import tokenizer_with
+
+NEEDED = {
+    "rl": {"env": hosting.GUESS}, "sft": {"data": ["runs/a"]}, "dpo": {"data": ["runs/a"]},
+    "evolve": {"env": hosting.GUESS},
+}  # fmt: skip
+TEXTCRAFT = "agentgym/TextCraft-v0"
+NO_THINKING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_an_old_config_key_is_rejected_with_its_new_name(method):
+    values = {"method": method, "model": "m", "output_dir": "o", **NEEDED[method]}
+    method_config(values)
+    rejected = 0
+    for old, new in RENAMED.items():
+        if new in CONFIGS[method].__dataclass_fields__ and old not in values:
+            with pytest.raises(ConfigError, match=f"{old} was renamed to {new}"):
+                method_config({**values, old: 1})
+            rejected += 1
+    assert rejected >= 3
+
+
+def test_a_method_that_samples_only_in_evaluation_rejects_a_temperature():
+    for method in ("sft", "dpo"):
+        values = {"method": method, "model": "m", "output_dir": "o", **NEEDED[method]}
+        with pytest.raises(ConfigError, match="set eval_temperature instead of temperature"):
+            method_config({**values, "temperature": 0.5})
+
+
+def test_the_instruction_of_the_action_format_is_appended_once():
+    config = PolicyConfig(action_format="react")
+    prompt = config.system_prompt("Craft things.")
+    assert prompt == f"Craft things.\n\n{config.form.instructions}"
+    assert config.system_prompt(prompt) == prompt
+    assert PolicyConfig(instruction="").system_prompt("Craft things.") == ""
+    assert PolicyConfig(instruction="Only this.").system_prompt("Craft things.") == "Only this."
+
+
+def test_qwen3_does_not_think_in_any_turn_if_the_config_says_so():
+    tokenizer = tokenizer_with(qwen3_chat_template)
+    for kwargs, ending in (({}, "<|im_start|>assistant\n"),
+                           ({"enable_thinking": False}, NO_THINKING)):  # fmt: skip
+        config = PolicyConfig(chat_template_kwargs=kwargs, keep_reasoning=True)
+        chat = chat_of(config, tokenizer, "Craft.")
+        first = tokenizer.decode(chat.start("Goal: stick"))
+        assert first.endswith(f"Goal: stick<|im_end|>\n{ending}")
+        following = tokenizer.decode(chat.delta(chat.response_ids("get 1 stick"), "Got 1 stick"))
+        assert following.endswith(f"Got 1 stick<|im_end|>\n{ending}")
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """A tiny model with the chat template of Qwen3."""
+    folder = tmp_path_factory.mktemp("qwen")
+    tokenizer = tokenizer_with(qwen3_chat_template)
+    from agentgym_train.models import small_policy
+
+    small_policy(tokenizer, layers=2, hidden=32, heads=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def prompts_of(run, name, tokenizer):
+    store = RunStore.open(run)
+    return [tokenizer.decode(t.tokens.prompt_ids) for t in store.trajectories(name)[0]]
+
+
+def test_every_command_passes_the_arguments_of_the_chat_template_on(tmp_path, qwen):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    words = [
+        "--env", TEXTCRAFT, "--policy", qwen, "--horizon", 1, "--turn-max-tokens", 2,
+        "--chat-template-kwargs", '{"enable_thinking": false}', "--keep-reasoning",
+    ]  # fmt: skip
+    collected = Command("collect", *words, "--n", 2, "--out", tmp_path / "collected")
+    evaluated = Command("eval", *words, "--limit", 2, "--out", tmp_path / "evaluated")
+    for command in (collected, evaluated):
+        status, output = finish(command)
+        assert status == 0, output
+    assert {p.endswith(NO_THINKING) for p in prompts_of(tmp_path / "collected", "collected",
+                                                        tokenizer)} == {True}  # fmt: skip
+    (file,) = (tmp_path / "evaluated" / "trajectories").glob("*.jsonl")
+    assert {p.endswith(NO_THINKING) for p in prompts_of(tmp_path / "evaluated", file.stem,
+                                                        tokenizer)} == {True}  # fmt: skip
+    plan = json.loads((tmp_path / "evaluated" / "run.json").read_text())["evaluation"]
+    assert plan["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_a_training_run_and_its_audit_use_the_arguments_of_the_chat_template(tmp_path, qwen):
+    config = tmp_path / "rl.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "model": str(qwen),
+                "env": TEXTCRAFT,
+                "output_dir": str(tmp_path / "run"),
+                "chat_template_kwargs": {"enable_thinking": False},
+                "keep_reasoning": True,
+                "steps": 1,
+                "prompts_per_step": 1,
+                "num_generations": 2,
+                "horizon": [2],
+                "turn_max_tokens": 4,
+                "max_tokens": 4096,
+                "instruction": "Craft.",
+                "eval_before": False,
+                "eval_after": False,
+                "keep_tokens": "all",
+            }
+        )
+    )
+    status, output = finish(Command("train", config))
+    assert status == 0, output
+    found = config_from(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()))
+    assert found.chat_template_kwargs == {"enable_thinking": False}
+    status, output = finish(Command("audit", tmp_path / "run", "--trust"))
+    assert "FAIL" not in output, output
+    assert status == 0
