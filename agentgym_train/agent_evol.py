@@ -426,7 +426,7 @@ class Evolution:
                     self._iterate(iteration)
         except KeyboardInterrupt:
             self.console.print(
-                f"Stopped. To go on: [bold]agentgym train --resume {self.store.path}"
+                f"Interrupted. Resume with: [bold]agentgym train --resume {self.store.path}"
                 f"{trust_option(self.config.as_dict())}[/]",
                 soft_wrap=True,
             )
