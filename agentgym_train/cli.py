@@ -291,7 +291,7 @@ def train(
     Any value of the file can be given as key=value or --key value.
     """
     from agentgym_train.config.methods import read_method_config, runner_of
-    from agentgym_train.launching import launch_if_asked, obey_cpu, place
+    from agentgym_train.launching import launch_if_asked, lean_imports, obey_cpu, place
     from agentgym_train.preflight import is_complete, prepared, resumed_config
 
     here = place()
@@ -322,7 +322,8 @@ def train(
     obey_cpu()
     lock = folder_lock(folder, ANOTHER_FOLDER) if here.is_first else nullcontext()
     with lock, prepared(values, here.processes) or nullcontext() as stage:
-        runner = runner_of(values)
+        with lean_imports():
+            runner = runner_of(values)
         if resume is None:
             status = runner.start(values, console, stage, here.processes)
         else:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +69,23 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
             f"1 and unset MASTER_PORT, or set {ASKED}=1"
         )
     return here
+
+
+@contextmanager
+def lean_imports() -> Iterator[None]:
+    """Import transformers within without scikit-learn.
+
+    transformers needs it only for assisted generation, and importing it takes half a second.
+    """
+    name = "sklearn"
+    hidden = name not in sys.modules
+    if hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules[name]
 
 
 def check_libraries() -> None:
