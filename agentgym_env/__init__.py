@@ -3,15 +3,14 @@
 Importing this package registers its environments, and those of installed distributions.
 """
 
-from agentgym_env.async_client import AsyncEnvClient
-from agentgym_env.client import EnvClient
+from agentgym_env.client.aio import AsyncEnvClient
+from agentgym_env.client.sync import EnvClient
 from agentgym_env.errors import AgentGymError, EnvironmentFault, EnvironmentLost
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import env_class, register, register_all
 from agentgym_env.remote import RemoteEnv
 from agentgym_env.spaces import TextSpace
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.vector import RemoteVectorEnv
 

@@ -10,8 +10,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from agentgym_env.errors import BadRequest
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 Describe = Callable[[Any, gymnasium.Env[Any, Any]], str]

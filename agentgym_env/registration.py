@@ -7,17 +7,63 @@ id as the name and `module:Class` as the value. Nothing is imported until it is 
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
+import os
+import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE
 
 from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
-from agentgym_env.named_code import load_named, split_name
 from agentgym_env.text_env import TextEnv
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The module and the attribute of `module:name`; raises `BadRequest` for any other form."""
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
+        raise BadRequest(f"an entry point looks like module:Class, got {name!r}")
+    return module, attribute
+
+
+def load_named(name: str, *, search_here: bool = True) -> Any:
+    """The object that `module:name` names.
+
+    `search_here` False leaves out the working directory, for names of installed packages.
+    Raises `BadRequest` for another form or an attribute that is not there, and `ImportError`.
+    """
+    module, attribute = split_name(name)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        is_module = f"{module}.".startswith(f"{error.name}.")
+        if not (is_module and search_here):
+            raise
+        found = _import_from_here(module, error)
+    if not hasattr(found, attribute):
+        raise BadRequest(f"{module} has no {attribute!r}")
+    return getattr(found, attribute)
+
+
+def _import_from_here(module: str, not_found: ModuleNotFoundError) -> ModuleType:
+    try:
+        here = os.getcwd()
+    except OSError:
+        raise not_found from None  # the directory was removed
+    if here in sys.path:
+        raise not_found
+    sys.path.append(here)
+    try:
+        return importlib.import_module(module)
+    except BaseException:
+        sys.path.remove(here)
+        raise
+
 
 logger = logging.getLogger(__name__)
 

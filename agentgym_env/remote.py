@@ -9,14 +9,13 @@ from typing import Any
 
 import gymnasium
 
-from agentgym_env.client import EnvClient, Session
+from agentgym_env.client.sync import EnvClient, Session
+from agentgym_env.client.transports import InProcessTransport
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import env_class
 from agentgym_env.spaces import TextSpace
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv, check_options, draw_episode_seed
-from agentgym_env.transports import InProcessTransport
+from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
 from agentgym_env.wire import EnvCard, ResetReply
 
 INPROCESS = "inprocess"

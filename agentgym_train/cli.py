@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from agentgym_env.cli.options import json_object
 from agentgym_env.errors import BadRequest, UnknownEnvironment
-from agentgym_env.options import json_object
 from agentgym_env.registration import full_id
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_env.trust import Trust
 from agentgym_train.evaluation.evaluate import (
     EvalPlan,

@@ -202,8 +202,8 @@ def allowed_by_string(name: str, module: str) -> bool:
     above = {
         "agentgym_env.registration",
         "agentgym_env.remote",
-        "agentgym_env.cli",
-        "agentgym_env.check",
+        "agentgym_env.cli.main",
+        "agentgym_env.conformance.served",
     }
     same = top(name) == top(module)
     return same or top(module) in MAY_IMPORT[top(name)] or name.startswith(tuple(above))

@@ -13,13 +13,12 @@ from typing import Any, Final
 import gymnasium
 import msgspec
 
+from agentgym_env.client.transports import Call, HttpTransport
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeOver
 from agentgym_env.registration import env_class
 from agentgym_env.remote import check_render_mode
 from agentgym_env.spaces import TextSpace, clean_text
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv, choose_task, draw_episode_seed
-from agentgym_env.transports import Call, HttpTransport
+from agentgym_env.text_env import TaskSet, TextEnv, choose_task, draw_episode_seed
 
 SPLIT: Final = "all"
 _MAX_MESSAGE = 300

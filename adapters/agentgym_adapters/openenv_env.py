@@ -17,8 +17,7 @@ from agentgym_adapters.function_calls import FunctionCall, how_to_call, read_cal
 from agentgym_adapters.openenv_directory import OpenEnvDirectory
 from agentgym_adapters.openenv_socket import OpenEnvSocket, Rejected
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeFailure
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 
 STARTS: Final = 1000
 TEST_STARTS: Final = 100

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agentgym_env.actions import ActionError, ActionFormat
-from agentgym_env.async_client import AsyncSession
-from agentgym_env.errors import BadRequest
-from agentgym_env.failures import Outcome
+from agentgym_env.client.aio import AsyncSession
+from agentgym_env.errors import BadRequest, Outcome
 from agentgym_env.trajectory import Tokens
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.openai import ChatEndpoint, ContextFull

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agentgym_env.actions import ActionError
-from agentgym_env.async_client import AsyncEnvClient, AsyncSession
-from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure
-from agentgym_env.failures import Outcome
+from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
+from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, Outcome
 from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.values import RolloutLimits

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 from rich.progress import Progress
 
-from agentgym_env.async_client import AsyncEnvClient
+from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import AgentGymError, BadRequest
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import full_id
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
 from agentgym_train.config.methods import AgentEvolConfig, World

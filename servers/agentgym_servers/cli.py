@@ -12,8 +12,8 @@ from typing import Annotated, TextIO
 
 import typer
 
+from agentgym_env.cli.options import json_object
 from agentgym_env.errors import BadRequest
-from agentgym_env.options import json_object
 from agentgym_env.registration import env_class, full_id
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.logs import configure_logs

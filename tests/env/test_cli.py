@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from agentgym_env import cli
+from agentgym_env.cli.main import _ending_on_errors, _naming_the_extra
 from agentgym_env.errors import MissingExtra
 
 
@@ -52,7 +52,7 @@ def test_an_error_is_one_line_with_its_remedy_and_status_2():
 
 
 def test_a_missing_extra_names_what_to_install_brackets_and_all(capsys):
-    with pytest.raises(SystemExit) as ended, cli._ending_on_errors(["train"]):
+    with pytest.raises(SystemExit) as ended, _ending_on_errors(["train"]):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     assert ended.value.code == 2
     said = capsys.readouterr().err
@@ -60,7 +60,7 @@ def test_a_missing_extra_names_what_to_install_brackets_and_all(capsys):
 
 
 def test_a_bug_of_ours_is_not_taken_for_a_missing_extra():
-    with pytest.raises(ModuleNotFoundError), cli._naming_the_extra("train"):
+    with pytest.raises(ModuleNotFoundError), _naming_the_extra("train"):
         raise ModuleNotFoundError("No module named 'agentgym_typo'", name="agentgym_typo")
-    with pytest.raises(MissingExtra), cli._naming_the_extra("serve"):
+    with pytest.raises(MissingExtra), _naming_the_extra("serve"):
         raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agentgym_env.actions import action_format
-from agentgym_env.async_client import AsyncEnvClient
-from agentgym_env.transports import Answer, AsyncInProcessTransport, Call
+from agentgym_env.client.aio import AsyncEnvClient
+from agentgym_env.client.transports import Answer, AsyncInProcessTransport, Call
 from agentgym_train.engines.base import Sampling, ScriptedEngine
 from agentgym_train.rollout.actors import ActorFactory, model_actor
 from agentgym_train.rollout.chat import Chat

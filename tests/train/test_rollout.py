@@ -8,8 +8,8 @@ from itertools import groupby
 import pytest
 
 from agentgym_env.actions import action_format
-from agentgym_env.async_client import AsyncEnvClient
-from agentgym_env.failures import teaches
+from agentgym_env.client.aio import AsyncEnvClient
+from agentgym_env.errors import teaches
 from agentgym_train.engines.base import EngineLost, Sampling, ScriptedEngine
 from agentgym_train.rollout.actors import ExpertActor, RandomActor, model_actor
 from agentgym_train.rollout.chat import Chat

@@ -81,7 +81,7 @@ class $title(TextEnv):
 ''')
 
 _TEST: Final = Template("""\
-from agentgym_env.checks import check_environment
+from agentgym_env.conformance import check_environment
 from $module import $title
 
 

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentgym_env.authoring import new
-from agentgym_env.checks import check
+from agentgym_env.cli.check import check
+from agentgym_env.cli.new import new
+from agentgym_env.cli.play import play
+from agentgym_env.cli.replay import replay
 from agentgym_env.errors import AgentGymError, MissingExtra
-from agentgym_env.play import play
 from agentgym_env.printable import one_line, printable
 from agentgym_env.registration import EnvEntry, env_class, registered
-from agentgym_env.replay_command import replay
 
 COMMAND_GROUP: Final = "agentgym.commands"
 _SUMMARIES: Final = {

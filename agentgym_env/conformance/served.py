@@ -6,12 +6,20 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym_env.check_subject import RuleBroken, Subject
-from agentgym_env.client import EnvClient
+from agentgym_env.client.sync import EnvClient
+from agentgym_env.client.transports import Call, HttpTransport, InProcessTransport, Transport
+from agentgym_env.conformance.rules import (
+    RuleBroken,
+    Script,
+    Subject,
+    Transcript,
+    difference,
+    plain,
+    play,
+    shorten,
+)
 from agentgym_env.errors import AgentGymError
 from agentgym_env.launch import local_server
-from agentgym_env.transcript import Script, Transcript, difference, plain, play, shorten
-from agentgym_env.transports import Call, HttpTransport, InProcessTransport, Transport
 from agentgym_env.wire import (
     CreateReply,
     ResetRequest,

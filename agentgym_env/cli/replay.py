@@ -14,20 +14,118 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentgym_env.errors import BadRequest
-from agentgym_env.options import json_object
+from agentgym_env.cli.options import json_object
+from agentgym_env.errors import AgentGymError, BadRequest, EpisodeOver, teaches
 from agentgym_env.printable import one_line, printable
 from agentgym_env.registration import full_id
 from agentgym_env.remote import INPROCESS, make_env
-from agentgym_env.replay import Difference, Replayed, is_replayable, replay_episode
 from agentgym_env.run_store import BrokenLine, RunStore, each_line
-from agentgym_env.trajectory import Trajectory
+from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_env.trust import Trust, names_in, require_trust
+
+_ENDED: Final = frozenset({"success", "failure"})
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place at which a replay parts from what is stored."""
+
+    turn: int
+    """Counted from 1, as the trajectory's turns are; 0 is the first observation."""
+    what: str
+    """`observation`, `reward`, `end`, `success`, or `failure` where the world could not go on."""
+    stored: str
+    replayed: str
+    action: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay found."""
+
+    turns: int
+    """Actions that were taken again."""
+    difference: Difference | None
+    """None where everything agrees."""
+
+
+def is_replayable(trajectory: Trajectory) -> bool:
+    """Whether the episode was played to an end; one that was lost has no turns to compare."""
+    return teaches(trajectory.outcome)
+
+
+def replay_episode(env: gymnasium.Env[str, str], trajectory: Trajectory) -> Replayed:
+    """Reset `env` to the episode's task and seed, and take its actions again.
+
+    Observations and rewards are compared to the last character and bit, and so is whether the
+    episode ended there and whether it succeeded.
+    """
+    taken = 0
+    try:
+        first = _reset(env, trajectory)
+        if first != trajectory.observation:
+            return Replayed(0, Difference(0, "observation", trajectory.observation, first))
+        terminated, success = False, False
+        for number, turn in _sent(trajectory):
+            if taken and turn.info.get("turn") == 1:
+                _reset(env, trajectory)  # the agent began the episode once more
+            observation, reward, terminated, _, info = env.step(turn.action)
+            taken, success = taken + 1, bool(info.get("success"))
+            found = _compared(number, turn, observation, float(reward))
+            if found is not None:
+                return Replayed(taken, found)
+    except EpisodeOver:
+        told = Difference(number, "end", "the episode goes on", "it had ended", turn.action)
+        return Replayed(taken, told)
+    except AgentGymError as error:
+        return Replayed(taken, Difference(taken + 1, "failure", "", str(error)))
+    return Replayed(taken, _end(trajectory, terminated, success) if taken else None)
+
+
+def _reset(env: gymnasium.Env[str, str], trajectory: Trajectory) -> str:
+    return env.reset(seed=trajectory.seed, options={"task": trajectory.task})[0]
+
+
+def _sent(trajectory: Trajectory) -> Iterator[tuple[int, Turn]]:
+    """(its number, the turn) of each turn that reached the world and was answered.
+
+    The world's infos count its turns. Trajectories of other programs have no infos; there a turn
+    with an action is one that was sent.
+    """
+    counted = any("turn" in turn.info for turn in trajectory.turns)
+    for number, turn in enumerate(trajectory.turns, 1):
+        if "turn" in turn.info if counted else turn.action:
+            yield number, turn
+
+
+def _compared(number: int, turn: Turn, observation: str, reward: float) -> Difference | None:
+    if observation != turn.observation:
+        return Difference(number, "observation", turn.observation, observation, turn.action)
+    stored = float(turn.info.get("reward_of_earlier_trial", turn.reward))
+    if reward != stored:
+        return Difference(number, "reward", repr(stored), repr(reward), turn.action)
+    return None
+
+
+def _end(trajectory: Trajectory, terminated: bool, success: bool) -> Difference | None:
+    last = len(trajectory.turns)
+    if terminated != (trajectory.outcome in _ENDED):
+        words = {True: "it ended", False: "the episode goes on"}
+        ended = trajectory.outcome in _ENDED
+        return Difference(last, "end", words[ended], words[terminated])
+    if success != trajectory.success:
+        words = {True: "success", False: "no success"}
+        return Difference(last, "success", words[trajectory.success], words[success])
+    return None
+
 
 _MOST_SHOWN: Final = 10
 """Differing episodes that are shown; the others are counted."""
+
 _MOST_LINES: Final = 40
+
 _AROUND: Final = 60
+
 _WIDTH: Final = 300
 
 
