@@ -18,7 +18,6 @@ class Guess(TextEnv):
 from __future__ import annotations
 
 import difflib
-import importlib
 import math
 import random
 from abc import abstractmethod
@@ -30,6 +29,7 @@ import gymnasium
 import numpy as np
 
 from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
+from agentgym_env.gymnasium_text import Translation, translation
 from agentgym_env.spaces import TextSpace, clean_text
 
 
@@ -112,6 +112,8 @@ class TaskSet:
 
 
 OPTION_KEYS = frozenset({"task", "split"})
+_STARTS = 800
+_TEST_STARTS = 200
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -187,19 +189,23 @@ class TextEnv(gymnasium.Env[str, str]):
         refused: float = 0.0,
         **settings: Any,
     ) -> type[TextEnv]:
-        """A class around an environment of Gymnasium's with discrete actions.
+        """A subclass of `GymnasiumText` for an environment of Gymnasium's with discrete actions.
 
-        `env` is its id, made with `settings`, or a callable that makes it. `describe` tells an
+        `env` is its id, made with `settings`, or a callable that makes it. `describe` writes an
         observation as text, given the environment too; default: its numbers. `parse` is the names
-        of the actions, in the order of their numbers, or what makes an action of a text and None
-        of anything else, whose reward is `refused`; default: the numbers. See
-        `agentgym_env.gymnasium_text`.
+        of the actions, in the order of their numbers, or a function from a text to an action, or
+        to None for a text that is not an action; default: the numbers. The reward of such a text
+        is `refused`.
         """
-        text_class = importlib.import_module("agentgym_env.gymnasium_text").text_class
-        made: type[TextEnv] = text_class(
-            env, describe, parse, instruction=instruction, refused=refused, **settings
-        )
-        return made
+        translated = translation(env, describe, parse, settings)
+        attributes = {
+            "__doc__": f"{translated.title} of Gymnasium, as text.",
+            "instruction": instruction or translated.instruction,
+            "translation": translated,
+            "names": translated.names,
+            "refused": refused,
+        }
+        return type(translated.class_name, (GymnasiumText,), attributes)
 
     @abstractmethod
     def _reset(self, task: str) -> str:
@@ -313,6 +319,76 @@ class TextEnv(gymnasium.Env[str, str]):
         raise EnvironmentFault(
             f"{type(self).__name__} gave the {what} {value}; rewards, scores and details are finite"
         )
+
+
+class GymnasiumText(TextEnv):
+    """A `TextEnv` around an environment of Gymnasium's; `TextEnv.from_gymnasium` makes subclasses.
+
+    Tasks: numbers in the splits `train` (0 to 799) and `test` (800 to 999). They are starts: the
+    environment's randomness is seeded by the episode's seed and its task.
+    Reward: the environment's. Success: it ended, and its last reward was above 0.
+    """
+
+    translation: ClassVar[Translation]
+    names: ClassVar[tuple[str, ...]]
+    """Names of the actions, in the order of their numbers; empty where only `parse` knows them."""
+    refused: ClassVar[float] = 0.0
+    """Reward for a text that is not an action. Where another turn costs, and waiting does not, a
+    policy learns to write such texts: let that cost too."""
+
+    tasks = TaskSet(
+        {
+            "train": [str(number) for number in range(_STARTS)],
+            "test": [str(number) for number in range(_STARTS, _STARTS + _TEST_STARTS)],
+        }
+    )
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.env = self.translation.make()
+        """The environment of Gymnasium's."""
+        self.observation: Any = None
+        """Its last observation."""
+        self._native_info: dict[str, Any] = {}
+        self._reward = 0.0
+        self._truncated = False
+
+    def _reset(self, task: str) -> str:
+        self.observation, self._native_info = self.env.reset(seed=int(self.rng.random() * 2**31))
+        self._reward, self._truncated = 0.0, False
+        return self.translation.describe(self.observation, self.env)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """As `TextEnv.step`; the environment's own time limit truncates."""
+        observation, reward, terminated, _, info = super().step(action)
+        self._over = terminated or self._truncated
+        return observation, reward, terminated, self._truncated, info
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        chosen = self.translation.parse(action)
+        if chosen is None:
+            text = self.translation.describe(self.observation, self.env)
+            return f"{self.translation.reject(action)}\n{text}", self.refused, False
+        self.observation, reward, ended, self._truncated, self._native_info = self.env.step(chosen)
+        self._reward = float(reward)
+        text = self.translation.describe(self.observation, self.env)
+        return text, self._reward, bool(ended)
+
+    def success(self) -> bool:
+        """Whether the environment ended with a reward above 0."""
+        return self._over and self._reward > 0
+
+    def available_actions(self) -> list[str] | None:
+        """The actions' names; where the environment gives an `action_mask`, those it allows."""
+        allowed = self._native_info.get("action_mask")
+        if allowed is None:
+            return list(self.names) or None
+        return [name for name, is_allowed in zip(self.names, allowed, strict=False) if is_allowed]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+        super().close()
 
 
 def draw_episode_seed(generator: np.random.Generator) -> int:

@@ -20,6 +20,8 @@ from agentgym_env.remote import check_render_mode
 from agentgym_env.spaces import TextSpace, clean_text
 from agentgym_env.text_env import TaskSet, TextEnv, choose_task, draw_episode_seed
 
+SCHEME: Final = "agentgym+"
+"""Begins the address, as in `agentgym+http://host:port`."""
 SPLIT: Final = "all"
 _MAX_MESSAGE = 300
 
@@ -79,7 +81,9 @@ class OriginalEnv(gymnasium.Env[str, str]):
         self.tasks = TaskSet({SPLIT: [str(number) for number in range(world.tasks)]})
         """Its numbers, in one split."""
         self._world = world
-        self._transport = HttpTransport(address, timeout_s=timeout_s, retries=0)
+        self._transport = HttpTransport(
+            address.removeprefix(SCHEME), timeout_s=timeout_s, retries=0
+        )
         self._id: int | None = None
         self._over: str | None = "no episode was started"
         self._task = ""
