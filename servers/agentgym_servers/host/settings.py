@@ -15,6 +15,7 @@ from agentgym_servers.host.router import name_prefix, share_of
 from agentgym_servers.host.sessions import SessionTable
 
 OWN: Final = "agentgym-sdk"
+AGENTGYM: Final = "agentgym"
 OPENENV: Final = "openenv"
 
 

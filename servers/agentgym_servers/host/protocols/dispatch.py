@@ -1,20 +1,17 @@
-"""`--protocol`: the application that speaks the requested protocol.
+"""`--protocol`: the application that speaks the requested protocol, which alone is imported.
 
-What is said is the adapters' business. Here it is carried, past the same door and to the same
-sessions as our own protocol.
+The adapters define the messages. Here they are carried, past the same checks and to the same
+sessions as those of our own protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from agentgym_adapters.mcp_server import McpServer
-from agentgym_adapters.nemo_gym_server import NemoGymServer
-from agentgym_adapters.openenv_server import OpenEnvServer
 from agentgym_adapters.served import HttpProtocol, Question, Said, Talk
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.wire import JSON, encode
@@ -32,10 +29,9 @@ from agentgym_servers.host.app import (
 )
 from agentgym_servers.host.codec import Answer, Codec
 from agentgym_servers.host.metrics import count
-from agentgym_servers.host.protocols.agentgym import original_protocol
 from agentgym_servers.host.protocols.single_calls import SingleCalls
 from agentgym_servers.host.request_guard import RequestGuard
-from agentgym_servers.host.settings import OPENENV, OWN, ServeSettings
+from agentgym_servers.host.settings import AGENTGYM, OPENENV, OWN, ServeSettings
 
 _REFUSED = {"type": "websocket.close", "code": 1008}
 
@@ -104,23 +100,58 @@ def _as_text(content: bytes) -> str:
 
 def app_of(service: Service, settings: ServeSettings) -> App:
     """The application that speaks the protocol of the settings."""
-    guard = settings.guard()
-    if settings.protocol == OWN:
-        return make_app(service, guard=guard)
-    if settings.protocol == "agentgym":
-        return make_app(
-            service,
-            original_protocol(service, settings.env_id, settings.session_ttl_s),
-            guard=guard,
-        )
-    served = SingleCalls(service)
-    if settings.protocol == OPENENV:
-        openenv = OpenEnvServer(served)
-        sockets = web_socket_app(service.codec, openenv.talk, settings.session_ttl_s, guard)
-        return make_app(service, partial(_answer, service, openenv), sockets, guard)
-    server_type = NemoGymServer if settings.protocol == "nemo-gym" else McpServer
-    protocol: HttpProtocol = server_type(served, settings.session_ttl_s, settings.max_sessions)
-    return make_app(service, partial(_answer, service, protocol), guard=guard)
+    return _MAKERS[settings.protocol](service, settings)
+
+
+def implied_kwargs(protocol: str, env_id: str) -> Mapping[str, Any]:
+    """The environment's settings that a protocol implies; those of the user take precedence."""
+    if protocol != AGENTGYM:
+        return {}
+    from agentgym_servers.host.protocols.agentgym import original_kwargs
+
+    return original_kwargs(env_id)
+
+
+def _own(service: Service, settings: ServeSettings) -> App:
+    return make_app(service, guard=settings.guard())
+
+
+def _agentgym(service: Service, settings: ServeSettings) -> App:
+    from agentgym_servers.host.protocols.agentgym import original_protocol
+
+    answerer = original_protocol(service, settings.env_id, settings.session_ttl_s)
+    return make_app(service, answerer, guard=settings.guard())
+
+
+def _openenv(service: Service, settings: ServeSettings) -> App:
+    from agentgym_adapters.openenv_server import OpenEnvServer
+
+    guard, openenv = settings.guard(), OpenEnvServer(SingleCalls(service))
+    sockets = web_socket_app(service.codec, openenv.talk, settings.session_ttl_s, guard)
+    return make_app(service, partial(_answer, service, openenv), sockets, guard)
+
+
+def _nemo_gym(service: Service, settings: ServeSettings) -> App:
+    from agentgym_adapters.nemo_gym_server import NemoGymServer
+
+    protocol = NemoGymServer(SingleCalls(service), settings.session_ttl_s, settings.max_sessions)
+    return make_app(service, partial(_answer, service, protocol), guard=settings.guard())
+
+
+def _mcp(service: Service, settings: ServeSettings) -> App:
+    from agentgym_adapters.mcp_server import McpServer
+
+    protocol = McpServer(SingleCalls(service), settings.session_ttl_s, settings.max_sessions)
+    return make_app(service, partial(_answer, service, protocol), guard=settings.guard())
+
+
+_MAKERS: Final[dict[str, Callable[[Service, ServeSettings], App]]] = {
+    OWN: _own,
+    AGENTGYM: _agentgym,
+    OPENENV: _openenv,
+    "nemo-gym": _nemo_gym,
+    "mcp": _mcp,
+}
 
 
 def check_protocol(settings: ServeSettings) -> None:
