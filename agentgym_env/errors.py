@@ -10,6 +10,7 @@ AgentGymError
 ├── BadRequest              a message, option or argument the receiver does not accept
 ├── FolderInUse             another process writes to the folder
 ├── ServerStartFailed       a local environment server did not come up
+├── WrapperFailed           a wrapper of the environment raised
 └── EpisodeFailure          an episode that cannot go on through no fault of the policy
     ├── EnvironmentLost     the server, its connection or the session is gone
     └── EnvironmentFault    the environment's own code failed
@@ -100,6 +101,10 @@ class FolderInUse(AgentGymError):
 
 class ServerStartFailed(AgentGymError, RuntimeError):
     """A local environment server did not come up."""
+
+
+class WrapperFailed(AgentGymError, RuntimeError):
+    """A wrapper raised, or gave what is not a step; the run ends, since all episodes would."""
 
 
 class EpisodeFailure(AgentGymError):

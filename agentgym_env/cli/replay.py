@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import gymnasium
 import typer
@@ -22,6 +22,9 @@ from agentgym_env.remote import INPROCESS, make_env
 from agentgym_env.run_store import BrokenLine, RunStore, each_line
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_env.trust import Trust, names_in, require_trust
+from agentgym_env.wrappers import WrapperSpec, wrap
+
+_T = TypeVar("_T", list[Any], dict[str, Any])
 
 _ENDED: Final = frozenset({"success", "failure"})
 
@@ -166,16 +169,18 @@ def replay(
     """Take stored episodes' actions again; exits with 1 if the world answers otherwise."""
     console = Console(highlight=False)
     address = parse_address(trajectory)
+    wrappers = _stored(address.run, "wrappers", list)
+    names = names_in({"wrappers": wrappers})
     if env_kwargs is not None:
-        kwargs, names = json_object("--env-kwargs", env_kwargs), {}
+        kwargs = json_object("--env-kwargs", env_kwargs)
     else:
-        kwargs = _stored_kwargs(address.run, server)
-        names = names_in({"env_kwargs": kwargs})
+        kwargs = _stored(address.run, "env_kwargs", dict) if server == INPROCESS else {}
+        names |= names_in({"env_kwargs": kwargs})
     if not trust and env is None:
         names |= _stored_envs(address, task, index)
     require_trust(trajectory, names, trusted=trust)
     seen = _Seen(console)
-    with _Worlds(env, kwargs, server) as worlds:
+    with _Worlds(env, kwargs, server, wrappers) as worlds:
         for place, found in _chosen(address, task, index):
             if isinstance(found, BrokenLine):
                 seen.broken(place, found)
@@ -209,15 +214,23 @@ def parse_address(text: str) -> Address:
 class _Worlds:
     """The environments of the episodes, one an id."""
 
-    def __init__(self, env: str | None, kwargs: Mapping[str, Any], server: str) -> None:
+    def __init__(
+        self,
+        env: str | None,
+        kwargs: Mapping[str, Any],
+        server: str,
+        wrappers: Sequence[WrapperSpec],
+    ) -> None:
         self._env, self._kwargs, self._server = env, kwargs, server
+        self._wrappers = wrappers
         self._made: dict[str, gymnasium.Env[str, str]] = {}
 
     def of(self, trajectory: Trajectory) -> gymnasium.Env[str, str]:
         """The environment that an episode is of."""
         name = self._env or trajectory.env
         if name not in self._made:
-            self._made[name] = make_env(full_id(name), self._server, **self._kwargs)
+            env = make_env(full_id(name), self._server, **self._kwargs)
+            self._made[name] = wrap(env, self._wrappers)
         return self._made[name]
 
     def __enter__(self) -> _Worlds:
@@ -337,12 +350,14 @@ def _stored_envs(address: Address, task: str | None, index: int | None) -> dict[
     return names
 
 
-def _stored_kwargs(run: Path, server: str) -> dict[str, Any]:
-    """What the run's run.json says of the environment's settings."""
-    if server != INPROCESS or not (run / "run.json").is_file():
-        return {}
-    told = RunStore(run).read_json("run.json") or {}
-    for part in (told, *told.values()):
-        if isinstance(part, dict) and isinstance(part.get("env_kwargs"), dict):
-            return dict(part["env_kwargs"])
-    return {}
+def _stored(run: Path, key: str, kind: type[_T]) -> _T:
+    """A setting of the environment in the run's run.json, or an empty one."""
+    if not (run / "run.json").is_file():
+        return kind()
+    content: dict[str, Any] = RunStore(run).read_json("run.json") or {}
+    parts: list[Any] = [content, *content.values()]
+    for part in parts:
+        found = part.get(key) if isinstance(part, dict) else None
+        if isinstance(found, kind):
+            return found
+    return kind()

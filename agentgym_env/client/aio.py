@@ -44,8 +44,8 @@ class AsyncEnvClient:
         self._pool: ServerPool[AsyncTransport] = pool_of(servers, connect)
         self._card: EnvCard | None = None
         self._opening = _Gathering(self._open_batch)
-        self._gatherings: dict[Server[AsyncTransport], _ServerGatherings] = {
-            server: _ServerGatherings(self) for server in self._pool.servers
+        self._gatherings: dict[Server[AsyncTransport], ServerGatherings] = {
+            server: ServerGatherings(self) for server in self._pool.servers
         }
 
     async def card(self) -> EnvCard:
@@ -128,9 +128,9 @@ class AsyncEnvClient:
 class AsyncSession:
     """One session; made by `AsyncEnvClient.open`. It takes one call at a time."""
 
-    def __init__(self, state: SessionState, gatherings: _ServerGatherings) -> None:
+    def __init__(self, state: SessionState, gatherings: ServerGatherings) -> None:
         self.state = state
-        self._gatherings = gatherings
+        self.gatherings = gatherings
 
     @property
     def address(self) -> str:
@@ -141,26 +141,26 @@ class AsyncSession:
         self, *, seed: int | None = None, task: str | None = None, split: str | None = None
     ) -> ResetReply:
         """Start an episode; the same seed and task give the same one."""
-        return await self._gatherings.reset.ask((self.state, seed, task, split))
+        return await self.gatherings.reset.ask((self.state, seed, task, split))
 
     async def step(self, action: str) -> StepReply:
         """Take the next turn."""
-        return await self._gatherings.step.ask((self.state, action))
+        return await self.gatherings.step.ask((self.state, action))
 
     async def expert_action(self) -> str | None:
         """The oracle's action for the next turn; None when it has none left."""
-        return (await self._gatherings.expert.ask(self.state)).action
+        return (await self.gatherings.expert.ask(self.state)).action
 
     async def available_actions(self) -> list[str] | None:
         """What can be done in the next turn; None where the environment does not list it."""
-        return (await self._gatherings.actions.ask(self.state)).actions
+        return (await self.gatherings.actions.ask(self.state)).actions
 
     async def close(self) -> None:
         """End the session; closing twice is harmless."""
-        await self._gatherings.close.ask(self.state)
+        await self.gatherings.close.ask(self.state)
 
 
-class _ServerGatherings:
+class ServerGatherings:
     """What is being gathered for one server; servers do not wait for one another."""
 
     def __init__(self, client: AsyncEnvClient) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import yaml
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.engines import EngineName, EngineSettings, engine_settings
 from agentgym_train.config.reading import lay_over, parse_overrides, read_yaml, refuse_unknown
 from agentgym_train.config.values import RolloutLimits
@@ -45,6 +46,10 @@ class RunConfig:
     """The run folder. What was there is moved aside."""
     servers: list[str] = field(default_factory=list)
     """Addresses of running environment servers; none starts a local one for this run."""
+    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
+    """Gymnasium wrappers around the environment, the innermost first: `module:Class`, or a mapping
+    of `wrapper: module:Class` and its keyword arguments. Rewards and observations are what they
+    make of them, in evaluation too; `success` and `score` stay the environment's own."""
     seed: int = 0
     """Of the order of what is learned from, of the worlds, and of sampling."""
     instruction: str | None = None
@@ -113,6 +118,7 @@ class RunConfig:
     def check_common(self) -> None:
         """Raise `BadRequest` for a value of the shared fields that cannot be."""
         self.engine_settings()
+        named_wrappers(self.wrappers)
         agent_factory(self.agent, format_of(self.agent, self.action_format))
         at_least(
             1,
