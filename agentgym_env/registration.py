@@ -80,7 +80,8 @@ ENVIRONMENTS: Final = "agentgym.environments"
 HOSTS: Final = "agentgym.hosts"
 CLIENTS: Final = "agentgym.clients"
 COMMANDS: Final = "agentgym.commands"
-_DISTRIBUTION: Final = "agentgym-sdk"
+_OURS: Final = "agentgym_"
+"""Begins the modules of this project."""
 _TIME_LIMIT: Final = "max_episode_steps_"
 
 
@@ -94,7 +95,6 @@ class EnvEntry:
     extra: str | None = None
     """The extra of the distribution that brings what the environment needs."""
     max_episode_steps: int | None = None
-    distribution: str = _DISTRIBUTION
 
 
 _entries: dict[str, EnvEntry] = {}
@@ -174,7 +174,8 @@ def env_class(env_id: str) -> type[TextEnv]:
     except ModuleNotFoundError as error:
         if entry.extra is not None:
             raise MissingExtra(
-                f"{env_id} needs {error.name}: pip install '{entry.distribution}[{entry.extra}]'"
+                f"{env_id} needs {error.name}: "
+                f"pip install '{_distribution_of(entry)}[{entry.extra}]'"
             ) from error
         raise UnknownEnvironment(
             f"{env_id} cannot be imported (entry point {entry.entry_point}): {error}. Name a "
@@ -199,7 +200,7 @@ def plugins(group: str) -> list[EntryPoint]:
     """The entry points of a group by name, those of this project first."""
     return sorted(
         _all_entry_points().select(group=group),
-        key=lambda point: (_distribution(point) != _DISTRIBUTION, point.name),
+        key=lambda point: (not point.value.startswith(_OURS), point.name),
     )
 
 
@@ -214,8 +215,12 @@ def _all_entry_points() -> Any:  # before Python 3.12 its class has another name
     return entry_points()
 
 
-def _distribution(point: EntryPoint) -> str:
-    return "" if point.dist is None else point.dist.name
+def _distribution_of(entry: EnvEntry) -> str:
+    # Looked up for the error alone: to read a distribution's name takes a parser of mail.
+    for point in plugins(ENVIRONMENTS):
+        if point.dist is not None and _entry_of(point).entry_point == entry.entry_point:
+            return point.dist.name
+    return "agentgym-sdk"
 
 
 def _entry_of(point: EntryPoint) -> EnvEntry:
@@ -227,7 +232,6 @@ def _entry_of(point: EntryPoint) -> EnvEntry:
         point.value.partition("[")[0].strip(),
         extras[0] if extras else None,
         int(steps) if steps.isdecimal() else None,
-        _distribution(point),
     )
 
 

@@ -24,7 +24,10 @@ def check(
     tasks: Annotated[int, typer.Option(help="Tasks of each split to play.", min=1)] = 6,
     sessions: Annotated[int, typer.Option(help="Sessions to interleave.", min=1)] = 64,
 ) -> None:
-    """Check that an environment keeps every promise; exits with 1 if it breaks one."""
+    """Run the conformance checks of an environment.
+
+    The exit status is 1 if a check fails.
+    """
     kwargs = json_object("--env-kwargs", env_kwargs)
     # What a world's host logs of the garbage it is fed would bury the findings.
     logging.getLogger("agentgym_servers").setLevel(logging.CRITICAL)

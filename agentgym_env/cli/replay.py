@@ -166,7 +166,11 @@ def replay(
     ] = INPROCESS,
     trust: Trust = False,
 ) -> None:
-    """Take stored episodes' actions again; exits with 1 if the world answers otherwise."""
+    """Repeat recorded episodes and compare the results.
+
+    Takes the recorded actions again. The exit status is 1 if an observation, a reward or the end
+    of an episode differs.
+    """
     console = Console(highlight=False)
     address = parse_address(trajectory)
     wrappers = _stored(address.run, "wrappers", list)
