@@ -158,7 +158,7 @@ class TextEnv(gymnasium.Env[str, str]):
                 f"render_mode {render_mode!r} is not one of {self.metadata['render_modes']}"
             )
         self.render_mode = render_mode
-        self.incidents: list[str] = []
+        self.env_errors: list[str] = []
         """What failed around the world, such as a search engine, by name; a server counts and
         clears it."""
         self._task: str | None = None

@@ -21,7 +21,7 @@ from agentgym_servers.host.protocols.dispatch import check_protocol, implied_kwa
 from agentgym_servers.host.request_guard import ALLOWED_HOST_HELP, checked_host, is_loopback
 from agentgym_servers.host.serving import listen, make_service, run_server
 from agentgym_servers.host.settings import ServeSettings
-from agentgym_servers.host.supervisor import run_mesh
+from agentgym_servers.host.supervisor import run_cluster
 
 logger = logging.getLogger(__name__)
 
@@ -132,14 +132,14 @@ def _run(settings: ServeSettings, report: TextIO | None) -> int:
             report.close()
 
     if settings.workers > 1 and not settings.isolated:
-        run_mesh(settings, tell)
+        run_cluster(settings, tell)
         return 0
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
         return run_server(
             make_service(settings),
             listener,
-            most_socket_bytes=settings.most_socket_bytes,
+            max_socket_bytes=settings.max_socket_bytes,
             when_ready=lambda: tell(port),
             follow_parent=report is not None,
         )

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from agentgym_adapters.idle_records import IdleRecords
-from agentgym_adapters.misfits import Misfit, fit
 from agentgym_adapters.openenv_wire import ResetData
 from agentgym_adapters.served import Refused
+from agentgym_adapters.validation import InvalidMessage, convert
 from agentgym_env.errors import BadRequest
 from agentgym_servers.host.protocols.dispatch import check_protocol
 from agentgym_servers.host.protocols.single_calls import SingleCalls
@@ -114,8 +114,8 @@ def test_records_are_dropped_when_they_are_idle_or_too_many():
     ],
 )
 def test_a_misfit_says_where_and_what(given, kind, where):
-    with pytest.raises(Misfit) as misfit:
-        fit(given, ResetData, "body")
-    (error,) = misfit.value.errors
+    with pytest.raises(InvalidMessage) as invalid:
+        convert(given, ResetData, "body")
+    (error,) = invalid.value.errors
     assert (error["type"], error["loc"]) == (kind, where) and error["msg"]
     assert "$" not in error["msg"]
