@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S: Final = 60.0
 _END_TIMEOUT_S = 8.0
 _KEPT_LINES = 40
+_AGENTGYM: Final = "from agentgym_env.cli import main; main()"
+"""Runs a command of `agentgym`; the package that has it is found by its entry point."""
 
 
 class LocalServer(AbstractContextManager["LocalServer"]):
@@ -94,7 +96,7 @@ class _SharedServer:
         self.process = subprocess.Popen(
             [
                 # -P: the working directory must not shadow the standard library.
-                sys.executable, "-P", "-m", "agentgym_servers", env_id, "--port", "0",
+                sys.executable, "-P", "-c", _AGENTGYM, "serve", env_id, "--port", "0",
                 "--embedded", "--entry-point", entry_point, "--env-kwargs", settings,
             ],
             stdin=subprocess.PIPE,

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import gymnasium
 
-from agentgym_env.client import EnvClient, Session
-from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver
+from agentgym_env.client.sync import EnvClient, Session
+from agentgym_env.client.transports import InProcessTransport
+from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
-from agentgym_env.registration import env_class
+from agentgym_env.registration import CLIENTS, HOSTS, env_class, plugin
 from agentgym_env.spaces import TextSpace
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv, check_options, draw_episode_seed
-from agentgym_env.transports import InProcessTransport
+from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
 from agentgym_env.wire import EnvCard, ResetReply
 
 INPROCESS = "inprocess"
-ORIGINAL = "agentgym+"
-"""Begins the address of an AgentGym server: `agentgym+http://host:port`."""
-OPENENV = ("ws://", "wss://")
-"""Begin the address of an OpenEnv server."""
-OPENENV_ID = "agentgym/OpenEnv-v0"
 
 
 def make_env(
@@ -34,20 +28,19 @@ def make_env(
     render_mode: str | None = None,
     **kwargs: Any,
 ) -> gymnasium.Env[str, str]:
-    """What `gymnasium.make` calls: a `RemoteEnv`, or the class itself for `"inprocess"`."""
+    """What `gymnasium.make` calls: a `RemoteEnv`, or the class itself for `"inprocess"`.
+
+    An address of another scheme than HTTP's, such as `ws://host:port`, goes to the client that is
+    registered for the scheme in the entry-point group `agentgym.clients`.
+    """
     if server == INPROCESS:
         return env_class(env_id)(render_mode=render_mode, **kwargs)
-    if isinstance(server, str) and server.startswith(ORIGINAL):
-        adapter = importlib.import_module("agentgym_adapters.agentgym_v1")
-        address = server.removeprefix(ORIGINAL)
-        original: gymnasium.Env[str, str] = adapter.OriginalEnv(
-            env_id, address, render_mode=render_mode, **kwargs
+    client = _client_of(server)
+    if client is not None:
+        env: gymnasium.Env[str, str] = client.load()(
+            env_id, server, render_mode=render_mode, **kwargs
         )
-        return original
-    if isinstance(server, str) and server.startswith(OPENENV):
-        if env_id != OPENENV_ID:
-            raise BadRequest(f"an OpenEnv server ({server}) is {OPENENV_ID}, whatever it serves")
-        return env_class(env_id)(address=server, render_mode=render_mode, **kwargs)  # type: ignore[call-arg]
+        return env
     return RemoteEnv(env_id, server, render_mode=render_mode, **kwargs)
 
 
@@ -170,13 +163,11 @@ def connect(
     """A client of the servers named, and the local server if one is needed."""
     if server == INPROCESS:
         make = env_class(env_id)
-        host = importlib.import_module("agentgym_servers.host.sessions")
-        handler = host.in_process_host(lambda: make(**env_kwargs), env_id)
-        return EnvClient(InProcessTransport(handler)), None
+        return EnvClient(in_process(lambda: make(**env_kwargs), env_id)), None
     if server is None:
         local = local_server(env_id, env_kwargs)
         return EnvClient(local.address, timeout_s=timeout_s, retries=retries), local
-    if isinstance(server, str) and server.startswith((ORIGINAL, *OPENENV)):
+    if _client_of(server) is not None:
         raise BadRequest(
             f"{server} takes one step a call; make a vector of it by "
             "gymnasium.make_vec(..., vectorization_mode='sync')"
@@ -187,6 +178,17 @@ def connect(
             "own; start the server with them (agentgym serve --env-kwargs)"
         )
     return EnvClient(server, token=token, timeout_s=timeout_s, retries=retries), None
+
+
+def in_process(make_env: Callable[[], TextEnv], env_id: str) -> InProcessTransport:
+    """A transport to a host in this process, which serves what `make_env` makes.
+
+    The host is the one registered as `inprocess` in the entry-point group `agentgym.hosts`.
+    """
+    host = plugin(HOSTS, INPROCESS)
+    if host is None:
+        raise MissingExtra("no in-process host is registered; reinstall agentgym-sdk")
+    return InProcessTransport(host.load()(make_env, env_id))
 
 
 def checked_card(client: EnvClient, env_id: str) -> EnvCard:
@@ -202,3 +204,9 @@ def check_render_mode(render_mode: str | None) -> None:
     modes = TextEnv.metadata["render_modes"]
     if render_mode is not None and render_mode not in modes:
         raise BadRequest(f"render_mode {render_mode!r} is not one of {modes}")
+
+
+def _client_of(server: str | Sequence[str] | None) -> EntryPoint | None:
+    """The registered client of an address; None where it is `RemoteEnv`'s."""
+    scheme, separator, _ = server.partition("://") if isinstance(server, str) else ("", "", "")
+    return plugin(CLIENTS, scheme) if separator and scheme not in ("http", "https") else None

@@ -119,18 +119,22 @@ class RunStore:
         return read_lines(self.path / "trajectories" / f"{name}.jsonl", Trajectory)
 
     def _append(self, name: str, lines: Iterable[bytes]) -> list[int]:
-        path = self.path / name
-        block, begins = bytearray(), []
-        with path.open("ab") as file:
-            before = file.tell()
-            if before and _last_byte(path) != b"\n":
-                # The line that a killed process left behind ends here and spoils no other.
-                block += b"\n"
-            for line in lines:
-                begins.append(before + len(block))
-                block += line + b"\n"
-            file.write(block)
-        return begins
+        return append_lines(self.path / name, lines)
+
+
+def append_lines(path: Path, lines: Iterable[bytes]) -> list[int]:
+    """Add lines to a file by one write; the byte at which each begins."""
+    block, begins = bytearray(), []
+    with path.open("ab") as file:
+        before = file.tell()
+        if before and _last_byte(path) != b"\n":
+            # The line that a killed process left behind ends here and spoils no other.
+            block += b"\n"
+        for line in lines:
+            begins.append(before + len(block))
+            block += line + b"\n"
+        file.write(block)
+    return begins
 
 
 def read_lines(path: Path, kind: type[_T]) -> tuple[list[_T], list[BrokenLine]]:

@@ -17,21 +17,103 @@ class Guess(TextEnv):
 
 from __future__ import annotations
 
-import importlib
+import difflib
 import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
 
-from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver
+from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
+from agentgym_env.gymnasium_text import Translation, translation
 from agentgym_env.spaces import TextSpace, clean_text
-from agentgym_env.task_set import TaskSet
+
+
+class TaskSet:
+    """Task ids in named splits, each with an optional category for evaluation tables.
+
+    `aliases` are other names that `reset` understands, such as another project's numbers.
+
+    Order is part of the contract: `split("test")[0]` is the same task on every machine.
+    """
+
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[str]],
+        categories: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        if not splits or not any(splits.values()):
+            raise ValueError("a TaskSet needs at least one split with one task")
+        self._splits = MappingProxyType({name: tuple(ids) for name, ids in splits.items()})
+        self._split_of: dict[str, str] = {}
+        for name, ids in self._splits.items():
+            for task in ids:
+                if not isinstance(task, str):
+                    raise TypeError(f"task ids are strings, got {task!r} in split {name!r}")
+                if task in self._split_of:
+                    raise ValueError(
+                        f"task {task!r} stands twice: in split {self._split_of[task]!r} and in "
+                        f"{name!r}; splits share no task"
+                    )
+                self._split_of[task] = name
+        self._categories = MappingProxyType(dict(categories or {}))
+        self._aliases = MappingProxyType(dict(aliases or {}))
+
+    @property
+    def splits(self) -> Mapping[str, tuple[str, ...]]:
+        """Split name -> its task ids, in order."""
+        return self._splits
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Another name -> the task id that it stands for."""
+        return self._aliases
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Every task id, split after split."""
+        return tuple(self._split_of)
+
+    def split(self, name: str) -> tuple[str, ...]:
+        """The task ids of one split; raises `UnknownSplit`."""
+        if name not in self._splits:
+            raise UnknownSplit(f"no split {name!r}; there are {', '.join(map(repr, self._splits))}")
+        return self._splits[name]
+
+    def canonical(self, task: str) -> str:
+        """The id of a task that is named by its id or by an alias."""
+        return self._aliases.get(task, task)
+
+    def split_of(self, task: str) -> str:
+        """The split that holds `task`; raises `UnknownTask` with the nearest ids."""
+        task = self.canonical(task)
+        if task not in self._split_of:
+            near = difflib.get_close_matches(str(task)[:100], self._split_of, n=3)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise UnknownTask(
+                f"no task {str(task)[:100]!r} among {len(self)}; {hint or 'see TaskSet.ids'}"
+            )
+        return self._split_of[task]
+
+    def category(self, task: str) -> str | None:
+        """The world's own category of a task (TextCraft's depth, BabyAI's level), if it has one."""
+        return self._categories.get(task)
+
+    def __contains__(self, task: object) -> bool:
+        return task in self._split_of
+
+    def __len__(self) -> int:
+        return len(self._split_of)
+
 
 OPTION_KEYS = frozenset({"task", "split"})
+_STARTS = 800
+_TEST_STARTS = 200
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -76,7 +158,7 @@ class TextEnv(gymnasium.Env[str, str]):
                 f"render_mode {render_mode!r} is not one of {self.metadata['render_modes']}"
             )
         self.render_mode = render_mode
-        self.incidents: list[str] = []
+        self.env_errors: list[str] = []
         """What failed around the world, such as a search engine, by name; a server counts and
         clears it."""
         self._task: str | None = None
@@ -107,19 +189,23 @@ class TextEnv(gymnasium.Env[str, str]):
         refused: float = 0.0,
         **settings: Any,
     ) -> type[TextEnv]:
-        """A class around an environment of Gymnasium's with discrete actions.
+        """A subclass of `GymnasiumText` for an environment of Gymnasium's with discrete actions.
 
-        `env` is its id, made with `settings`, or a callable that makes it. `describe` tells an
+        `env` is its id, made with `settings`, or a callable that makes it. `describe` writes an
         observation as text, given the environment too; default: its numbers. `parse` is the names
-        of the actions, in the order of their numbers, or what makes an action of a text and None
-        of anything else, whose reward is `refused`; default: the numbers. See
-        `agentgym_env.gymnasium_text`.
+        of the actions, in the order of their numbers, or a function from a text to an action, or
+        to None for a text that is not an action; default: the numbers. The reward of such a text
+        is `refused`.
         """
-        text_class = importlib.import_module("agentgym_env.gymnasium_text").text_class
-        made: type[TextEnv] = text_class(
-            env, describe, parse, instruction=instruction, refused=refused, **settings
-        )
-        return made
+        translated = translation(env, describe, parse, settings)
+        attributes = {
+            "__doc__": f"{translated.title} of Gymnasium, as text.",
+            "instruction": instruction or translated.instruction,
+            "translation": translated,
+            "names": translated.names,
+            "refused": refused,
+        }
+        return type(translated.class_name, (GymnasiumText,), attributes)
 
     @abstractmethod
     def _reset(self, task: str) -> str:
@@ -233,6 +319,76 @@ class TextEnv(gymnasium.Env[str, str]):
         raise EnvironmentFault(
             f"{type(self).__name__} gave the {what} {value}; rewards, scores and details are finite"
         )
+
+
+class GymnasiumText(TextEnv):
+    """A `TextEnv` around an environment of Gymnasium's; `TextEnv.from_gymnasium` makes subclasses.
+
+    Tasks: numbers in the splits `train` (0 to 799) and `test` (800 to 999). They are starts: the
+    environment's randomness is seeded by the episode's seed and its task.
+    Reward: the environment's. Success: it ended, and its last reward was above 0.
+    """
+
+    translation: ClassVar[Translation]
+    names: ClassVar[tuple[str, ...]]
+    """Names of the actions, in the order of their numbers; empty where only `parse` knows them."""
+    refused: ClassVar[float] = 0.0
+    """Reward for a text that is not an action. Where another turn costs, and waiting does not, a
+    policy learns to write such texts: let that cost too."""
+
+    tasks = TaskSet(
+        {
+            "train": [str(number) for number in range(_STARTS)],
+            "test": [str(number) for number in range(_STARTS, _STARTS + _TEST_STARTS)],
+        }
+    )
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.env = self.translation.make()
+        """The environment of Gymnasium's."""
+        self.observation: Any = None
+        """Its last observation."""
+        self._native_info: dict[str, Any] = {}
+        self._reward = 0.0
+        self._truncated = False
+
+    def _reset(self, task: str) -> str:
+        self.observation, self._native_info = self.env.reset(seed=int(self.rng.random() * 2**31))
+        self._reward, self._truncated = 0.0, False
+        return self.translation.describe(self.observation, self.env)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """As `TextEnv.step`; the environment's own time limit truncates."""
+        observation, reward, terminated, _, info = super().step(action)
+        self._over = terminated or self._truncated
+        return observation, reward, terminated, self._truncated, info
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        chosen = self.translation.parse(action)
+        if chosen is None:
+            text = self.translation.describe(self.observation, self.env)
+            return f"{self.translation.reject(action)}\n{text}", self.refused, False
+        self.observation, reward, ended, self._truncated, self._native_info = self.env.step(chosen)
+        self._reward = float(reward)
+        text = self.translation.describe(self.observation, self.env)
+        return text, self._reward, bool(ended)
+
+    def success(self) -> bool:
+        """Whether the environment ended with a reward above 0."""
+        return self._over and self._reward > 0
+
+    def available_actions(self) -> list[str] | None:
+        """The actions' names; where the environment gives an `action_mask`, those it allows."""
+        allowed = self._native_info.get("action_mask")
+        if allowed is None:
+            return list(self.names) or None
+        return [name for name, is_allowed in zip(self.names, allowed, strict=False) if is_allowed]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+        super().close()
 
 
 def draw_episode_seed(generator: np.random.Generator) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from agentgym_env.failures import Outcome
+from agentgym_env.errors import Outcome
 
 
 class Turn(Struct, frozen=True, omit_defaults=True):

@@ -26,8 +26,8 @@ Trust = Annotated[
 """The option of every command that reads a run folder."""
 
 KEYS: Final = (
-    "env", "env_kwargs", "servers", "envs", "agent", "algorithm", "attention", "engine_args",
-    "trainer_args", "lora", "horizon_schedule",
+    "env", "env_kwargs", "servers", "envs", "wrappers", "agent", "algorithm", "attention",
+    "engine_args", "trainer_args", "lora", "horizon_schedule",
 )  # fmt: skip
 """The settings of a run that can name code or addresses."""
 _PLAIN: Final = re.compile(r"[\w\s.,;'!?()+=%-]*")

@@ -23,13 +23,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from agentgym_env.client import Session
-from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, EpisodeOver
-from agentgym_env.failures import at_fault
+from agentgym_env.client.sync import Session
+from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, EpisodeOver, at_fault
 from agentgym_env.remote import check_render_mode, checked_card, connect
 from agentgym_env.spaces import TextSpace
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv, check_options, draw_episode_seed
+from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
 from agentgym_env.wire import StepReply
 
 Observations = tuple[str, ...]

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import BadRequest, ConfigError
-from agentgym_env.named_code import load_named
+from agentgym_env.registration import load_named
 from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS, Algorithm

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from agentgym_env.cli.options import json_object
 from agentgym_env.errors import ConfigError
-from agentgym_env.options import json_object
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust

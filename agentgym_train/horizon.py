@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from agentgym_env.errors import BadRequest, ConfigError
-from agentgym_env.named_code import load_named
+from agentgym_env.registration import load_named
 
 SCHEDULES: Final = ("fixed", "stepwise", "linear", "adaptive")
 """Names of the built-in schedules."""

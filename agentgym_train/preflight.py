@@ -57,6 +57,7 @@ def world_of(config: RunConfig, processes: int = 1) -> RolloutRunner:
         concurrency=config.concurrency,
         processes=processes,
         limits=config.rollout_limits,
+        wrappers=config.wrappers,
     )
     try:
         for split in config.splits:

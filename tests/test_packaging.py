@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_env import cli
+from agentgym_env.cli.main import _EXTRAS, SUMMARIES
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -130,7 +130,7 @@ def test_every_command_can_be_loaded_and_is_summarised():
     for name, where in PROJECT["project"]["entry-points"]["agentgym.commands"].items():
         module, _, function = where.partition(":")
         assert callable(getattr(import_module(module), function)), name
-        assert cli._SUMMARIES[name] and cli._EXTRAS[name], name
+        assert SUMMARIES[name] and _EXTRAS[name], name
 
 
 @pytest.mark.slow

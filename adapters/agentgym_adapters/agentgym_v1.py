@@ -13,14 +13,15 @@ from typing import Any, Final
 import gymnasium
 import msgspec
 
+from agentgym_env.client.transports import Call, HttpTransport
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeOver
 from agentgym_env.registration import env_class
 from agentgym_env.remote import check_render_mode
 from agentgym_env.spaces import TextSpace, clean_text
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv, choose_task, draw_episode_seed
-from agentgym_env.transports import Call, HttpTransport
+from agentgym_env.text_env import TaskSet, TextEnv, choose_task, draw_episode_seed
 
+SCHEME: Final = "agentgym+"
+"""Begins the address, as in `agentgym+http://host:port`."""
 SPLIT: Final = "all"
 _MAX_MESSAGE = 300
 
@@ -80,7 +81,9 @@ class OriginalEnv(gymnasium.Env[str, str]):
         self.tasks = TaskSet({SPLIT: [str(number) for number in range(world.tasks)]})
         """Its numbers, in one split."""
         self._world = world
-        self._transport = HttpTransport(address, timeout_s=timeout_s, retries=0)
+        self._transport = HttpTransport(
+            address.removeprefix(SCHEME), timeout_s=timeout_s, retries=0
+        )
         self._id: int | None = None
         self._over: str | None = "no episode was started"
         self._task = ""

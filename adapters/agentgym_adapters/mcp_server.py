@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from agentgym_adapters import mcp_wire as wire
 from agentgym_adapters.idle_records import IdleRecords
-from agentgym_adapters.misfits import Misfit, fit, read_json
-from agentgym_adapters.served import Question, Refused, Reply, Served, ServedEpisode
+from agentgym_adapters.served import HttpRequest, Refused, Reply, Served, ServedEpisode
+from agentgym_adapters.validation import InvalidMessage, convert, read_json
 
 PATH: Final = "/mcp"
 SESSION: Final = "mcp-session-id"
@@ -34,32 +34,32 @@ class McpServer:
         """By what name a path is counted."""
         return path if path in (PATH, "/health") else "unknown"
 
-    async def answer(self, question: Question) -> Reply:
+    async def answer(self, request: HttpRequest) -> Reply:
         """Answer a call."""
-        if question.path == "/health" and question.method == "GET":
+        if request.path == "/health" and request.method == "GET":
             return Reply(200, {"status": "ok", "env": self._served.card().env})
-        if question.path != PATH:
-            return Reply(404, {"detail": f"there is no {question.path[:200]}; MCP is at {PATH}"})
-        if question.method == "DELETE":
-            return await self._end(question.headers.get(SESSION, ""))
-        if question.method != "POST":
+        if request.path != PATH:
+            return Reply(404, {"detail": f"there is no {request.path[:200]}; MCP is at {PATH}"})
+        if request.method == "DELETE":
+            return await self._end(request.headers.get(SESSION, ""))
+        if request.method != "POST":
             return Reply(405, {"detail": "Method Not Allowed"}, {"allow": "POST, DELETE"})
         try:
-            given = read_json(question.body)
-        except Misfit as misfit:
-            return Reply(400, wire.error(None, wire.PARSE_ERROR, str(misfit)))
+            given = read_json(request.body)
+        except InvalidMessage as invalid:
+            return Reply(400, wire.error(None, wire.PARSE_ERROR, str(invalid)))
         try:
-            message = fit(given, wire.Message)
-        except Misfit as misfit:
-            return Reply(400, wire.error(None, wire.INVALID_REQUEST, str(misfit)))
+            message = convert(given, wire.Message)
+        except InvalidMessage as invalid:
+            return Reply(400, wire.error(None, wire.INVALID_REQUEST, str(invalid)))
         if message.jsonrpc != "2.0":
             return Reply(400, wire.error(None, wire.INVALID_REQUEST, "this is not JSON-RPC 2.0"))
         if message.method is None or "id" not in given:
             # A notification, or an answer to a question that was never asked.
             return Reply(202)
-        return await self._respond(message.method, message, question)
+        return await self._respond(message.method, message, request)
 
-    async def _respond(self, method: str, message: wire.Message, question: Question) -> Reply:
+    async def _respond(self, method: str, message: wire.Message, request: HttpRequest) -> Reply:
         if method == "initialize":
             name = secrets.token_urlsafe(18)
             self._clients.put(name, _Client())
@@ -68,7 +68,7 @@ class McpServer:
         if method not in ("ping", "tools/list", "tools/call"):
             text = f"Method not found: {method[:100]}"
             return Reply(200, wire.error(message.id, wire.METHOD_NOT_FOUND, text))
-        name = question.headers.get(SESSION, "")
+        name = request.headers.get(SESSION, "")
         if not name:
             text = "Missing session ID: send initialize, then the header Mcp-Session-Id it gave"
             return Reply(400, wire.error(message.id, wire.INVALID_REQUEST, text))
@@ -76,7 +76,7 @@ class McpServer:
         if client is None:
             text = "Session not found: it ended or stood idle too long; send initialize again"
             return Reply(404, wire.error(message.id, wire.INVALID_REQUEST, text))
-        version = question.headers.get(VERSION, wire.VERSIONS[0])
+        version = request.headers.get(VERSION, wire.VERSIONS[0])
         if version not in wire.VERSIONS:
             text = f"Unsupported protocol version {version[:40]!r}; use {', '.join(wire.VERSIONS)}"
             return Reply(400, wire.error(message.id, wire.INVALID_REQUEST, text))
@@ -88,18 +88,20 @@ class McpServer:
 
     async def _call(self, client: _Client, message: wire.Message) -> dict[str, Any]:
         try:
-            call = fit(message.params, wire.CallParams, "params")
-        except Misfit as misfit:
-            return wire.error(message.id, wire.INVALID_PARAMS, str(misfit))
+            call = convert(message.params, wire.CallParams, "params")
+        except InvalidMessage as invalid:
+            return wire.error(message.id, wire.INVALID_PARAMS, str(invalid))
         if call.name not in ("reset", "step", "available_actions"):
             text = f"Unknown tool: {call.name[:100]}"
             return wire.error(message.id, wire.INVALID_PARAMS, text)
         async with client.lock:
             try:
                 content = await self._use(client, call.name, call.arguments or {})
-            except Misfit as misfit:
-                place = ".".join(map(str, misfit.errors[0]["loc"]))
-                content = wire.failed_content(f"{call.name} was called wrongly: {misfit} ({place})")
+            except InvalidMessage as invalid:
+                place = ".".join(map(str, invalid.errors[0]["loc"]))
+                content = wire.failed_content(
+                    f"{call.name} was called wrongly: {invalid} ({place})"
+                )
             except Refused as refused:
                 if refused.code not in _IN_BAND:
                     return self._fail(message.id, refused, client)
@@ -108,7 +110,7 @@ class McpServer:
 
     async def _use(self, client: _Client, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if tool == "reset":
-            start = fit(arguments, wire.ResetArguments)
+            start = convert(arguments, wire.ResetArguments)
             if client.episode is None:
                 client.episode = await ServedEpisode.open(self._served)
             reply = await client.episode.reset(start.seed, start.task, start.split)
@@ -116,9 +118,9 @@ class McpServer:
         if client.episode is None:
             raise Refused("episode_over", "no episode was started; call reset first")
         if tool == "step":
-            action = fit(arguments, wire.StepArguments).action
+            action = convert(arguments, wire.StepArguments).action
             return wire.step_content(await client.episode.step(action))
-        fit(arguments, wire.NoArguments)
+        convert(arguments, wire.NoArguments)
         return wire.actions_content(await client.episode.actions())
 
     def _fail(self, number: str | int | None, refused: Refused, client: _Client) -> dict[str, Any]:

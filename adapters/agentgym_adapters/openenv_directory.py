@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from agentgym_env.client.transports import Call, HttpTransport
 from agentgym_env.errors import EnvironmentLost
-from agentgym_env.transports import Call, HttpTransport
 
 _NOT_TEXTS = frozenset({"metadata", "done", "reward"})
 

@@ -17,9 +17,9 @@ from agentgym_adapters.function_calls import FunctionCall, how_to_call, read_cal
 from agentgym_adapters.openenv_directory import OpenEnvDirectory
 from agentgym_adapters.openenv_socket import OpenEnvSocket, Rejected
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeFailure
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 
+ENV_ID: Final = "agentgym/OpenEnv-v0"
 STARTS: Final = 1000
 TEST_STARTS: Final = 100
 
@@ -173,6 +173,15 @@ class OpenEnv(TextEnv):
             return _tool_text(observation)
         seen = {name: value for name, value in observation.items() if name != "metadata"}
         return json.dumps(seen, ensure_ascii=False)
+
+
+def make_openenv(
+    env_id: str, address: str, *, render_mode: str | None = None, **kwargs: Any
+) -> OpenEnv:
+    """The client of `ws://` and `wss://` addresses, for `gymnasium.make`."""
+    if env_id != ENV_ID:
+        raise BadRequest(f"an OpenEnv server ({address}) is {ENV_ID}, whatever it serves")
+    return OpenEnv(address, render_mode, **kwargs)
 
 
 def _told(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 
 from agentgym_adapters.function_calls import FunctionCall, read_call
 from agentgym_env.errors import EnvironmentFault, MissingExtra
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 
 try:
     import verifiers as vf

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgym_adapters.starts import Starts, starts_of
-from agentgym_env.async_client import AsyncEnvClient
+from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import EpisodeFailure, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
 

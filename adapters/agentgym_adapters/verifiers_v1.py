@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from agentgym_adapters.starts import starts_of
-from agentgym_env.async_client import AsyncEnvClient, AsyncSession
+from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import MissingExtra
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.wire import StepReply

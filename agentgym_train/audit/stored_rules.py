@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.async_client import AsyncSession
+from agentgym_env.client.aio import AsyncSession
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.audit.episodes import Stored, Subject
 from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule

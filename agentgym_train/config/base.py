@@ -12,6 +12,7 @@ import yaml
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
+from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.engines import EngineName, EngineSettings, engine_settings
 from agentgym_train.config.reading import check_keys, merge, parse_overrides, read_yaml
 from agentgym_train.config.values import RolloutLimits
@@ -103,6 +104,10 @@ class RunConfig(PolicyConfig):
     """The run folder. An earlier run in it is moved aside."""
     servers: list[str] = field(default_factory=list)
     """Addresses of running environment servers. Empty starts a local server for this run."""
+    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
+    """Gymnasium wrappers of the environment, innermost first: `module:Class`, or a mapping with
+    `wrapper: module:Class` and its keyword arguments. They change rewards and observations in
+    training and evaluation; `success` and `score` remain the environment's own."""
     seed: int = 0
     """Seed for the order of the data, environments and sampling."""
 
@@ -157,6 +162,7 @@ class RunConfig(PolicyConfig):
     def check_common(self) -> None:
         """Raise `ConfigError` for an invalid value of a shared field."""
         self.engine_settings()
+        named_wrappers(self.wrappers)
         self.check_policy()
         at_least(
             1,

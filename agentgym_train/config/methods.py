@@ -8,8 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from agentgym_env.errors import ConfigError
-from agentgym_env.failures import TEACHES
+from agentgym_env.errors import TEACHES, ConfigError
 from agentgym_env.registration import full_id
 from agentgym_train.config.base import (
     RunConfig,

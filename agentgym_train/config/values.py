@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from agentgym_env.errors import ConfigError
-from agentgym_env.failures import TEACHES, Outcome, teaches
+from agentgym_env.errors import TEACHES, ConfigError, Outcome, teaches
 from agentgym_env.trajectory import Trajectory
 
 TRUNCATED: Final[frozenset[str]] = frozenset({"horizon", "token_budget"})

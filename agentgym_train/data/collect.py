@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.errors import ConfigError
-from agentgym_env.failures import teaches
+from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, run_facts
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import EpisodeFilter

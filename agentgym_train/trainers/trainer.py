@@ -27,8 +27,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_env.errors import AgentGymError, ConfigError
-from agentgym_env.failures import teaches
+from agentgym_env.errors import AgentGymError, ConfigError, teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm

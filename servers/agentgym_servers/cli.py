@@ -12,17 +12,16 @@ from typing import Annotated, TextIO
 
 import typer
 
+from agentgym_env.cli.options import json_object
 from agentgym_env.errors import BadRequest
-from agentgym_env.options import json_object
 from agentgym_env.registration import env_class, full_id
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.logs import configure_logs
-from agentgym_servers.host.protocols.agentgym import original_kwargs
-from agentgym_servers.host.protocols.dispatch import check_protocol
+from agentgym_servers.host.protocols.dispatch import check_protocol, implied_kwargs
 from agentgym_servers.host.request_guard import ALLOWED_HOST_HELP, checked_host, is_loopback
 from agentgym_servers.host.serving import listen, make_service, run_server
 from agentgym_servers.host.settings import ServeSettings
-from agentgym_servers.host.supervisor import run_mesh
+from agentgym_servers.host.supervisor import run_cluster
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +87,10 @@ def serve(
     level = logging.WARNING if embedded and not log_actions else logging.INFO
     configure_logs(sys.stderr, level, as_json=log_json)
     env_id = env_id if entry_point else full_id(env_id)
-    as_original = original_kwargs(env_id) if protocol is Protocol.AGENTGYM else {}
-    env_settings = {**as_original, **json_object("--env-kwargs", env_kwargs)}
+    env_settings = {
+        **implied_kwargs(protocol.value, env_id),
+        **json_object("--env-kwargs", env_kwargs),
+    }
     env_type = env_class(entry_point or env_id).for_serving(env_settings)
     isolated = env_type.isolated if isolate is None else isolate
     most = env_type.max_sessions if max_sessions is None else max_sessions
@@ -131,14 +132,14 @@ def _run(settings: ServeSettings, report: TextIO | None) -> int:
             report.close()
 
     if settings.workers > 1 and not settings.isolated:
-        run_mesh(settings, tell)
+        run_cluster(settings, tell)
         return 0
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
         return run_server(
             make_service(settings),
             listener,
-            most_socket_bytes=settings.most_socket_bytes,
+            max_socket_bytes=settings.max_socket_bytes,
             when_ready=lambda: tell(port),
             follow_parent=report is not None,
         )

@@ -9,6 +9,13 @@ import pytest
 import requests
 
 from agentgym_env import AsyncEnvClient, EnvClient
+from agentgym_env.client.protocol import batch_calls, read_batch, to_exception
+from agentgym_env.client.transports import (
+    Answer,
+    AsyncInProcessTransport,
+    Call,
+    InProcessTransport,
+)
 from agentgym_env.errors import (
     BadRequest,
     EnvironmentFault,
@@ -17,8 +24,6 @@ from agentgym_env.errors import (
     UnknownSplit,
     UnknownTask,
 )
-from agentgym_env.exchange import batch_calls, read_batch, to_exception
-from agentgym_env.transports import Answer, AsyncInProcessTransport, Call, InProcessTransport
 from agentgym_env.wire import STATUS, StepReply, StepRequest, WireError, decode
 from worlds import Guess, Trouble
 

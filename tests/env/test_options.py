@@ -2,8 +2,8 @@
 
 import pytest
 
+from agentgym_env.cli.options import json_object
 from agentgym_env.errors import BadRequest
-from agentgym_env.options import json_object
 
 
 def test_an_object_is_read():

@@ -11,13 +11,12 @@ import pytest
 
 import hostile
 import worlds
+from agentgym_env.cli.replay import parse_address, replay_episode, told
+from agentgym_env.conformance.rules import write_script
 from agentgym_env.errors import BadRequest
 from agentgym_env.registration import env_class
-from agentgym_env.replay import replay_episode
-from agentgym_env.replay_command import parse_address, told
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_env.transcript import write_script
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym_env.checks import check_environment
+from agentgym_env.conformance import check_environment
 from agentgym_env.errors import BadRequest, UnknownTask
 from agentgym_servers.worlds.search.env import (
     Search,

@@ -116,8 +116,8 @@ def test_a_server_counts_failed_searches(answering):
     table.reset([ResetRequest(opened.session, 0)])
     for turn, action in enumerate(("<search>Kenya</search>", "hm", "<search>Peru</search>"), 1):
         table.step([StepRequest(opened.session, turn, action)])
-    assert table.figures().incidents == {"retrieval_failed": 2}
-    assert 'agentgym_incidents_total{name="retrieval_failed"} 2' in page(table.figures())
+    assert table.figures().env_errors == {"retrieval_failed": 2}
+    assert 'agentgym_env_errors_total{name="retrieval_failed"} 2' in page(table.figures())
 
 
 def test_a_failure_is_logged_without_what_the_policy_wrote(answering, caplog):

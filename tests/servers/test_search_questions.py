@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from agentgym_env.checks import check_environment
+from agentgym_env.conformance import check_environment
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.search.env import Search
 from agentgym_servers.worlds.search.tasks import ORIGINAL_NUMBERS, read_questions

@@ -8,8 +8,7 @@ import yaml
 
 from agentgym_env import TaskSet, TextEnv
 from agentgym_env.cli import main
-from agentgym_env.named_code import load_named
-from agentgym_env.registration import register
+from agentgym_env.registration import load_named, register
 from agentgym_env.run_store import RunStore
 from agentgym_train import launching
 from agentgym_train.viewer.export import NoPicture, Pictures

@@ -23,11 +23,11 @@ from msgspec import UNSET, Struct, UnsetType
 from rich.console import Console
 from rich.table import Table
 
+from agentgym_env.client.transports import checked_address
 from agentgym_env.errors import BadRequest, EnvironmentLost, MissingExtra
 from agentgym_env.launch import local_server
 from agentgym_env.registration import env_class, full_id
 from agentgym_env.text_env import TextEnv
-from agentgym_env.transports import checked_address
 from agentgym_env.wire import CreateReply, ResetRequest, StepRequest, WireError, decode, encode
 
 MAX_TURNS = 20

@@ -79,7 +79,7 @@ class Scrape:
 
 
 class SessionStore(Protocol):
-    """Who keeps the sessions, as far as the desk needs it."""
+    """The part of the session store that the codec needs."""
 
     def card(self) -> EnvCard:
         """What is served."""
@@ -95,7 +95,7 @@ class SessionStore(Protocol):
 
 
 class Codec:
-    """Decodes calls, encodes answers, guards the door, counts."""
+    """Decodes requests, encodes responses, checks tokens and sizes, counts."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Codec:
         self.max_body_bytes = max_body_bytes
         self.max_items = max_items
         self.figures = Figures()
-        """Calls, items and errors; the keeper counts the rest."""
+        """Calls, items and errors; the session store counts the rest."""
         self.session_store = session_store
         """Who keeps the sessions."""
         self._token = token
@@ -162,7 +162,7 @@ class Codec:
         return 200, JSON, encode(health)
 
     def unauthorized(self, path: str, authorization: str) -> WireError | None:
-        """Why a call is turned away at the door, or None."""
+        """Why a request is rejected before it is read, or None."""
         if self._token is None or path == routes.HEALTH.path:
             return None
         scheme, _, given = authorization.strip().partition(" ")

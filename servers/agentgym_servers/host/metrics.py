@@ -37,7 +37,7 @@ class Figures(Struct):
     """Items answered by route."""
     errors: dict[str, int] = field(default_factory=dict)
     """Failed calls and items by code."""
-    incidents: dict[str, int] = field(default_factory=dict)
+    env_errors: dict[str, int] = field(default_factory=dict)
     """What failed around the worlds, and was told to the policy, by name."""
 
     def count_step(self, seconds: float) -> None:
@@ -79,8 +79,8 @@ def page(figures: Figures) -> str:
         _labelled("code", figures.errors),
     )  # fmt: skip
     add(
-        "incidents_total", "counter", "What failed around the worlds, by name.",
-        _labelled("name", figures.incidents),
+        "env_errors_total", "counter", "What failed around the worlds, by name.",
+        _labelled("name", figures.env_errors),
     )  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -207,7 +207,7 @@ class SessionTable:
                 reply = StepReply(request.session, request.turn, error=fault)
             seconds = time.perf_counter() - began
             count_step(seconds)
-            if session.env.incidents:
+            if session.env.env_errors:
                 self._count_incidents(session.env)
             session.over = session.over or reply.terminated or reply.truncated
             session.reply = reply
@@ -318,9 +318,9 @@ class SessionTable:
             return kind(request.session, error=self._error(request.session, error))
 
     def _count_incidents(self, env: TextEnv) -> None:
-        for name in env.incidents:
-            count(self._figures.incidents, name)
-        env.incidents.clear()
+        for name in env.env_errors:
+            count(self._figures.env_errors, name)
+        env.env_errors.clear()
 
     def _log_step(self, request: StepRequest, reply: StepReply, seconds: float) -> None:
         action = {"action": cut(request.action)} if self._log_actions else {}

@@ -37,7 +37,7 @@ _KILLED: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 """Exit statuses of a worker that somebody else ended: it is not the worker that fails."""
 
 
-def run_mesh(settings: ServeSettings, when_ready: Callable[[int], None]) -> None:
+def run_cluster(settings: ServeSettings, when_ready: Callable[[int], None]) -> None:
     """Serve by `settings.workers` processes until SIGTERM or SIGINT; report the port.
 
     Raises `ServerStartFailed` if a worker does not start: at once where it has never been ready,
@@ -81,7 +81,7 @@ def _supervise(
 
 
 class _Member:
-    """One process of the mesh, and those that replace it."""
+    """One process of the cluster, and those that replace it."""
 
     def __init__(self, orders: Orders) -> None:
         self.ready = False

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from agentgym_env.errors import BadRequest
-from agentgym_env.named_code import load_named
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.registration import load_named
+from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_servers.web.actions.parse import (
     ENDINGS,
     Action,

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Final
 
 from agentgym_env.errors import BadRequest
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_servers.web.chromium.interpreter import web_environment, web_python
 
 FAMILY: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_servers.web.sites.code_host import site as code_host_site
 from agentgym_servers.web.sites.code_host import tasks as code_host_tasks
 from agentgym_servers.web.sites.forum import site as forum_site

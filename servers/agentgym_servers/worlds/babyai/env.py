@@ -11,8 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from agentgym_env.errors import MissingExtra
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_servers.worlds.babyai.oracle import follow_bot
 from agentgym_servers.worlds.babyai.view import (
     DROP,

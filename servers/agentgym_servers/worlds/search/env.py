@@ -288,7 +288,7 @@ class Search(TextEnv):
             (self._hits,) = self._shelf.retriever.search([query], self._topk)
         except RetrieverFailed as error:
             self._failures += 1
-            self.incidents.append("retrieval_failed")
+            self.env_errors.append("retrieval_failed")
             cause = type(error.__cause__ or error).__name__
             event(logger, logging.WARNING, "retrieval_failed", retriever=self._finder, cause=cause)
             # A server's answer may quote the query, which is no business of a log.

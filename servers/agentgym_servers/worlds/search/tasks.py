@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_servers.worlds.search.generated_world.grammar import World
 
 try:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TypeVar
 
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_servers.worlds.textcraft.recipes import Recipe, RecipeBook, next_step, recipe_book
 
 _T = TypeVar("_T")

@@ -81,7 +81,7 @@ class $title(TextEnv):
 ''')
 
 _TEST: Final = Template("""\
-from agentgym_env.checks import check_environment
+from agentgym_env.conformance import check_environment
 from $module import $title
 
 
@@ -105,7 +105,10 @@ def new(
         Path | None, typer.Option(help="Where to write it. Default: a new folder of that name.")
     ] = None,
 ) -> None:
-    """Write a package with a new environment: the environment, a test, a pyproject."""
+    """Create a package with a new environment.
+
+    Writes the environment, a test and a pyproject.toml.
+    """
     env_id, paths = write_package(name, Path(name) if folder is None else folder)
     console = Console(highlight=False)
     for path in paths:

@@ -4,30 +4,131 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import gymnasium
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentgym_env.errors import BadRequest
-from agentgym_env.options import json_object
+from agentgym_env.cli.options import json_object
+from agentgym_env.errors import AgentGymError, BadRequest, EpisodeOver, teaches
 from agentgym_env.printable import one_line, printable
 from agentgym_env.registration import full_id
 from agentgym_env.remote import INPROCESS, make_env
-from agentgym_env.replay import Difference, Replayed, is_replayable, replay_episode
 from agentgym_env.run_store import BrokenLine, RunStore, each_line
-from agentgym_env.trajectory import Trajectory
+from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_env.trust import Trust, names_in, require_trust
+from agentgym_env.wrappers import WrapperSpec, wrap
+
+_T = TypeVar("_T", list[Any], dict[str, Any])
+
+_ENDED: Final = frozenset({"success", "failure"})
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place at which a replay parts from what is stored."""
+
+    turn: int
+    """Counted from 1, as the trajectory's turns are; 0 is the first observation."""
+    what: str
+    """`observation`, `reward`, `end`, `success`, or `failure` where the world could not go on."""
+    stored: str
+    replayed: str
+    action: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay found."""
+
+    turns: int
+    """Actions that were taken again."""
+    difference: Difference | None
+    """None where everything agrees."""
+
+
+def is_replayable(trajectory: Trajectory) -> bool:
+    """Whether the episode was played to an end; one that was lost has no turns to compare."""
+    return teaches(trajectory.outcome)
+
+
+def replay_episode(env: gymnasium.Env[str, str], trajectory: Trajectory) -> Replayed:
+    """Reset `env` to the episode's task and seed, and take its actions again.
+
+    Observations and rewards are compared to the last character and bit, and so is whether the
+    episode ended there and whether it succeeded.
+    """
+    taken = 0
+    try:
+        first = _reset(env, trajectory)
+        if first != trajectory.observation:
+            return Replayed(0, Difference(0, "observation", trajectory.observation, first))
+        terminated, success = False, False
+        for number, turn in _sent(trajectory):
+            if taken and turn.info.get("turn") == 1:
+                _reset(env, trajectory)  # the agent began the episode once more
+            observation, reward, terminated, _, info = env.step(turn.action)
+            taken, success = taken + 1, bool(info.get("success"))
+            found = _compared(number, turn, observation, float(reward))
+            if found is not None:
+                return Replayed(taken, found)
+    except EpisodeOver:
+        told = Difference(number, "end", "the episode goes on", "it had ended", turn.action)
+        return Replayed(taken, told)
+    except AgentGymError as error:
+        return Replayed(taken, Difference(taken + 1, "failure", "", str(error)))
+    return Replayed(taken, _end(trajectory, terminated, success) if taken else None)
+
+
+def _reset(env: gymnasium.Env[str, str], trajectory: Trajectory) -> str:
+    return env.reset(seed=trajectory.seed, options={"task": trajectory.task})[0]
+
+
+def _sent(trajectory: Trajectory) -> Iterator[tuple[int, Turn]]:
+    """(its number, the turn) of each turn that reached the world and was answered.
+
+    The world's infos count its turns. Trajectories of other programs have no infos; there a turn
+    with an action is one that was sent.
+    """
+    counted = any("turn" in turn.info for turn in trajectory.turns)
+    for number, turn in enumerate(trajectory.turns, 1):
+        if "turn" in turn.info if counted else turn.action:
+            yield number, turn
+
+
+def _compared(number: int, turn: Turn, observation: str, reward: float) -> Difference | None:
+    if observation != turn.observation:
+        return Difference(number, "observation", turn.observation, observation, turn.action)
+    stored = float(turn.info.get("reward_of_earlier_trial", turn.reward))
+    if reward != stored:
+        return Difference(number, "reward", repr(stored), repr(reward), turn.action)
+    return None
+
+
+def _end(trajectory: Trajectory, terminated: bool, success: bool) -> Difference | None:
+    last = len(trajectory.turns)
+    if terminated != (trajectory.outcome in _ENDED):
+        words = {True: "it ended", False: "the episode goes on"}
+        ended = trajectory.outcome in _ENDED
+        return Difference(last, "end", words[ended], words[terminated])
+    if success != trajectory.success:
+        words = {True: "success", False: "no success"}
+        return Difference(last, "success", words[trajectory.success], words[success])
+    return None
+
 
 _MOST_SHOWN: Final = 10
 """Differing episodes that are shown; the others are counted."""
+
 _MOST_LINES: Final = 40
+
 _AROUND: Final = 60
+
 _WIDTH: Final = 300
 
 
@@ -65,19 +166,25 @@ def replay(
     ] = INPROCESS,
     trust: Trust = False,
 ) -> None:
-    """Take stored episodes' actions again; exits with 1 if the world answers otherwise."""
+    """Repeat recorded episodes and compare the results.
+
+    Takes the recorded actions again. The exit status is 1 if an observation, a reward or the end
+    of an episode differs.
+    """
     console = Console(highlight=False)
     address = parse_address(trajectory)
+    wrappers = _stored(address.run, "wrappers", list)
+    names = names_in({"wrappers": wrappers})
     if env_kwargs is not None:
-        kwargs, names = json_object("--env-kwargs", env_kwargs), {}
+        kwargs = json_object("--env-kwargs", env_kwargs)
     else:
-        kwargs = _stored_kwargs(address.run, server)
-        names = names_in({"env_kwargs": kwargs})
+        kwargs = _stored(address.run, "env_kwargs", dict) if server == INPROCESS else {}
+        names |= names_in({"env_kwargs": kwargs})
     if not trust and env is None:
         names |= _stored_envs(address, task, index)
     require_trust(trajectory, names, trusted=trust)
     seen = _Seen(console)
-    with _Worlds(env, kwargs, server) as worlds:
+    with _Worlds(env, kwargs, server, wrappers) as worlds:
         for place, found in _chosen(address, task, index):
             if isinstance(found, BrokenLine):
                 seen.broken(place, found)
@@ -111,15 +218,23 @@ def parse_address(text: str) -> Address:
 class _Worlds:
     """The environments of the episodes, one an id."""
 
-    def __init__(self, env: str | None, kwargs: Mapping[str, Any], server: str) -> None:
+    def __init__(
+        self,
+        env: str | None,
+        kwargs: Mapping[str, Any],
+        server: str,
+        wrappers: Sequence[WrapperSpec],
+    ) -> None:
         self._env, self._kwargs, self._server = env, kwargs, server
+        self._wrappers = wrappers
         self._made: dict[str, gymnasium.Env[str, str]] = {}
 
     def of(self, trajectory: Trajectory) -> gymnasium.Env[str, str]:
         """The environment that an episode is of."""
         name = self._env or trajectory.env
         if name not in self._made:
-            self._made[name] = make_env(full_id(name), self._server, **self._kwargs)
+            env = make_env(full_id(name), self._server, **self._kwargs)
+            self._made[name] = wrap(env, self._wrappers)
         return self._made[name]
 
     def __enter__(self) -> _Worlds:
@@ -239,12 +354,14 @@ def _stored_envs(address: Address, task: str | None, index: int | None) -> dict[
     return names
 
 
-def _stored_kwargs(run: Path, server: str) -> dict[str, Any]:
-    """What the run's run.json says of the environment's settings."""
-    if server != INPROCESS or not (run / "run.json").is_file():
-        return {}
-    told = RunStore(run).read_json("run.json") or {}
-    for part in (told, *told.values()):
-        if isinstance(part, dict) and isinstance(part.get("env_kwargs"), dict):
-            return dict(part["env_kwargs"])
-    return {}
+def _stored(run: Path, key: str, kind: type[_T]) -> _T:
+    """A setting of the environment in the run's run.json, or an empty one."""
+    if not (run / "run.json").is_file():
+        return kind()
+    content: dict[str, Any] = RunStore(run).read_json("run.json") or {}
+    parts: list[Any] = [content, *content.values()]
+    for part in parts:
+        found = part.get(key) if isinstance(part, dict) else None
+        if isinstance(found, kind):
+            return found
+    return kind()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_env.authoring import write_package
+from agentgym_env.cli.new import write_package
 from agentgym_env.errors import BadRequest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "author_an_environment.py"

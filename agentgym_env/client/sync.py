@@ -16,12 +16,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-from agentgym_env import operations
+from agentgym_env.client import protocol
+from agentgym_env.client.protocol import Server, ServerPool, SessionState, pool_of
+from agentgym_env.client.transports import Answer, Call, HttpTransport, Transport
 from agentgym_env.errors import AgentGymError, EnvironmentLost
-from agentgym_env.pool import Server, ServerPool, pool_of
-from agentgym_env.session_state import SessionState
-from agentgym_env.task_set import TaskSet
-from agentgym_env.transports import Answer, Call, HttpTransport, Transport
+from agentgym_env.text_env import TaskSet
 from agentgym_env.wire import EnvCard, ResetReply, StepReply, TaskList
 
 R = TypeVar("R")
@@ -52,16 +51,16 @@ class EnvClient(AbstractContextManager["EnvClient"]):
     def card(self) -> EnvCard:
         """What the servers serve; asked once."""
         if self._card is None:
-            self._card = self._run(operations.card(self._pool))
+            self._card = self._run(protocol.card(self._pool))
         return self._card
 
     def tasks(self, split: str) -> TaskList:
         """The tasks of one split."""
-        return self._run(operations.tasks(self._pool, split))
+        return self._run(protocol.tasks(self._pool, split))
 
     def task_set(self) -> TaskSet:
         """Every split with its tasks."""
-        return self._run(operations.task_set(self._pool))
+        return self._run(protocol.task_set(self._pool))
 
     def open(self) -> Session:
         """Open one session."""
@@ -69,7 +68,7 @@ class EnvClient(AbstractContextManager["EnvClient"]):
 
     def open_many(self, count: int) -> list[Session]:
         """Open `count` sessions, spread over the servers; all of them or, raising, none."""
-        states = self._run(operations.open_sessions(self._pool, count))
+        states = self._run(protocol.open_sessions(self._pool, count))
         return [Session(self, state) for state in states]
 
     def reset_many(
@@ -80,30 +79,30 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         One call a server. An item that failed comes back as its exception, which is not raised.
         """
         asked = [(session.state, seed, task, split) for session, seed, task, split in items]
-        return self._run(operations.reset(asked))
+        return self._run(protocol.reset(asked))
 
     def step_many(self, items: Sequence[tuple[Session, str]]) -> list[StepReply | AgentGymError]:
         """Take the next turn of each session, given as (session, action).
 
         One call a server. An item that failed comes back as its exception, which is not raised.
         """
-        return self._run(operations.step([(session.state, action) for session, action in items]))
+        return self._run(protocol.step([(session.state, action) for session, action in items]))
 
     def expert_actions(self, sessions: Sequence[Session]) -> list[str | AgentGymError | None]:
         """The oracle's action for each session's next turn, or the exception of its item."""
-        replies = self._run(operations.expert([session.state for session in sessions]))
+        replies = self._run(protocol.expert([session.state for session in sessions]))
         return [r if isinstance(r, AgentGymError) else r.action for r in replies]
 
     def available_actions(
         self, sessions: Sequence[Session]
     ) -> list[list[str] | AgentGymError | None]:
         """What can be done in each session's next turn, or the exception of its item."""
-        replies = self._run(operations.actions([session.state for session in sessions]))
+        replies = self._run(protocol.actions([session.state for session in sessions]))
         return [r if isinstance(r, AgentGymError) else r.actions for r in replies]
 
     def close_many(self, sessions: Sequence[Session]) -> None:
         """End sessions; those that are gone already are let go."""
-        self._run(operations.close([session.state for session in sessions]))
+        self._run(protocol.close([session.state for session in sessions]))
 
     def close(self) -> None:
         """Release connections. Sessions still open end by the server's time limit."""
@@ -115,7 +114,7 @@ class EnvClient(AbstractContextManager["EnvClient"]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _run(self, operation: operations.Operation[R]) -> R:
+    def _run(self, operation: protocol.Operation[R]) -> R:
         try:
             calls = next(operation)
             while True:

@@ -13,12 +13,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from agentgym_env import operations
+from agentgym_env.client import protocol
+from agentgym_env.client.protocol import Server, ServerPool, SessionState, pool_of
+from agentgym_env.client.transports import Answer, AsyncHttpTransport, AsyncTransport, Call
 from agentgym_env.errors import AgentGymError, EnvironmentLost
-from agentgym_env.pool import Server, ServerPool, pool_of
-from agentgym_env.session_state import SessionState
-from agentgym_env.task_set import TaskSet
-from agentgym_env.transports import Answer, AsyncHttpTransport, AsyncTransport, Call
+from agentgym_env.text_env import TaskSet
 from agentgym_env.wire import ActionsReply, EnvCard, ExpertReply, ResetReply, StepReply, TaskList
 
 R = TypeVar("R")
@@ -45,23 +44,23 @@ class AsyncEnvClient:
         self._pool: ServerPool[AsyncTransport] = pool_of(servers, connect)
         self._card: EnvCard | None = None
         self._opening = _Gathering(self._open_batch)
-        self._gatherings: dict[Server[AsyncTransport], _ServerGatherings] = {
-            server: _ServerGatherings(self) for server in self._pool.servers
+        self._gatherings: dict[Server[AsyncTransport], ServerGatherings] = {
+            server: ServerGatherings(self) for server in self._pool.servers
         }
 
     async def card(self) -> EnvCard:
         """What the servers serve; asked once."""
         if self._card is None:
-            self._card = await self.run(operations.card(self._pool))
+            self._card = await self.run(protocol.card(self._pool))
         return self._card
 
     async def tasks(self, split: str) -> TaskList:
         """The tasks of one split."""
-        return await self.run(operations.tasks(self._pool, split))
+        return await self.run(protocol.tasks(self._pool, split))
 
     async def task_set(self) -> TaskSet:
         """Every split with its tasks."""
-        return await self.run(operations.task_set(self._pool))
+        return await self.run(protocol.task_set(self._pool))
 
     async def open(self) -> AsyncSession:
         """Open one session."""
@@ -70,7 +69,7 @@ class AsyncEnvClient:
 
     async def open_many(self, count: int) -> list[AsyncSession]:
         """Open `count` sessions, spread over the servers; all of them or, raising, none."""
-        states = await self.run(operations.open_sessions(self._pool, count))
+        states = await self.run(protocol.open_sessions(self._pool, count))
         return [AsyncSession(state, self._gatherings[state.server]) for state in states]
 
     async def reset_many(
@@ -81,7 +80,7 @@ class AsyncEnvClient:
         One call a server. An item that failed comes back as its exception, which is not raised.
         """
         asked = [(session.state, seed, task, split) for session, seed, task, split in items]
-        return await self.run(operations.reset(asked))
+        return await self.run(protocol.reset(asked))
 
     async def step_many(
         self, items: Sequence[tuple[AsyncSession, str]]
@@ -91,7 +90,7 @@ class AsyncEnvClient:
         One call a server. An item that failed comes back as its exception, which is not raised.
         """
         asked = [(session.state, action) for session, action in items]
-        return await self.run(operations.step(asked))
+        return await self.run(protocol.step(asked))
 
     async def close(self) -> None:
         """Release connections. Sessions still open end by the server's time limit."""
@@ -109,7 +108,7 @@ class AsyncEnvClient:
     ) -> None:
         await self.close()
 
-    async def run(self, operation: operations.Operation[R]) -> R:
+    async def run(self, operation: protocol.Operation[R]) -> R:
         """Make an operation's calls until it has its result."""
         try:
             calls = next(operation)
@@ -122,16 +121,16 @@ class AsyncEnvClient:
 
     async def _open_batch(self, items: list[None]) -> list[SessionState | AgentGymError]:
         opened: list[SessionState | AgentGymError] = []
-        opened.extend(await self.run(operations.open_sessions(self._pool, len(items))))
+        opened.extend(await self.run(protocol.open_sessions(self._pool, len(items))))
         return opened
 
 
 class AsyncSession:
     """One session; made by `AsyncEnvClient.open`. It takes one call at a time."""
 
-    def __init__(self, state: SessionState, gatherings: _ServerGatherings) -> None:
+    def __init__(self, state: SessionState, gatherings: ServerGatherings) -> None:
         self.state = state
-        self._gatherings = gatherings
+        self.gatherings = gatherings
 
     @property
     def address(self) -> str:
@@ -142,43 +141,43 @@ class AsyncSession:
         self, *, seed: int | None = None, task: str | None = None, split: str | None = None
     ) -> ResetReply:
         """Start an episode; the same seed and task give the same one."""
-        return await self._gatherings.reset.ask((self.state, seed, task, split))
+        return await self.gatherings.reset.ask((self.state, seed, task, split))
 
     async def step(self, action: str) -> StepReply:
         """Take the next turn."""
-        return await self._gatherings.step.ask((self.state, action))
+        return await self.gatherings.step.ask((self.state, action))
 
     async def expert_action(self) -> str | None:
         """The oracle's action for the next turn; None when it has none left."""
-        return (await self._gatherings.expert.ask(self.state)).action
+        return (await self.gatherings.expert.ask(self.state)).action
 
     async def available_actions(self) -> list[str] | None:
         """What can be done in the next turn; None where the environment does not list it."""
-        return (await self._gatherings.actions.ask(self.state)).actions
+        return (await self.gatherings.actions.ask(self.state)).actions
 
     async def close(self) -> None:
         """End the session; closing twice is harmless."""
-        await self._gatherings.close.ask(self.state)
+        await self.gatherings.close.ask(self.state)
 
 
-class _ServerGatherings:
+class ServerGatherings:
     """What is being gathered for one server; servers do not wait for one another."""
 
     def __init__(self, client: AsyncEnvClient) -> None:
-        async def reset(items: list[operations.ResetItem]) -> list[ResetReply | AgentGymError]:
-            return await client.run(operations.reset(items))
+        async def reset(items: list[protocol.ResetItem]) -> list[ResetReply | AgentGymError]:
+            return await client.run(protocol.reset(items))
 
         async def step(items: list[tuple[SessionState, str]]) -> list[StepReply | AgentGymError]:
-            return await client.run(operations.step(items))
+            return await client.run(protocol.step(items))
 
         async def expert(items: list[SessionState]) -> list[ExpertReply | AgentGymError]:
-            return await client.run(operations.expert(items))
+            return await client.run(protocol.expert(items))
 
         async def actions(items: list[SessionState]) -> list[ActionsReply | AgentGymError]:
-            return await client.run(operations.actions(items))
+            return await client.run(protocol.actions(items))
 
         async def close(items: list[SessionState]) -> list[AgentGymError | None]:
-            await client.run(operations.close(items))
+            await client.run(protocol.close(items))
             return [None] * len(items)
 
         self.reset = _Gathering(reset)

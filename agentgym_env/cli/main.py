@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import entry_points, version
+from functools import partial
+from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,16 +15,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentgym_env.authoring import new
-from agentgym_env.checks import check
 from agentgym_env.errors import AgentGymError, MissingExtra
-from agentgym_env.play import play
 from agentgym_env.printable import one_line, printable
-from agentgym_env.registration import EnvEntry, env_class, registered
-from agentgym_env.replay_command import replay
+from agentgym_env.registration import (
+    COMMANDS,
+    EnvEntry,
+    env_class,
+    load_named,
+    plugins,
+    registered,
+)
 
-COMMAND_GROUP: Final = "agentgym.commands"
-_SUMMARIES: Final = {
+_OWN: Final = {
+    "envs": "agentgym_env.cli.main:envs",
+    "new": "agentgym_env.cli.new:new",
+    "check": "agentgym_env.cli.check:check",
+    "play": "agentgym_env.cli.play:play",
+    "replay": "agentgym_env.cli.replay:replay",
+}
+"""The commands of this package: `module:function`."""
+SUMMARIES: Final = {
+    "envs": "List the registered environments.",
+    "new": "Create a package with a new environment.",
+    "check": "Run the conformance checks of an environment.",
+    "play": "Play an environment in the terminal.",
+    "replay": "Repeat recorded episodes and compare the results.",
     "serve": "Serve an environment over HTTP.",
     "bench": "Measure steps per second and latencies, single and in batches.",
     "index": "Make an index of a corpus for the search environments.",
@@ -37,7 +53,7 @@ _SUMMARIES: Final = {
     "models": "List the models that are at hand, or save one as a folder.",
     "view": "Look at runs and trajectories in the browser.",
 }
-"""Of other rooms' commands, so that listing them imports none of them."""
+"""One line for each command, so that listing the commands imports none of them."""
 _EXTRAS = {
     "serve": "serve",
     "bench": "serve",
@@ -65,17 +81,21 @@ def make_app(words: Sequence[str]) -> typer.Typer:
     """The command line for `words`: of the other rooms, only the one that is called is imported."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_options)
-    for command in (envs, new, check, play, replay):
-        app.command()(command)
     called = _called(words)
-    for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda point: point.name):
-        if point.name == called:
-            function = point.load()
+    for name, load in _commands().items():
+        if name == called:
+            function = load()
             settings = getattr(function, "context_settings", None)
-            app.command(point.name, context_settings=settings)(function)
+            app.command(name, context_settings=settings)(function)
         else:
-            app.command(point.name, help=_SUMMARIES.get(point.name, ""))(_not_called)
+            app.command(name, help=SUMMARIES.get(name, ""))(_not_called)
     return app
+
+
+def _commands() -> dict[str, Callable[[], Any]]:
+    """What loads each command: this package's, then those of others by name."""
+    own = {name: partial(load_named, where, search_here=False) for name, where in _OWN.items()}
+    return own | {point.name: point.load for point in plugins(COMMANDS)}
 
 
 @contextmanager
@@ -110,7 +130,10 @@ def _options(
 def envs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the environments: ids, splits, sizes, and which extra is missing."""
+    """List the registered environments.
+
+    Shows the id, the splits with their numbers of tasks, and the extra that is missing, if any.
+    """
     rows = [_describe(entry) for entry in registered()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

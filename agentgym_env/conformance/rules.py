@@ -2,25 +2,157 @@
 
 from __future__ import annotations
 
+import json
+import random
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import msgspec
 from gymnasium.utils.env_checker import check_env
+from msgspec import Struct
 
-from agentgym_env.check_subject import NotApplicable, RuleBroken, Subject
 from agentgym_env.errors import EpisodeOver
 from agentgym_env.launch import child_environment
+from agentgym_env.registration import env_class, find
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TextEnv
-from agentgym_env.transcript import Scripts, Transcript, difference, plain, play, shorten
-from agentgym_env.wire import decode
+from agentgym_env.wire import JSON, decode, encode
+
+
+class Script(Struct, frozen=True):
+    """An episode to play: how it starts, and what is done."""
+
+    task: str
+    seed: int
+    actions: list[str]
+
+
+class Scripts(Struct, frozen=True):
+    """What another process is asked to play."""
+
+    entry_point: str
+    env_kwargs: dict[str, Any]
+    scripts: list[Script]
+
+
+Transcript = list[Any]
+"""What `reset` gave, then what each `step` gave, as plain JSON values."""
+
+
+def write_script(env: TextEnv, task: str, seed: int, turns: int) -> Script:
+    """An episode of at most `turns` turns: the expert's actions mixed with available ones."""
+    draw = random.Random(f"script/{task}/{seed}")
+    env.reset(seed=seed, options={"task": task})
+    actions: list[str] = []
+    while len(actions) < turns:
+        choices = list(env.available_actions() or ["look", "help", "1"])
+        expert = env.expert_action() if env.has_expert() and draw.random() < 0.5 else None
+        action = expert or choices[int(draw.random() * len(choices))]
+        actions.append(action)
+        if any(env.step(action)[2:4]):
+            break
+    return Script(task, seed, actions)
+
+
+def play(env: TextEnv, script: Script) -> Transcript:
+    """The transcript of one script."""
+    first = env.reset(seed=script.seed, options={"task": script.task})
+    told: Transcript = [first]
+    for action in script.actions:
+        told.append(env.step(action))
+    as_json: Transcript = plain(told)
+    return as_json
+
+
+def plain(told: Any) -> Any:
+    """Values as they come out of JSON: tuples become lists, numpy numbers plain ones."""
+    return decode(encode(told), Any, JSON)
+
+
+def difference(first: Sequence[Transcript], second: Sequence[Transcript]) -> str | None:
+    """Where two lists of transcripts part, or None."""
+    for episode, (one, other) in enumerate(zip(first, second, strict=True)):
+        for turn, (a, b) in enumerate(zip(one, other, strict=True)):
+            if a != b:
+                return f"episode {episode}, turn {turn}: {shorten(a)} and {shorten(b)}"
+    return None
+
+
+def shorten(value: Any, most: int = 160) -> str:
+    """A value as text that fits a line."""
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def play_stdin() -> None:
+    """Play the `Scripts` of stdin, in a process of its own; transcripts to stdout."""
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Scripts)
+    out, sys.stdout = sys.stdout, sys.stderr  # a world may print
+    make = env_class(asked.entry_point)
+    told = [play(make(**asked.env_kwargs), script) for script in asked.scripts]
+    out.buffer.write(encode(told))
+
+
+_TURNS = 12
+
+
+class RuleBroken(Exception):
+    """The environment does not keep a promise; the message says how."""
+
+
+class NotApplicable(Exception):
+    """The rule is about something this environment does not have."""
+
+
+@dataclass
+class Subject:
+    """The environment under test."""
+
+    env_id: str
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tasks_per_split: int = 6
+    sessions: int = 64
+
+    @property
+    def entry_point(self) -> str:
+        """`module:Class`."""
+        return find(self.env_id).entry_point
+
+    def make(self) -> TextEnv:
+        """A fresh environment."""
+        return env_class(self.env_id)(**self.env_kwargs)
+
+    @cached_property
+    def sample(self) -> list[str]:
+        """Tasks of every split, evenly spaced."""
+        chosen: list[str] = []
+        for ids in self.make().tasks.splits.values():
+            count = min(len(ids), self.tasks_per_split)
+            chosen += [ids[i * len(ids) // count] for i in range(count)]
+        return chosen
+
+    @cached_property
+    def scripts(self) -> list[Script]:
+        """One episode for each task of the sample."""
+        env = self.make()
+        scripts = [write_script(env, task, seed, _TURNS) for seed, task in enumerate(self.sample)]
+        env.close()
+        return scripts
+
 
 _EXPERT_TURNS = 1000
+
 _SLOW_S = 10.0
+
 _PROCESS_TIMEOUT_S = 300
+_PLAY_STDIN = "from agentgym_env.conformance.rules import play_stdin; play_stdin()"
+
 MEGABYTE = 2**20
 
 GARBAGE: dict[str, str] = {
@@ -94,7 +226,7 @@ def processes_agree(subject: Subject) -> str:
     asked = Scripts(subject.entry_point, dict(subject.env_kwargs), subject.scripts)
     for hash_seed in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "agentgym_env.transcript"],
+            [sys.executable, "-P", "-c", _PLAY_STDIN],
             input=msgspec.json.encode(asked),
             capture_output=True,
             env={**child_environment(), "PYTHONHASHSEED": hash_seed},

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym_env.check_subject import RuleBroken, Subject
-from agentgym_env.client import EnvClient
+from agentgym_env.client.sync import EnvClient
+from agentgym_env.client.transports import Call, HttpTransport, Transport
+from agentgym_env.conformance.rules import (
+    RuleBroken,
+    Script,
+    Subject,
+    Transcript,
+    difference,
+    plain,
+    play,
+    shorten,
+)
 from agentgym_env.errors import AgentGymError
 from agentgym_env.launch import local_server
-from agentgym_env.transcript import Script, Transcript, difference, plain, play, shorten
-from agentgym_env.transports import Call, HttpTransport, InProcessTransport, Transport
+from agentgym_env.remote import in_process
 from agentgym_env.wire import (
     CreateReply,
     ResetRequest,
@@ -24,7 +32,7 @@ from agentgym_env.wire import (
 
 def http_agrees_to_the_byte(subject: Subject) -> str:
     """A server in another process answers in the very bytes that this one does."""
-    here = _in_process(subject)
+    here = in_process(subject.make, subject.env_id)
     with local_server(subject.env_id, subject.env_kwargs) as server:
         there = HttpTransport(server.address)
         answers = 0
@@ -45,7 +53,7 @@ def sessions_do_not_leak(subject: Subject) -> str:
     alone = subject.make()
     scripts = [subject.scripts[i % len(subject.scripts)] for i in range(subject.sessions)]
     expected = {id(script): play(alone, script) for script in subject.scripts}
-    with EnvClient(_in_process(subject)) as client:
+    with EnvClient(in_process(subject.make, subject.env_id)) as client:
         sessions = client.open_many(len(scripts))
         resets = client.reset_many(
             [
@@ -66,11 +74,6 @@ def sessions_do_not_leak(subject: Subject) -> str:
         if where:
             raise RuleBroken(f"task {script.task!r} among {len(scripts)} sessions: {where}")
     return f"{len(scripts)} sessions"
-
-
-def _in_process(subject: Subject) -> InProcessTransport:
-    host = importlib.import_module("agentgym_servers.host.sessions")
-    return InProcessTransport(host.in_process_host(subject.make, subject.env_id))
 
 
 def _answers(transport: Transport, script: Script) -> list[bytes]:
