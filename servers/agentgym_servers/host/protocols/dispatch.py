@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from agentgym_adapters.mcp_server import McpServer
-from agentgym_adapters.nemo_gym_server import NemoGymServer
 from agentgym_adapters.openenv_server import OpenEnvServer
-from agentgym_adapters.served import HttpProtocol, Question, Said, Talk
+from agentgym_adapters.served import HttpProtocol, Question, Said, Served, Talk
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.wire import JSON, encode
 from agentgym_servers.host import routes
@@ -36,6 +34,12 @@ from agentgym_servers.host.protocols.agentgym import original_protocol
 from agentgym_servers.host.protocols.single_calls import SingleCalls
 from agentgym_servers.host.request_guard import RequestGuard
 from agentgym_servers.host.settings import OPENENV, OWN, ServeSettings
+
+_HTTP_PROTOCOLS: Final[Mapping[str, str]] = {
+    "mcp": "agentgym_adapters.mcp_server:McpServer",
+    "nemo-gym": "agentgym_adapters.nemo_gym_server:NemoGymServer",
+}
+"""Protocol -> what speaks it; imported only when the protocol is requested."""
 
 _REFUSED = {"type": "websocket.close", "code": 1008}
 
@@ -118,8 +122,8 @@ def app_of(service: Service, settings: ServeSettings) -> App:
         openenv = OpenEnvServer(served)
         sockets = web_socket_app(service.codec, openenv.talk, settings.session_ttl_s, guard)
         return make_app(service, partial(_answer, service, openenv), sockets, guard)
-    server_type = NemoGymServer if settings.protocol == "nemo-gym" else McpServer
-    protocol: HttpProtocol = server_type(served, settings.session_ttl_s, settings.max_sessions)
+    make_protocol = _http_protocol(settings.protocol)
+    protocol = make_protocol(served, settings.session_ttl_s, settings.max_sessions)
     return make_app(service, partial(_answer, service, protocol), guard=guard)
 
 
@@ -129,11 +133,21 @@ def check_protocol(settings: ServeSettings) -> None:
         raise MissingExtra(
             "--protocol openenv needs websockets: pip install 'agentgym-sdk[serve,openenv]'"
         )
+    if settings.protocol in _HTTP_PROTOCOLS:
+        _http_protocol(settings.protocol)
     several = settings.workers > 1 and not settings.isolated
     if several and settings.protocol not in (OWN, OPENENV):
         raise BadRequest(
             f"--protocol {settings.protocol} keeps its sessions in one process; leave --workers"
         )
+
+
+def _http_protocol(name: str) -> Callable[[Served, float, int], HttpProtocol]:
+    """What speaks a protocol; raises `MissingExtra`."""
+    module, _, attribute = _HTTP_PROTOCOLS[name].partition(":")
+    found: Callable[[Served, float, int], HttpProtocol]
+    found = getattr(importlib.import_module(module), attribute)
+    return found
 
 
 async def _answer(
