@@ -15,7 +15,7 @@ from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.messages import StartTask
 from agentgym_servers.web.chromium.task_list import FAMILY, module_of, tasks_of_family
 from agentgym_servers.web.chromium.workers import MOST_EPISODES
-from agentgym_servers.web.front.doors import open_real, open_static
+from agentgym_servers.web.front.forward_gate import open_real, open_static
 from agentgym_servers.web.front.front import Door
 from agentgym_servers.web.layouts import View, browsergym_text
 from agentgym_servers.web.sites.site_map import SiteMap, origins_of

@@ -19,7 +19,6 @@ from agentgym_servers.web.actions.parse import (
     parse_action,
     write_call,
 )
-from agentgym_servers.web.browser import Browser
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.interpreter import web_python
@@ -29,9 +28,9 @@ from agentgym_servers.web.evaluation.evaluators import Judge, evaluate
 from agentgym_servers.web.evaluation.page_access import Pages, Rest
 from agentgym_servers.web.evaluation.page_views import TextPages
 from agentgym_servers.web.evaluation.verified import Exchange
-from agentgym_servers.web.front.doors import open_embedded, open_real
+from agentgym_servers.web.front.forward_gate import open_embedded, open_real
 from agentgym_servers.web.front.front import Door
-from agentgym_servers.web.layouts import View, agentgym_text, browsergym_text, own_action
+from agentgym_servers.web.layouts import Browser, View, agentgym_text, browsergym_text, own_action
 from agentgym_servers.web.sites.embedded import Embedded, embedded, starting_cookies
 from agentgym_servers.web.sites.rest import RealRest, SiteRest
 from agentgym_servers.web.sites.site import HOSTS

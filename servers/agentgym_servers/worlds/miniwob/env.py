@@ -14,7 +14,7 @@ from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.messages import StartMiniWoB
 from agentgym_servers.web.chromium.workers import MOST_EPISODES
-from agentgym_servers.web.front.doors import open_static
+from agentgym_servers.web.front.forward_gate import open_static
 from agentgym_servers.web.layouts import View, browsergym_text
 from agentgym_servers.worlds.miniwob.experts import EXPERTS
 from agentgym_servers.worlds.miniwob.filling import Sight
