@@ -217,17 +217,58 @@ _LEGACY_WRONG = "The answer is wrong. You may search on and answer again."
 class Search(TextEnv):
     """Answer a question about a corpus, by searching it as often as needed.
 
-    Tasks: the questions of `corpus` (`synthetic:SEED`, with parameters as in
-    `synthetic:7?hops=3-4`, or `timezones`), with its splits and categories; or those of
-    `questions`: a .jsonl or .parquet file, a folder of them, `hf:NAME[:CONFIG][:SPLIT]`, or
-    `searchr1:FOLDER` for Search-R1's seven datasets. `searchqa_N` is AgentGym's number N.
-    Observation: the question; then the `topk` passages that a search finds, between
-    `<information>` and `</information>`.
-    Reward: 1 for an answer that equals a golden one after SQuAD's normalisation, else 0; an answer
-    ends the episode. The info has `retrieval_errors`, and after an answer its `f1` and `sub_em`.
+    ## Description
+    Multi-turn retrieval as in Search-R1 (arXiv:2503.09516): each turn searches a corpus of passages
+    or gives the answer.
 
-    `retriever` is the folder of an index or an http address (default: BM25 over the corpus, in
-    this process). `legacy=True` lets a wrong answer be tried again, as AgentGym does.
+    ## Observation
+    The question; after a search, the passages that it finds, between `<information>` and
+    `</information>`.
+
+    ## Actions
+    | action | effect |
+    |---|---|
+    | `<search>QUERY</search>` | find the `topk` passages that fit the query best |
+    | `<answer>TEXT</answer>` | answer the question |
+
+    The first of the two in a turn counts; text around it, such as `<think>...</think>`, is ignored.
+    A turn with neither changes nothing.
+
+    ## Rewards
+    1 for an answer that equals a golden answer after SQuAD's normalisation (lower case, no
+    punctuation, no articles, single spaces), else 0. After an answer the info has its `f1` and
+    `sub_em`; it always has `retrieval_errors`.
+
+    ## Termination
+    The episode terminates with the first answer; with `legacy=True`, with the first right one. It
+    is truncated after 10 turns.
+
+    ## Tasks
+    The questions of `corpus`, or those of `questions`, with their splits. `searchqa_N` is
+    AgentGym's number N.
+
+    | corpus | `train` | `test` | passages | category |
+    |---|---|---|---|---|
+    | `synthetic:0` | 5,400 | 600 | 10,000 | 13: kind and hops (1 to 4) |
+    | `timezones` | 800 | 150 | 665 | 5: kind and hops (1 to 4) |
+
+    ## Arguments
+    - `corpus` (default `"synthetic:0"`): a corpus above, or the path of a file that `python -m
+      tools.generated_world` wrote
+    - `questions` (default `None`): questions instead of the corpus' own: a .jsonl or .parquet
+      file, a folder of them, `hf:NAME[:CONFIG][:SPLIT]`, or `searchr1:FOLDER` for Search-R1's
+      seven datasets; needs `retriever`
+    - `retriever` (default `None`): the folder of an index or an http address; by default BM25
+      over the corpus, in this process
+    - `topk` (default `3`): passages of a search, 1 to 100
+    - `legacy` (default `False`): a wrong answer may be tried again, as in AgentGym
+
+    ## Data
+    `synthetic:0` is invented and made by this project (Apache-2.0). `timezones` is made from tables
+    of tzdata 2025b, which are in the public domain.
+
+    ## Registered id
+    `agentgym/Search-v0`
     """
 
     instruction = _HOW + "There is one answer: it ends the episode, right or wrong."
