@@ -7,7 +7,8 @@ import requests
 
 from agentgym_servers.host.app import make_app
 from agentgym_servers.host.protocols.agentgym import original_protocol
-from agentgym_servers.worlds.search.env import Search, open_world
+from agentgym_servers.worlds.search.corpora import open_world
+from agentgym_servers.worlds.search.env import Search
 from hosting import HttpServer
 from recordings import recorded
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from agentgym_env.conformance import check_environment
 from agentgym_env.errors import BadRequest, UnknownTask
+from agentgym_servers.worlds.search.corpora import open_world
 from agentgym_servers.worlds.search.env import (
     Search,
     exact_match,
     f1,
     last_answer,
-    open_world,
     read_move,
     shown,
     sub_exact_match,

@@ -12,7 +12,8 @@ from agentgym_env.wire import CreateRequest, ResetRequest, StepRequest
 from agentgym_servers.host.metrics import page
 from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.worlds.search import env as _search_shelf
-from agentgym_servers.worlds.search.env import Search, open_world
+from agentgym_servers.worlds.search.corpora import open_world
+from agentgym_servers.worlds.search.env import Search
 from retrieving import bm25_index, served_index
 
 GOOD = json.dumps(

@@ -20,7 +20,7 @@ from agentgym_servers.web.chromium import workers
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.family import kill_all
 from agentgym_servers.web.chromium.messages import Evaluate, StartSites
-from agentgym_servers.web.front.doors import open_embedded
+from agentgym_servers.web.front.forward_gate import open_embedded
 from agentgym_servers.web.sites.embedded import embedded
 from agentgym_servers.worlds.webarena import WebArena
 from browsing import all_gone, browser_processes, kind_of, needs_chromium

@@ -12,8 +12,7 @@ import pytest
 from agentgym_servers.web.actions.parse import WIDGETS, Action, ActionProblem, parse_action
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.messages import Act, Evaluate, StartSites, Value
-from agentgym_servers.web.front.doors import _front
-from agentgym_servers.web.front.forward_gate import ProxyGate
+from agentgym_servers.web.front.forward_gate import ProxyGate, _front
 from agentgym_servers.web.front.session_site import StaticSite
 from browsing import needs_chromium
 

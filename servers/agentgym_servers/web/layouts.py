@@ -1,14 +1,16 @@
-"""What an agent reads each turn, in BrowserGym's layout or in AgentGym's."""
+"""What an agent does with a browser, and reads each turn: BrowserGym's layout or AgentGym's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from agentgym_servers.web.actions.parse import Action
 from agentgym_servers.web.sites.site import HOSTS
+
+MAX_TREE_CHARS: Final = 40_000
 
 PUBLIC_ADDRESSES: Final = {
     "shopping": "http://onestopmarket.com",
@@ -24,6 +26,28 @@ PUBLIC_ADDRESSES: Final = {
 _PUBLIC_HOSTS: Final = frozenset(
     address.removeprefix("http://").partition("/")[0] for address in PUBLIC_ADDRESSES.values()
 )
+
+
+class Browser(Protocol):
+    """The browser of one episode, open on the task's pages."""
+
+    @property
+    def tabs(self) -> tuple[tuple[str, str], ...]:
+        """URL and title of each tab."""
+        ...
+
+    @property
+    def active(self) -> int:
+        """Which tab is shown."""
+        ...
+
+    def tree(self) -> str:
+        """The shown page's tree; what is too long is cut at a line, and says so."""
+        ...
+
+    def act(self, action: Action) -> str:
+        """Do an action; the error as BrowserGym words it, empty if there is none."""
+        ...
 
 
 class View(msgspec.Struct, frozen=True):
@@ -98,3 +122,11 @@ def _moved(
         if rest != url and (not rest or rest[0] in "/?#"):
             return after[site] + rest
     return url if otherwise is None else otherwise
+
+
+def cut_tree(tree: str, most: int = MAX_TREE_CHARS) -> str:
+    """A tree's first lines, at most so many characters of them, and how much is left out."""
+    if len(tree) <= most:
+        return tree
+    end = max(tree.rfind("\n", 0, most), 0)
+    return f"{tree[:end]}\n... {len(tree) - end} more characters are left out"

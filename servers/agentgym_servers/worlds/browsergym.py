@@ -15,7 +15,7 @@ from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.messages import StartTask
 from agentgym_servers.web.chromium.task_list import FAMILY, module_of, tasks_of_family
 from agentgym_servers.web.chromium.workers import MOST_EPISODES
-from agentgym_servers.web.front.doors import open_real, open_static
+from agentgym_servers.web.front.forward_gate import open_real, open_static
 from agentgym_servers.web.front.front import Door
 from agentgym_servers.web.layouts import View, browsergym_text
 from agentgym_servers.web.sites.site_map import SiteMap, origins_of
@@ -29,14 +29,51 @@ _MAX_SHOWN: Final = 300
 class BrowserGym(TextEnv):
     """Do a task of BrowserGym's: `family="miniwob"`, `"webarena"`, `"openended"` and so on.
 
-    Tasks: `ID/SEED`, such as `miniwob.click-test/17`, for each id that `browsergym.FAMILY`
-    registers where the browser runs; the split `test` has the seeds from 0 to `test_seeds - 1`,
-    and `train` the `train_seeds` that follow. Categories: the ids.
-    Observation and actions: as for `agentgym/WebArena-v0`, and MiniWoB's widgets and places.
-    Reward: the task's own, by its `validate`. The episode ends where the task or the agent ends it.
+    ## Description
+    Every task that BrowserGym's packages register (arXiv:2412.05467), as text, in Chromium.
 
-    `sites` are the addresses that the browser may reach, and no others: those of the task's pages.
-    MiniWoB's own are there without them. `task_kwargs` are the task's settings.
+    ## Observation
+    The page's accessibility tree with an id for each element, the tabs, the goal and the last
+    action, in BrowserGym's layout.
+
+    ## Actions
+    One call of BrowserGym's a turn: those of `agentgym/MiniWoB-v0` on a page, and
+
+    | action | effect |
+    |---|---|
+    | `goto('URL')`, `go_back()`, `go_forward()` | navigate |
+    | `new_tab()`, `tab_focus(NUMBER)`, `tab_close()` | use tabs |
+    | `send_msg_to_user('TEXT')`, `report_infeasible('REASON')` | answer |
+
+    ## Rewards
+    The task's own, by its `validate`.
+
+    ## Termination
+    The episode terminates where the task or the agent ends it. It is truncated after 30 turns.
+
+    ## Tasks
+    `ID/SEED`, such as `miniwob.click-test/17`, for each id that `browsergym.FAMILY` registers in
+    the environment of the browser. The category is the id.
+
+    | split | seeds | tasks of `miniwob` |
+    |---|---|---|
+    | `train` | the `train_seeds` after those of `test` | 12,500 |
+    | `test` | 0 to `test_seeds - 1` | 625 |
+
+    ## Arguments
+    - `family` (default `"miniwob"`): which package of BrowserGym registers the tasks
+    - `task_kwargs` (default `None`): the task's settings
+    - `sites` (default `()`): addresses that the browser may reach, and no others: those of the
+      task's pages; MiniWoB's need none
+    - `train_seeds` (default `100`): seeds of each id in `train`
+    - `test_seeds` (default `5`): seeds of each id in `test`
+
+    ## Data
+    The tasks of the installed packages of BrowserGym 0.14.3 (Apache-2.0); a family's data has a
+    licence of its own.
+
+    ## Registered id
+    `agentgym/BrowserGym-v0`
     """
 
     instruction = (

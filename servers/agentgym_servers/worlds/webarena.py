@@ -18,7 +18,6 @@ from agentgym_servers.web.actions.parse import (
     parse_action,
     write_call,
 )
-from agentgym_servers.web.browser import Browser
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.interpreter import web_python
@@ -28,9 +27,9 @@ from agentgym_servers.web.evaluation.evaluators import Judge, evaluate
 from agentgym_servers.web.evaluation.page_access import Pages, Rest
 from agentgym_servers.web.evaluation.page_views import TextPages
 from agentgym_servers.web.evaluation.verified import Exchange
-from agentgym_servers.web.front.doors import open_embedded, open_real
+from agentgym_servers.web.front.forward_gate import open_embedded, open_real
 from agentgym_servers.web.front.front import Door
-from agentgym_servers.web.layouts import View, agentgym_text, browsergym_text, own_action
+from agentgym_servers.web.layouts import Browser, View, agentgym_text, browsergym_text, own_action
 from agentgym_servers.web.sites.embedded import Embedded, embedded, starting_cookies
 from agentgym_servers.web.sites.rest import RealRest, SiteRest
 from agentgym_servers.web.sites.site import HOSTS
@@ -197,21 +196,61 @@ _MAX_SHOWN: Final = 300
 class WebArena(TextEnv):
     """Do what is asked on a shop, its admin, a forum, a code host, an encyclopedia or a map.
 
-    Tasks: `SITES/TEMPLATE/NUMBER` over embedded sites whose data is drawn by `seed`; the templates
-    of `train` and `test` differ. With `sites="real"`, which is the default where `WA_SHOPPING` is
-    set, WebArena's own sites at the addresses of `WA_SHOPPING`, `WA_REDDIT` and so on, and its
-    tasks `webarena/NUMBER`; those that need a judge are left out where none is given.
-    Categories: the sites.
-    Observation: the page's accessibility tree with an id for each element, the tabs, the
-    objective and the last action, in BrowserGym's layout or AgentGym's.
-    Actions: one a turn, as BrowserGym's calls or in WebArena's id grammar.
-    Reward: 1 where the answer, the address and the pages are as the task asks when the agent
-    stops, by WebArena's rules; else 0. Stopping ends the episode, as does saying that the task
-    cannot be done.
+    ## Description
+    WebArena's kind of task (arXiv:2307.13854): on embedded sites, whose data is drawn by `seed` and
+    which any machine can run, or on WebArena's own sites.
 
-    `backend="text"` reads embedded pages without a browser program, which they do not need;
-    `"chromium"` is a real browser. `judge` is a callable from prompt to reply, or its place as
-    `package.module:name`.
+    ## Observation
+    The page's accessibility tree with an id for each element, the tabs, the objective and the last
+    action, in BrowserGym's layout or AgentGym's. A tree has at most 40,000 characters.
+
+    ## Actions
+    One call of BrowserGym's a turn, or WebArena's grammar, such as `click [12]`:
+
+    | action | effect |
+    |---|---|
+    | `click('ID')`, `hover('ID')` | use an element |
+    | `fill('ID', 'TEXT')`, `select_option('ID', 'OPTION')` | set a field |
+    | `keyboard_press('KEY')`, `scroll(DX, DY)`, `noop()` | press a key, scroll, wait |
+    | `goto('URL')`, `go_back()`, `go_forward()` | navigate; only the sites are reachable |
+    | `new_tab()`, `tab_focus(NUMBER)`, `tab_close()` | use tabs |
+    | `send_msg_to_user('ANSWER')` | stop, with an answer or an empty text |
+    | `report_infeasible('REASON')` | say that the task cannot be done, and stop |
+
+    An action that is not possible is reported in the next observation.
+
+    ## Rewards
+    1 where the answer, the address and the pages are as the task asks when the agent stops, by
+    WebArena's rules; else 0.
+
+    ## Termination
+    The episode terminates when the agent stops. It is truncated after 30 turns.
+
+    ## Tasks
+    The category is the sites of a task.
+
+    | sites | task id | `train` | `test` |
+    |---|---|---|---|
+    | `embedded`, seed 0 | `SITES/TEMPLATE/NUMBER` | 1,329 of 73 templates | 470 of 26 others |
+    | `real` | `webarena/NUMBER` | | 812; 694 without a `judge` |
+
+    ## Arguments
+    - `layout` (default `"browsergym"`): or `"agentgym"`, in which the sites have their public
+      names
+    - `seed` (default `0`): the data of the embedded sites, and with it the tasks
+    - `backend` (default `None`): `"text"` reads embedded pages without a browser program,
+      `"chromium"` is a real browser; by default `"text"` for embedded sites, else `"chromium"`
+    - `sites` (default `None`): `"embedded"`, or `"real"` at the addresses of `WA_SHOPPING`,
+      `WA_REDDIT` and so on; by default `"real"` where `WA_SHOPPING` is set
+    - `judge` (default `None`): a callable from a prompt to a reply, or its place as
+      `package.module:name`; tasks that need one are left out without it
+
+    ## Data
+    The embedded sites and tasks are invented and made by this project (Apache-2.0). The real tasks
+    are those of the distribution `libwebarena` 0.0.4 (Apache-2.0).
+
+    ## Registered id
+    `agentgym/WebArena-v0`
     """
 
     instruction = (

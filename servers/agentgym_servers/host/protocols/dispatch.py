@@ -7,6 +7,7 @@ sessions as those of our own protocol.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
@@ -160,6 +161,8 @@ def check_protocol(settings: ServeSettings) -> None:
         raise MissingExtra(
             "--protocol openenv needs websockets: pip install 'agentgym-sdk[serve,openenv]'"
         )
+    if settings.protocol == "mcp":
+        importlib.import_module("agentgym_adapters.mcp_server")  # raises MissingExtra
     several = settings.workers > 1 and not settings.isolated
     if several and settings.protocol not in (OWN, OPENENV):
         raise BadRequest(

@@ -7,7 +7,6 @@ from typing import Any
 
 from agentgym_env.errors import EnvironmentFault
 from agentgym_servers.web.actions.parse import ENDINGS, Action, write_call
-from agentgym_servers.web.browser import cut_tree
 from agentgym_servers.web.chromium.messages import (
     Act,
     ClosePage,
@@ -26,6 +25,7 @@ from agentgym_servers.web.chromium.messages import (
 )
 from agentgym_servers.web.chromium.workers import Worker, worker_for
 from agentgym_servers.web.evaluation.page_access import JsonValue, ScriptError
+from agentgym_servers.web.layouts import cut_tree
 from agentgym_servers.web.sites.site_map import bounds_error, typed_error
 
 _MOST_WAIT_MS = 5_000.0

@@ -9,19 +9,19 @@ from importlib.resources import files
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import browsergym.miniwob
 import playwright.sync_api
 from browsergym.core.action.highlevel import HighLevelActionSet
 from browsergym.core.constants import BROWSERGYM_ID_ATTRIBUTE
 from browsergym.core.env import BrowserEnv
 from browsergym.core.observation import extract_merged_axtree
 from browsergym.core.task import AbstractBrowserTask
+from browsergym.miniwob.base import AbstractMiniwobTask
 from browsergym.utils.obs import IGNORED_AXTREE_PROPERTIES, flatten_axtree_to_str
-from playwright.sync_api import CDPSession, Error, Frame, Page, Request
+from playwright.sync_api import BrowserContext, CDPSession, Error, Frame, Page, Request
 
-from agentgym_servers.web.chromium.log_in import log_in
-from agentgym_servers.web.chromium.messages import Seen, Start, StartMiniWoB, StartSites
-from agentgym_servers.web.chromium.page_tasks import PAGE_TASKS
-from agentgym_servers.web.chromium.registered import registered_task
+from agentgym_servers.web.chromium.messages import LogIn, Seen, Start, StartMiniWoB, StartSites
+from agentgym_servers.web.chromium.task_list import registered_task
 
 IGNORED_ROLES: Final = ("LineBreak", "InlineTextBox", "ListMarker")
 
@@ -61,6 +61,36 @@ _PASSING: Final = (
 _TRIES: Final = 5
 
 _sessions: WeakKeyDictionary[Page, CDPSession] = WeakKeyDictionary()
+
+
+def _put_right(task: type[AbstractMiniwobTask]) -> type[AbstractMiniwobTask]:
+    class PutRight(task):  # type: ignore[misc]
+        def setup(self, page: Page) -> Any:
+            begun = super().setup(page)
+            # It zooms its screenshots and takes mouse positions for theirs; here they are the
+            # page's own.
+            page._bgym_scale_factor = 1.0
+            return begun
+
+        def validate(self, page: Page, chat_messages: list[dict[str, Any]]) -> Any:
+            # It gives 0 where the address has changed, and the results of search-engine are links
+            # to `#`: the page is the same, and its word counts.
+            address, _, _ = page.url.partition("#")
+            if address == self._address:
+                self.url = page.url
+            return super().validate(page, chat_messages)
+
+        @property
+        def _address(self) -> str:
+            return str(self.url).partition("#")[0]
+
+    return PutRight
+
+
+PAGE_TASKS: Final = {
+    task.subdomain: _put_right(task) for task in browsergym.miniwob.ALL_MINIWOB_TASKS
+}
+"""MiniWoB++'s name of a task -> its class, with two things put right."""
 
 
 def tree_of(page: Page) -> str:
@@ -406,3 +436,50 @@ class Episode:
 
 def _abort(route: playwright.sync_api.Route) -> None:
     route.abort("blockedbyclient")
+
+
+def log_in(context: BrowserContext, how: LogIn) -> None:
+    """Log in on a page of its own; sites without accounts are left alone."""
+    fill = {
+        "shopping": _shopping,
+        "shopping_admin": _shopping_admin,
+        "reddit": _reddit,
+        "gitlab": _gitlab,
+    }.get(how.site)
+    if fill is None:
+        return
+    page = context.new_page()
+    try:
+        fill(page, how)
+        page.wait_for_load_state("domcontentloaded")
+    finally:
+        page.close()
+
+
+def _shopping(page: Page, how: LogIn) -> None:
+    page.goto(f"{how.base}/customer/account/login/")
+    page.get_by_label("Email", exact=True).fill(how.account.username)
+    page.get_by_label("Password", exact=True).fill(how.account.password)
+    page.get_by_role("button", name="Sign In").click()
+
+
+def _shopping_admin(page: Page, how: LogIn) -> None:
+    page.goto(how.base)
+    page.get_by_label("Username").fill(how.account.username)
+    page.get_by_label("Password").fill(how.account.password)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def _reddit(page: Page, how: LogIn) -> None:
+    page.goto(how.base)
+    page.get_by_role("link", name="Log in").click()
+    page.get_by_label("Username").fill(how.account.username)
+    page.get_by_label("Password").fill(how.account.password)
+    page.get_by_role("button", name="Log in").click()
+
+
+def _gitlab(page: Page, how: LogIn) -> None:
+    page.goto(f"{how.base}/users/sign_in")
+    page.get_by_label("Username or email").fill(how.account.username)
+    page.get_by_label("Password").fill(how.account.password)
+    page.get_by_role("button", name="Sign in").click()

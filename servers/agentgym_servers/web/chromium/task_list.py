@@ -1,19 +1,25 @@
-"""Which tasks BrowserGym has where the browser runs."""
+"""Which tasks BrowserGym has where the browser runs; run as a program, it lists a package's."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
+import sys
 from functools import cache
-from typing import Final
+from typing import Any, Final
+
+import gymnasium
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TaskSet
 from agentgym_servers.web.chromium.interpreter import web_environment, web_python
 
 FAMILY: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+
 _PREFIX: Final = "browsergym/"
+
 _TIMEOUT_S: Final = 120.0
 
 
@@ -27,7 +33,7 @@ def ids_of_family(family: str) -> tuple[str, ...]:
     """The ids of a family without their namespace, such as `miniwob.click-test`."""
     module = module_of(family)
     asked = subprocess.run(
-        [web_python(), "-P", "-m", "agentgym_servers.web.chromium.registered", module],
+        [web_python(), "-P", "-m", "agentgym_servers.web.chromium.task_list", module],
         env=web_environment(),
         capture_output=True,
         text=True,
@@ -63,3 +69,21 @@ def tasks_of_family(family: str, train_seeds: int, test_seeds: int) -> TaskSet:
     }
     ids = [task for tasks in splits.values() for task in tasks]
     return TaskSet(splits, {task: task.rpartition("/")[0] for task in ids})
+
+
+def registered_task(env_id: str, module: str) -> Any:
+    """What makes the task of an id, which `module` registers."""
+    importlib.import_module(module)
+    # The environment is made and not begun: BrowserGym knows the task by nothing else.
+    make: Any = gymnasium.spec(env_id).entry_point
+    return make().task_entrypoint
+
+
+def registered_ids(module: str) -> list[str]:
+    """The ids that are registered with `module`, and by whatever it imports."""
+    importlib.import_module(module)
+    return sorted(name for name in gymnasium.registry if name.startswith(_PREFIX))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(registered_ids(sys.argv[1])) + "\n")

@@ -105,8 +105,7 @@ def query(root: Element, selector: Selector, *, with_root: bool) -> Iterator[Ele
 
 def closest(element: Element, selector: str) -> Element | None:
     """The element itself, or the nearest above it, that a selector selects."""
-    wanted = read_selector(selector)
-    return next((one for one in (element, *element.iterancestors()) if wanted.matches(one)), None)
+    return read_selector(selector).closest(element)
 
 
 def option_value(option: Element) -> str:

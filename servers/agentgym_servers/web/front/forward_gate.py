@@ -7,16 +7,19 @@ allowed site to elsewhere leads nowhere.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from agentgym_servers.web.evaluation.verified import Exchange
-from agentgym_servers.web.front.front import LocalSite
+from agentgym_servers.web.front.front import Door, Front, LocalSite
 from agentgym_servers.web.front.message import (
     Address,
     Headers,
@@ -33,8 +36,8 @@ from agentgym_servers.web.front.message import (
     refuse_files,
     values_of,
 )
-from agentgym_servers.web.front.session_site import SessionSite
-from agentgym_servers.web.sites.site import SiteSession
+from agentgym_servers.web.front.session_site import SessionSite, StaticSite
+from agentgym_servers.web.sites.site import HOSTS, SiteSession, host_of
 from agentgym_servers.web.sites.site_map import SiteMap
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -247,3 +250,30 @@ class OriginGate:
     def tunnel_to(self, target: str) -> tuple[str, int]:
         """Nowhere."""
         raise Refused(403, f"{quoted(target)} is out of bounds: this port is no proxy.")
+
+
+def open_embedded(session: SiteSession) -> Door:
+    """A door to a session's sites alone."""
+    gate = session_gate(session, [host_of(site) for site in HOSTS], record=True)
+    return _front(os.getpid()).open_door(gate)
+
+
+def open_real(sites: SiteMap) -> Door:
+    """A door to real sites alone, at their own addresses."""
+    return _front(os.getpid()).open_door(ForwardGate(sites))
+
+
+def open_static(host: str, folder: Path) -> Door:
+    """A door to a folder of files alone, at a host."""
+    return _front(os.getpid()).open_door(ProxyGate({host: _static_site(folder)}))
+
+
+@cache
+def _front(process: int) -> Front:
+    # A fork does not take the front's thread along.
+    return Front()
+
+
+@cache
+def _static_site(folder: Path) -> StaticSite:
+    return StaticSite(folder)

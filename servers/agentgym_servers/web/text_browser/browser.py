@@ -8,8 +8,8 @@ from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from agentgym_servers.web.actions.parse import ENDINGS, Action
-from agentgym_servers.web.browser import MAX_TREE_CHARS, cut_tree
 from agentgym_servers.web.evaluation.verified import Exchange
+from agentgym_servers.web.layouts import MAX_TREE_CHARS, cut_tree
 from agentgym_servers.web.sites.site import Request, SiteSession
 from agentgym_servers.web.sites.site_map import bounds_error, typed_error
 from agentgym_servers.web.text_browser import gestures

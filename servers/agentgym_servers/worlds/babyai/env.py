@@ -108,16 +108,58 @@ _LOW_LEVEL = frozenset({"turn left", "turn right", "move forward", "drop", "togg
 class BabyAI(TextEnv):
     """Carry out an instruction such as "put the red ball next to the grey box".
 
-    Tasks: `LEVEL/SEED` for the 96 BabyAI levels of minigrid, 200 seeds a level to train on and 5 to
-    test on; `babyai_N` is AgentGym's number N. Categories: the levels.
-    Observation: the objects in view, each with colour, state and place, what blocks the way ahead,
-    what is carried, and the available actions.
-    Reward: 1 - 0.9 t/T when the instruction is carried out, t low-level steps of the level's T;
-    else 0. The episode also ends when the level's steps are used up, or when the level says that
-    the instruction can no longer be carried out.
+    ## Description
+    The BabyAI levels of minigrid (arXiv:1810.08272) as text: a grid world of rooms, doors, keys,
+    balls and boxes, of which you see 7 by 7 cells.
 
-    `legacy=True` words observations as AgentGym does, and like there hides the order of
-    instructions ("then" and "after you" become "and").
+    ## Observation
+    The objects in view, each with its colour, state and place; what blocks the way ahead; what you
+    carry; and the available actions. The first observation begins with the goal.
+
+    ## Actions
+    | action | effect |
+    |---|---|
+    | `turn left`, `turn right` | turn by 90 degrees |
+    | `move forward` | move by one cell at most |
+    | `go to OBJECT NUMBER` | walk up to an object and face it |
+    | `pick up OBJECT NUMBER` | walk up to an object and take it; you carry one at a time |
+    | `drop` | put what you carry into the free cell ahead |
+    | `toggle` | open or close the door ahead, or open the box ahead |
+    | `go through DOOR NUMBER` | walk into an open door |
+    | `toggle and go through DOOR NUMBER` | open a closed or locked door, and walk in |
+    | `check available actions` | list the actions again; takes no step of the level |
+
+    A locked door takes the key of its colour. An action stands for one or more low-level steps. One
+    that is not available changes nothing.
+
+    ## Rewards
+    `1 - 0.9 t/T` when the instruction is carried out after `t` of the level's `T` low-level steps;
+    else 0.
+
+    ## Termination
+    The episode terminates when the instruction is carried out, when the level's `T` steps are used
+    up, and when the level says that the instruction can no longer be carried out. It is truncated
+    after 100 turns.
+
+    ## Tasks
+    `LEVEL/SEED` for 96 levels; `babyai_N` is AgentGym's number N. The category is the level.
+
+    | split | seeds | tasks |
+    |---|---|---|
+    | `train` | 0 to 199 | 19,200 |
+    | `test` | 200 to 204 | 480 |
+
+    ## Arguments
+    - `legacy` (default `False`): words observations as AgentGym does, and like there hides the
+      order of instructions ("then" and "after you" become "and")
+
+    `render_mode` is `ansi` or `rgb_array`.
+
+    ## Data
+    Levels of `minigrid` 3.2 (MIT), made at run time from the task's seed.
+
+    ## Registered id
+    `agentgym/BabyAI-v0`
     """
 
     instruction = (

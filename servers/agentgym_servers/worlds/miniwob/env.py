@@ -14,7 +14,7 @@ from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.messages import StartMiniWoB
 from agentgym_servers.web.chromium.workers import MOST_EPISODES
-from agentgym_servers.web.front.doors import open_static
+from agentgym_servers.web.front.forward_gate import open_static
 from agentgym_servers.web.layouts import View, browsergym_text
 from agentgym_servers.worlds.miniwob.experts import EXPERTS
 from agentgym_servers.worlds.miniwob.filling import Sight
@@ -32,16 +32,60 @@ logger = logging.getLogger(__name__)
 class MiniWoB(TextEnv):
     """Click, type and drag on one small page as its sentence says.
 
-    Tasks: `TASK/SEED` for the 125 tasks that BrowserGym has; the split `test` is its benchmark's
-    seeds 0 to 4, and `train` has 100 others of each task. Categories: the tasks.
-    Observation: the page's accessibility tree with an id for each element, the sentence and the
-    last action, in BrowserGym's layout. Some tasks are about shapes and places that no tree shows.
-    Actions: one a turn, as BrowserGym's calls, by ids or by places: pixels of the page from the
-    top left corner of its window of 332 x 214 (BrowserGym's own count pixels of screenshots that
-    are half as large again).
-    Reward: 1 when the page says that the task is done right, else 0; it ends the episode, and so
-    does what the page calls wrong. As with BrowserGym, a page that rewards something half right
-    says right. The tasks' clocks are off; stock-market and terminal alone show a time of their own.
+    ## Description
+    MiniWoB++ (arXiv:1802.08802): small tasks on single pages with widgets, in a Chromium that
+    BrowserGym steers. Some tasks are about shapes and places that no tree shows.
+
+    ## Observation
+    The page's accessibility tree with an id for each element, the sentence and the last action, in
+    BrowserGym's layout.
+
+    ## Actions
+    One call of BrowserGym's a turn:
+
+    | action | effect |
+    |---|---|
+    | `click('ID')`, `dblclick('ID')`, `hover('ID')`, `focus('ID')` | use an element |
+    | `fill('ID', 'TEXT')`, `clear('ID')`, `select_option('ID', 'OPTION')` | set a field |
+    | `press('ID', 'KEY')` | press a key in an element |
+    | `drag_and_drop('ID', 'ID')` | drag one element to another |
+    | `keyboard_press('KEY')`, `keyboard_type('TEXT')` | use the keyboard |
+    | `keyboard_insert_text('TEXT')` | insert a text at once |
+    | `keyboard_down('KEY')`, `keyboard_up('KEY')` | hold and release a key |
+    | `mouse_click(X, Y)`, `mouse_dblclick(X, Y)`, `mouse_move(X, Y)` | use the mouse at a place |
+    | `mouse_down(X, Y)`, `mouse_up(X, Y)`, `mouse_drag_and_drop(X, Y, X, Y)` | drag at places |
+    | `scroll(DX, DY)`, `scroll_at(X, Y, DX, DY)`, `noop()` | scroll, or wait for a second |
+
+    WebArena's grammar, such as `click [18]`, is understood too. Places are pixels of the page, from
+    the top left corner of its window of 332 x 214. An action that is not possible is reported in
+    the next observation.
+
+    ## Rewards
+    1 when the page says that the task is done right, else 0. As with BrowserGym, any positive
+    reward of a page counts as right.
+
+    ## Termination
+    The episode terminates when the page says that the task is over, right or wrong. It is truncated
+    after 15 turns. The tasks' clocks are off; `stock-market` and `terminal` alone show a time of
+    their own.
+
+    ## Tasks
+    `TASK/SEED` for the 125 tasks that BrowserGym has. The category is the task. 70 tasks have an
+    expert.
+
+    | split | seeds | tasks |
+    |---|---|---|
+    | `train` | 5 to 104 | 12,500 |
+    | `test` | 0 to 4, those of BrowserGym's benchmark | 625 |
+
+    ## Arguments
+    None besides `render_mode`.
+
+    ## Data
+    The pages of the distribution `miniwob` 1.1 (MIT); BrowserGym 0.14.3 (Apache-2.0) runs them.
+
+    ## Registered id
+    `agentgym/MiniWoB-v0`
     """
 
     instruction = (

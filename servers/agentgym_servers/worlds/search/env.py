@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
+import string
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,15 +19,21 @@ import msgspec
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TextEnv
 from agentgym_servers.host.logs import event
-from agentgym_servers.worlds.search.generated_world.facts import SCHEME, WorldSpec
-from agentgym_servers.worlds.search.generated_world.generate import generate
-from agentgym_servers.worlds.search.generated_world.grammar import Solving, World
-from agentgym_servers.worlds.search.generated_world.language import normal
+from agentgym_servers.worlds.search.corpora import Solving, open_world, solve
 from agentgym_servers.worlds.search.retrieval.build import build_index
 from agentgym_servers.worlds.search.retrieval.corpus import Hit, Passage, Retriever, RetrieverFailed
 from agentgym_servers.worlds.search.retrieval.retriever import IndexRetriever, open_retriever
 from agentgym_servers.worlds.search.tasks import QuestionSet, read_questions, world_questions
-from agentgym_servers.worlds.search.timezones import NAME, timezones
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+
+
+def normal(text: str) -> str:
+    """A text as SQuAD compares it: lower case, no punctuation, no articles, single spaces."""
+    kept = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLE.sub(" ", kept).split())
 
 
 def exact_match(answer: str, golden: Sequence[str]) -> bool:
@@ -58,19 +66,6 @@ def _f1(said: Sequence[str], golden: Sequence[str]) -> float:
     return 2 * common / (len(said) + len(golden)) if common else 0.0
 
 
-@lru_cache(maxsize=4)
-def open_world(corpus: str) -> World:
-    """The world of a corpus such as `synthetic:0` or `timezones`; the last few are kept."""
-    if corpus.partition("?")[0].partition(":")[0] == SCHEME:
-        return generate(WorldSpec.parse(corpus))
-    if corpus == NAME:
-        return timezones()
-    raise BadRequest(
-        f"no corpus {corpus[:100]!r} comes with the package; there are {SCHEME}:SEED, with "
-        f"parameters as in 'synthetic:7?hops=3-4', and {NAME}"
-    )
-
-
 REMOTE_TIMEOUT_S: Final = 10.0
 
 """How long a retriever behind HTTP may take for one search, repeats included."""
@@ -82,8 +77,6 @@ class Shelf:
 
     questions: QuestionSet
     retriever: Retriever
-    solver: Callable[[str], Solving] | None
-    """The expert, where the questions are a world's own."""
 
 
 @cache
@@ -95,10 +88,9 @@ def shelf(corpus: str, retriever: str | None, questions: str | None) -> Shelf:
                 f"the questions {questions} come without passages; name a retriever for them: the "
                 "folder of an index, or an http address"
             )
-        return Shelf(_read(questions), _opened(retriever), None)
-    world = open_world(corpus)
+        return Shelf(_read(questions), _opened(retriever))
     finder = _embedded(corpus) if retriever is None else _opened(retriever)
-    return Shelf(_asked(corpus), finder, world.solver)
+    return Shelf(_asked(corpus), finder)
 
 
 @cache
@@ -225,17 +217,58 @@ _LEGACY_WRONG = "The answer is wrong. You may search on and answer again."
 class Search(TextEnv):
     """Answer a question about a corpus, by searching it as often as needed.
 
-    Tasks: the questions of `corpus` (`synthetic:SEED`, with parameters as in
-    `synthetic:7?hops=3-4`, or `timezones`), with its splits and categories; or those of
-    `questions`: a .jsonl or .parquet file, a folder of them, `hf:NAME[:CONFIG][:SPLIT]`, or
-    `searchr1:FOLDER` for Search-R1's seven datasets. `searchqa_N` is AgentGym's number N.
-    Observation: the question; then the `topk` passages that a search finds, between
-    `<information>` and `</information>`.
-    Reward: 1 for an answer that equals a golden one after SQuAD's normalisation, else 0; an answer
-    ends the episode. The info has `retrieval_errors`, and after an answer its `f1` and `sub_em`.
+    ## Description
+    Multi-turn retrieval as in Search-R1 (arXiv:2503.09516): each turn searches a corpus of passages
+    or gives the answer.
 
-    `retriever` is the folder of an index or an http address (default: BM25 over the corpus, in
-    this process). `legacy=True` lets a wrong answer be tried again, as AgentGym does.
+    ## Observation
+    The question; after a search, the passages that it finds, between `<information>` and
+    `</information>`.
+
+    ## Actions
+    | action | effect |
+    |---|---|
+    | `<search>QUERY</search>` | find the `topk` passages that fit the query best |
+    | `<answer>TEXT</answer>` | answer the question |
+
+    The first of the two in a turn counts; text around it, such as `<think>...</think>`, is ignored.
+    A turn with neither changes nothing.
+
+    ## Rewards
+    1 for an answer that equals a golden answer after SQuAD's normalisation (lower case, no
+    punctuation, no articles, single spaces), else 0. After an answer the info has its `f1` and
+    `sub_em`; it always has `retrieval_errors`.
+
+    ## Termination
+    The episode terminates with the first answer; with `legacy=True`, with the first right one. It
+    is truncated after 10 turns.
+
+    ## Tasks
+    The questions of `corpus`, or those of `questions`, with their splits. `searchqa_N` is
+    AgentGym's number N.
+
+    | corpus | `train` | `test` | passages | category |
+    |---|---|---|---|---|
+    | `synthetic:0` | 5,400 | 600 | 10,000 | 13: kind and hops (1 to 4) |
+    | `timezones` | 800 | 150 | 665 | 5: kind and hops (1 to 4) |
+
+    ## Arguments
+    - `corpus` (default `"synthetic:0"`): a corpus above, or the path of a file that `python -m
+      tools.generated_world` wrote
+    - `questions` (default `None`): questions instead of the corpus' own: a .jsonl or .parquet
+      file, a folder of them, `hf:NAME[:CONFIG][:SPLIT]`, or `searchr1:FOLDER` for Search-R1's
+      seven datasets; needs `retriever`
+    - `retriever` (default `None`): the folder of an index or an http address; by default BM25
+      over the corpus, in this process
+    - `topk` (default `3`): passages of a search, 1 to 100
+    - `legacy` (default `False`): a wrong answer may be tried again, as in AgentGym
+
+    ## Data
+    `synthetic:0` is invented and made by this project (Apache-2.0). `timezones` is made from tables
+    of tzdata 2025b, which are in the public domain.
+
+    ## Registered id
+    `agentgym/Search-v0`
     """
 
     instruction = _HOW + "There is one answer: it ends the episode, right or wrong."
@@ -263,6 +296,7 @@ class Search(TextEnv):
 
     def _reset(self, task: str) -> str:
         self._item = self._shelf.questions.items[task]
+        self._source = self._shelf.questions.sources.get(task)
         self._query = ""
         self._hits: Sequence[Hit] | None = None
         self._failures, self._solved, self._refused = 0, False, False
@@ -324,13 +358,13 @@ class Search(TextEnv):
 
     def has_expert(self) -> bool:
         """Whether the questions are those of a world that comes with the package."""
-        return self._shelf.solver is not None
+        return bool(self._shelf.questions.sources)
 
     def expert(self) -> Iterator[str]:
         """Search and read as the world's expert does, whatever others do in between."""
-        if self._shelf.solver is None:
+        if self._source is None:
             raise NotImplementedError("questions of files have no expert")
-        return self._solve(self._shelf.solver(self._item.question))
+        return self._solve(solve(self._source))
 
     def _solve(self, solving: Solving) -> Iterator[str]:
         try:

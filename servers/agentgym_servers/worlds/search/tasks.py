@@ -4,57 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agentgym_env.errors import BadRequest, MissingExtra
+from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TaskSet
-from agentgym_servers.worlds.search.generated_world.grammar import World
-
-try:
-    import datasets
-    import pyarrow
-    import pyarrow.parquet
-except ModuleNotFoundError as error:
-    raise MissingExtra(
-        "questions in parquet files and Hugging Face datasets need datasets: "
-        "pip install 'agentgym-sdk[train]'"
-    ) from error
-
-_WANTED = (
-    "id", "question", "golden_answers", "answers", "answer", "data_source", "reward_model",
-)  # fmt: skip
-
-Rows = Iterator[tuple[int, dict[str, Any]]]
-
-"""Rows with their numbers, from 1."""
-
-
-def parquet_rows(path: Path) -> Rows:
-    """The rows of a file, as far as questions need them."""
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if name in _WANTED]
-            batches = file.iter_batches(columns=columns)
-            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise BadRequest(f"cannot read the questions {path}: {error}") from error
-
-
-def hub_splits(name: str, config: str | None, split: str | None) -> Iterator[tuple[str, Rows]]:
-    """The splits of a dataset, or the one that is named."""
-    try:
-        loaded = datasets.load_dataset(name, config)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise BadRequest(f"cannot load the dataset {name}: {error}") from error
-    if split is not None and split not in loaded:
-        raise BadRequest(f"{name} has no split {split!r}; there are {', '.join(loaded)}")
-    for one in loaded if split is None else [split]:
-        columns = [column for column in loaded[one].column_names if column in _WANTED]
-        yield one, enumerate(loaded[one].select_columns(columns), 1)
-
+from agentgym_servers.worlds.search.corpora import Question, World
 
 _SUFFIXES: Final = (".jsonl", ".parquet")
 
@@ -83,13 +40,13 @@ def rows_by_split(questions: str) -> Iterator[tuple[str, Iterator[Row]]]:
     if questions.startswith(_HUB):
         name, _, rest = questions.removeprefix(_HUB).partition(":")
         config, _, split = rest.partition(":")
-        hub_splits = import_module("agentgym_servers.worlds.search.tasks").hub_splits
+        hub_splits = import_module("agentgym_servers.worlds.search.parquet").hub_splits
         for split_name, values in hub_splits(name, config or None, split or None):
             yield split_name, _rows(f"{name}, {split_name}", "row", values)
         return
     for path in question_files(questions):
         if path.suffix == ".parquet":
-            parquet_rows = import_module("agentgym_servers.worlds.search.tasks").parquet_rows
+            parquet_rows = import_module("agentgym_servers.worlds.search.parquet").parquet_rows
             yield path.stem, _rows(str(path), "row", parquet_rows(path))
         else:
             yield path.stem, _rows(str(path), "line", _json_lines(path))
@@ -196,6 +153,8 @@ class QuestionSet:
 
     tasks: TaskSet
     items: Mapping[str, Item]
+    sources: Mapping[str, Question] = field(default_factory=dict)
+    """The questions of a corpus as they are in its file, with the expert's searches."""
 
 
 def world_questions(world: World) -> QuestionSet:
@@ -204,7 +163,8 @@ def world_questions(world: World) -> QuestionSet:
         split: {q.id: (Item(q.text, tuple(q.answers)), q.category) for q in questions}
         for split, questions in world.questions.items()
     }
-    return _question_set(asked, numbered(asked))
+    sources = {q.id: q for questions in world.questions.values() for q in questions}
+    return replace(_question_set(asked, numbered(asked)), sources=sources)
 
 
 def read_questions(questions: str) -> QuestionSet:

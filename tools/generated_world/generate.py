@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agentgym_servers.worlds.search.generated_world.facts import (
+from agentgym_servers.worlds.search.corpora import World
+from tools.generated_world.facts import (
     ARTICLED,
     HALVES,
     MAKERS,
@@ -12,8 +13,8 @@ from agentgym_servers.worlds.search.generated_world.facts import (
     WorldSpec,
     unfold,
 )
-from agentgym_servers.worlds.search.generated_world.grammar import OneSearch, Solver, Words, World
-from agentgym_servers.worlds.search.generated_world.language import (
+from tools.generated_world.grammar import OneSearch, Solver, Words
+from tools.generated_world.language import (
     DATE,
     DEGREES,
     GROUPS,
@@ -21,8 +22,8 @@ from agentgym_servers.worlds.search.generated_world.language import (
     TOTALS,
     Language,
 )
-from agentgym_servers.worlds.search.generated_world.prose import FACTS, LEADS, Writer
-from agentgym_servers.worlds.search.generated_world.questions import (
+from tools.generated_world.prose import FACTS, LEADS, Writer
+from tools.generated_world.questions import (
     WEIGHTS,
     Asker,
     Corpus,
@@ -82,7 +83,7 @@ def generate(spec: WorldSpec) -> World:
         words = Words(LANGUAGE, mention, choose)
         asker = Asker(corpus, HalfSampler(facts, draws, half), words, WEIGHTS)
         questions[split] = draws.shuffled(asker.ask(split, sizes[split], spec.hops))
-    return World(str(spec), passages, questions, solver)
+    return World(str(spec), passages, questions)
 
 
 def _mention(entity: Entity) -> str:

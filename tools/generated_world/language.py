@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from agentgym_servers.worlds.search.generated_world.facts import (
+from tools.generated_world.facts import (
     Day,
     FactBase,
     Measure,
@@ -100,11 +99,6 @@ def ordinal_ending(number: int) -> str:
     return {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
-
-
 def answer_forms(value: Value) -> list[str]:
     """Every text that is right, the plainest first; exact match ignores case and articles."""
     if isinstance(value, Day):
@@ -115,12 +109,6 @@ def answer_forms(value: Value) -> list[str]:
     if isinstance(value, str) and value.startswith("River "):
         return [value, value.removeprefix("River ")]
     return [str(value)]
-
-
-def normal(text: str) -> str:
-    """A text as SQuAD compares it: lower case, no punctuation, no articles, single spaces."""
-    kept = text.lower().translate(_NO_PUNCTUATION)
-    return " ".join(_ARTICLE.sub(" ", kept).split())
 
 
 class Phrase(NamedTuple):

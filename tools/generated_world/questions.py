@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.worlds.search.generated_world.facts import (
+from agentgym_servers.worlds.search.corpora import Question
+from agentgym_servers.worlds.search.env import normal
+from tools.generated_world.facts import (
     KINDS,
     Draws,
     FactBase,
     Value,
     names_in,
 )
-from agentgym_servers.worlds.search.generated_world.grammar import OneSearch, Question, Words
-from agentgym_servers.worlds.search.generated_world.language import (
+from tools.generated_world.grammar import OneSearch, Words
+from tools.generated_world.language import (
     DEGREES,
     GROUPS,
     PHRASES,
@@ -31,7 +33,6 @@ from agentgym_servers.worlds.search.generated_world.language import (
     answer_forms,
     known,
     names_of,
-    normal,
     shape,
 )
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from agentgym_servers.worlds.search.generated_world.facts import (
+from agentgym_servers.worlds.search.retrieval.corpus import Passage
+from tools.generated_world.facts import (
     ARTICLED,
     CRAFTS,
     Day,
@@ -16,12 +17,11 @@ from agentgym_servers.worlds.search.generated_world.facts import (
     Value,
     names_in,
 )
-from agentgym_servers.worlds.search.generated_world.language import (
+from tools.generated_world.language import (
     NUMBERS,
     date_forms,
     written_list,
 )
-from agentgym_servers.worlds.search.retrieval.corpus import Passage
 
 COLOUR: dict[str, tuple[str, ...]] = {
     "person": (

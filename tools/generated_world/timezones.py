@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from math import cos, hypot, radians
 
-from agentgym_servers.worlds.search.generated_world.facts import (
+from agentgym_servers.worlds.search.corpora import World
+from agentgym_servers.worlds.search.retrieval.corpus import Passage
+from tools.generated_world.facts import (
     Day,
     Draws,
     Entity,
@@ -16,8 +18,8 @@ from agentgym_servers.worlds.search.generated_world.facts import (
     Relation,
     names_in,
 )
-from agentgym_servers.worlds.search.generated_world.grammar import OneSearch, Solver, Words, World
-from agentgym_servers.worlds.search.generated_world.language import (
+from tools.generated_world.grammar import OneSearch, Solver, Words
+from tools.generated_world.language import (
     Best,
     Degree,
     Language,
@@ -31,9 +33,8 @@ from agentgym_servers.worlds.search.generated_world.language import (
     measure_forms,
     written_list,
 )
-from agentgym_servers.worlds.search.generated_world.prose import told_slots
-from agentgym_servers.worlds.search.generated_world.questions import Asker, Corpus
-from agentgym_servers.worlds.search.retrieval.corpus import Passage
+from tools.generated_world.prose import told_slots
+from tools.generated_world.questions import Asker, Corpus
 
 RELATIONS = (
     Relation("code", "country", "code"),
@@ -237,6 +238,10 @@ LANGUAGE = Language(
     totals={},
 )
 
+solver = Solver(LANGUAGE)
+
+"""Solves the questions about time zones by reading; it knows how they are worded, and no fact."""
+
 NAME = "timezones"
 
 _SIZES = {"train": 800, "test": 150}
@@ -273,7 +278,7 @@ def timezones() -> World:
         words = Words(LANGUAGE, str, choose)
         asker = Asker(corpus, _ZoneSampler(facts, own, half), words, _WEIGHTS)
         questions[split] = own.shuffled(asker.ask(split, size, (1, 2, 3, 4)))
-    return World(NAME, passages, questions, Solver(LANGUAGE))
+    return World(NAME, passages, questions)
 
 
 class _ZoneSampler:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 
-from agentgym_servers.worlds.search.generated_world.facts import Value
-from agentgym_servers.worlds.search.generated_world.language import (
+from agentgym_servers.worlds.search.corpora import Solving
+from agentgym_servers.worlds.search.retrieval.corpus import Passage
+from tools.generated_world.facts import Value
+from tools.generated_world.language import (
     NUMBERS,
     Best,
     Degree,
@@ -27,7 +28,6 @@ from agentgym_servers.worlds.search.generated_world.language import (
     carry_out,
     read_value,
 )
-from agentgym_servers.worlds.search.retrieval.corpus import Passage
 
 Choose = Callable[[tuple[str, str]], str]
 
@@ -366,11 +366,6 @@ class Reading:
         return slot not in self._language.by_name and self._language.by_inverse[slot].listed
 
 
-Solving = Generator[str, Sequence[Passage], str]
-
-"""Yields search queries, is sent the passages found, and returns the answer."""
-
-
 class Solver:
     """Solves questions of one language by searching."""
 
@@ -404,38 +399,3 @@ class Solver:
         except StopIteration as end:
             answer: Value | None = end.value
         return "" if answer is None else answer_forms(answer)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question with every right answer, and the passages that together hold it."""
-
-    id: str
-    text: str
-    answers: list[str]
-    hops: int
-    """How many passages it takes."""
-    kind: str
-    """`lookup`, `bridge`, `comparison`, `count` or `intersection`."""
-    support: list[str]
-    """The ids of the passages it takes, in the order in which they lead to one another."""
-    template: str
-    """The relations it asks about, without names."""
-    entities: list[str]
-    """Every entity it is about: named, met on the way, or the answer."""
-
-    @property
-    def category(self) -> str:
-        """Kind and hops, as `bridge-3`."""
-        return f"{self.kind}-{self.hops}"
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What there is to search, what is asked, and an expert that solves it by searching."""
-
-    name: str
-    passages: list[Passage]
-    questions: Mapping[str, list[Question]]
-    """Split -> its questions; no two splits are about a common entity."""
-    solver: Callable[[str], Solving]
