@@ -13,7 +13,7 @@ import yaml
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.engines import EngineName, EngineSettings, engine_settings
+from agentgym_train.config.engines import EngineSettings, engine_settings
 from agentgym_train.config.reading import check_keys, merge, parse_overrides, read_yaml
 from agentgym_train.config.values import RolloutLimits
 from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
@@ -122,7 +122,7 @@ class RunConfig(PolicyConfig):
     mostly waited for the policy ends as policy_timeout and is trained on; others are lost."""
     retries: int = 2
     """Retries of an episode whose environment or engine was lost."""
-    engine: EngineName = "hf"
+    engine: str = "hf"
     """Generation engine: `hf` (the trainer's own model), `vllm_colocate` (on the trainer's device)
     or `vllm_server` (over HTTP)."""
     engine_args: dict[str, Any] = field(default_factory=dict)

@@ -315,3 +315,10 @@ def _generation(output: Any, version: int) -> Generation:
         raise EngineLost(f"vLLM broke a turn off after {len(ids)} tokens: {output.finish_reason}")
     logprobs = [step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)]
     return Generation(ids, logprobs, output.finish_reason, version)
+
+
+def make_engine(
+    settings: ColocateSettings, model: Any, *, pad_id: int, max_tokens: int, dtype: str | None
+) -> VLLMColocateEngine:
+    """The engine of a config."""
+    return VLLMColocateEngine(model, settings, max_tokens=max_tokens)
