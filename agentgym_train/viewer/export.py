@@ -16,7 +16,7 @@ from agentgym_env.errors import AgentGymError
 from agentgym_env.registration import env_class, registered
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.viewer.index import Index, Place
-from agentgym_train.viewer.query import MOST_ROWS, Query, Stored, visible
+from agentgym_train.viewer.query import MAX_ROWS, Query, Stored, visible
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d9e0; --soft: #f4f5f8; --faint: #586069;
@@ -87,7 +87,7 @@ def lines_of(index: Index, query: Query) -> Iterator[list[tuple[int, Place]]]:
         rows = index.rows(
             f"SELECT id, run, name, start, length FROM episodes WHERE {query.where} AND id > ? "
             "ORDER BY id LIMIT ?",
-            (*query.values, last, MOST_ROWS),
+            (*query.values, last, MAX_ROWS),
         )
         if not rows:
             return

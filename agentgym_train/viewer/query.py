@@ -15,7 +15,7 @@ from msgspec import Struct
 from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens
 from agentgym_train.data.token_store import KeptTokens, read_pieces, unpack
-from agentgym_train.viewer.index import Index, Place, read_line
+from agentgym_train.viewer.index import COLUMNS, Index, Place, read_line
 
 EXACT: Final = {
     "file": "name",
@@ -45,16 +45,15 @@ FACETS: Final = ("file", "env", "split", "category", "policy", "outcome", "succe
 
 _SORTS: Final = {**EXACT, **RANGES, "run": "run", "seconds": "seconds", "added": "id"}
 
-SHOWN: Final = (
-    "id, run, name, start, length, env, task, split, category, policy, outcome, success, score, "
-    "reward, turns, horizon, step, grp, seconds, attempts"
+SHOWN: Final = ", ".join(
+    ("id", "run", "name", "start", "length", *(name for name in COLUMNS if name != "seed"))
 )
 
-MOST_ROWS = 500
+MAX_ROWS = 500
 
 """In one answer."""
 
-_MOST_FACETS = 200
+_MAX_FACETS = 200
 
 _RANGE = re.compile(r"(-?\d*\.?\d+(?:e-?\d+)?)?(\.\.)?(-?\d*\.?\d+(?:e-?\d+)?)?")
 
@@ -111,7 +110,7 @@ def page_of(index: Index, query: Query, offset: int, limit: int) -> list[dict[st
     found = index.rows(
         f"SELECT {SHOWN} FROM episodes WHERE {query.where} "
         f"ORDER BY {query.column} {way}, id {way} LIMIT ? OFFSET ?",
-        (*query.values, min(limit, MOST_ROWS), offset),
+        (*query.values, min(limit, MAX_ROWS), offset),
     )
     return [dict(row) for row in found]
 
@@ -150,7 +149,7 @@ def facets(index: Index, runs: Sequence[int]) -> dict[str, list[list[Any]]]:
     for name in FACETS:
         rows = index.rows(
             f"SELECT {EXACT[name]} AS value, COUNT(*) AS n FROM episodes WHERE run IN ({marks}) "
-            f"GROUP BY 1 ORDER BY n DESC, value LIMIT {_MOST_FACETS}",
+            f"GROUP BY 1 ORDER BY n DESC, value LIMIT {_MAX_FACETS}",
             runs,
         )
         found[name] = [[row["value"], row["n"]] for row in rows]
