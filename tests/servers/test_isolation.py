@@ -138,4 +138,4 @@ def test_an_isolated_world_that_cannot_be_made_ends_the_server(run):
     _, errors = served.process.communicate(timeout=30)
     assert served.process.returncode == 1
     assert "ValueError: no such luck" in errors and "did not come up" in errors
-    assert "did not come up (exit status 1)" in errors and "Exception in thread" not in errors
+    assert "did not start (exit status 1)" in errors and "Exception in thread" not in errors

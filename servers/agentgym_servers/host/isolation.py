@@ -161,7 +161,7 @@ class WorldProcess:
             except (TimeoutError, ConnectionError) as error:
                 status = await self._end(gently=isinstance(error, ConnectionError))
                 raise ServerStartFailed(
-                    f"a process for {self._settings.env_id} did not come up "
+                    f"a process for {self._settings.env_id} did not start "
                     f"({_describe_exit(status)}); see the server's log"
                 ) from error
         return self._channel

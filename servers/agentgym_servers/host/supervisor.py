@@ -131,7 +131,7 @@ class _Member:
         event(logger, logging.ERROR, "worker_lost", worker=self._orders.index, exit_status=status)
         if not self._was_ready:
             raise ServerStartFailed(
-                f"{name} did not come up (exit status {status}); see the lines above"
+                f"{name} did not start (exit status {status}); see the lines above"
             )
         if not self.ready and status not in _KILLED:
             self._failed_starts += 1
