@@ -82,7 +82,9 @@ class TaskSet:
     def split(self, name: str) -> tuple[str, ...]:
         """The task ids of one split; raises `UnknownSplit`."""
         if name not in self._splits:
-            raise UnknownSplit(f"no split {name!r}; there are {', '.join(map(repr, self._splits))}")
+            raise UnknownSplit(
+                f"no split {name!r}; available: {', '.join(map(repr, self._splits))}"
+            )
         return self._splits[name]
 
     def canonical(self, task: str) -> str:

@@ -145,7 +145,7 @@ def test_a_session_that_expired_is_lost(serve):
         session = client.open()
         session.reset(seed=0)
         server.host.table.shutdown()
-        with pytest.raises(EnvironmentLost, match=r"open one \(at http"):
+        with pytest.raises(EnvironmentLost, match=r"open a new one \(at http"):
             session.step("1")
         with pytest.raises(EnvironmentLost):
             session.reset(seed=0)
