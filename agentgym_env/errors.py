@@ -10,9 +10,9 @@ AgentGymError
 ├── BadRequest              a message, option or argument the receiver does not accept
 │   └── ConfigError         a setting of a config or a command is invalid
 ├── FolderInUse             another process writes to the folder
-├── ServerStartFailed       a local environment server did not come up
-├── WrapperFailed           a wrapper of the environment raised
-└── EpisodeFailure          an episode that cannot go on through no fault of the policy
+├── ServerStartFailed       a local environment server did not start
+├── WrapperFailed           a wrapper of the environment raised an exception
+└── EpisodeFailure          an episode that cannot continue, without fault of the policy
     ├── EnvironmentLost     the server, its connection or the session is gone
     └── EnvironmentFault    the environment's own code failed
 ```
@@ -45,7 +45,7 @@ Party = Literal["policy", "environment", "server", "engine"]
 
 
 def at_fault(outcome: Outcome) -> Party:
-    """Who brought an episode to its end: only what the policy did may teach it."""
+    """Who caused the end of an episode; a policy is trained only on what it caused."""
     match outcome:
         case "environment_error":
             return "environment"
@@ -57,7 +57,7 @@ def at_fault(outcome: Outcome) -> Party:
 
 
 def teaches(outcome: str) -> bool:
-    """Whether an episode that ended so belongs in the loss and in its group's baseline."""
+    """Whether an episode with this outcome counts in the loss and in its group's baseline."""
     return outcome in TEACHES
 
 
@@ -82,7 +82,7 @@ class EpisodeOver(AgentGymError):
 
 
 class MissingExtra(AgentGymError, ImportError):
-    """An optional dependency is not installed; the message says what to type."""
+    """An optional dependency is not installed; the message contains the install command."""
 
 
 class BadRequest(AgentGymError, ValueError):
@@ -105,15 +105,15 @@ class FolderInUse(AgentGymError):
 
 
 class ServerStartFailed(AgentGymError, RuntimeError):
-    """A local environment server did not come up."""
+    """A local environment server did not start."""
 
 
 class WrapperFailed(AgentGymError, RuntimeError):
-    """A wrapper raised, or gave what is not a step; the run ends, since all episodes would."""
+    """A wrapper raised an exception or returned an invalid step; this ends the run."""
 
 
 class EpisodeFailure(AgentGymError):
-    """An episode that cannot go on through no fault of the policy; never a reward.
+    """An episode that cannot continue, without fault of the policy; never a reward.
 
     `code` is the wire's error code, or the name of the transport failure.
     """

@@ -1,13 +1,13 @@
-"""Which environments there are, and what else installed distributions add to this package.
+"""The registered environments, and what else installed distributions add to this package.
 
-Everything is found through entry points, those of this project included, and imported when it is
-first used. The groups:
+All are found through entry points, also those of this project, and imported when first used. The
+groups:
 
 ```
 agentgym.environments   "me/World-v0" = "my_world:World"; in brackets, if any: the extra that it
                         needs and its time limit, as in "my_world:World [web, max_episode_steps_50]"
-agentgym.hosts          "inprocess" = what makes a host for a class of environments in this process
-agentgym.clients        "SCHEME" = what makes the environment behind an address SCHEME://...
+agentgym.hosts          "inprocess" = a function that makes a host for environments in this process
+agentgym.clients        "SCHEME" = a function that makes the environment at an address SCHEME://...
 agentgym.commands       "name" = the function of a command of `agentgym`
 ```
 """
@@ -36,7 +36,7 @@ def split_name(name: str) -> tuple[str, str]:
     """The module and the attribute of `module:name`; raises `BadRequest` for any other form."""
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
-        raise BadRequest(f"an entry point looks like module:Class, got {name!r}")
+        raise BadRequest(f"an entry point must look like module:Class, got {name!r}")
     return module, attribute
 
 
@@ -87,13 +87,13 @@ _TIME_LIMIT: Final = "max_episode_steps_"
 
 @dataclass(frozen=True, slots=True)
 class EnvEntry:
-    """One environment that can be made by its id."""
+    """A registered environment."""
 
     env_id: str
     entry_point: str
     """`module:Class`, imported when the environment is first made."""
     extra: str | None = None
-    """The extra of the distribution that brings what the environment needs."""
+    """The extra of the distribution that installs the environment's dependencies."""
     max_episode_steps: int | None = None
 
 
@@ -103,7 +103,7 @@ _entries: dict[str, EnvEntry] = {}
 def register(
     env_id: str, entry_point: str, *, extra: str | None = None, max_episode_steps: int | None = None
 ) -> None:
-    """Make an environment known by an id, to this library and to Gymnasium.
+    """Register an environment by its id, in this library and in Gymnasium.
 
     `entry_point` is `module:Class`. The module must be importable in another process too, since
     the local server runs in one.
@@ -113,7 +113,9 @@ def register(
 
 def _add(entry: EnvEntry) -> None:
     if not ENV_ID_RE.fullmatch(entry.env_id):
-        raise BadRequest(f"an environment id looks like namespace/Name-v0, got {entry.env_id!r}")
+        raise BadRequest(
+            f"an environment id must look like namespace/Name-v0, got {entry.env_id!r}"
+        )
     split_name(entry.entry_point)
     _entries[entry.env_id] = entry
     gymnasium.register(
@@ -126,7 +128,7 @@ def _add(entry: EnvEntry) -> None:
 
 
 def registered() -> tuple[EnvEntry, ...]:
-    """Every environment known, by id."""
+    """All registered environments, sorted by id."""
     return tuple(_entries[env_id] for env_id in sorted(_entries))
 
 
@@ -150,16 +152,16 @@ def find(env_id: str) -> EnvEntry:
 
 
 def full_id(name: str) -> str:
-    """The id a command's user means: an id, `module:Class`, or a short name such as `textcraft`.
+    """The full id for an id, `module:Class`, or a short name such as `textcraft`.
 
-    Of several versions the newest is meant. Raises `UnknownEnvironment`.
+    Selects the newest of several versions. Raises `UnknownEnvironment`.
     """
     if ":" in name or name in _entries:
         return find(name).env_id
     wanted = name.lower()
     meant = [env_id for env_id in _entries if wanted in _short_names(env_id)]
     if len({env_id.rpartition("-v")[0] for env_id in meant}) > 1:
-        raise UnknownEnvironment(f"{name!r} may be {' or '.join(sorted(meant))}; give the whole id")
+        raise UnknownEnvironment(f"{name!r} may be {' or '.join(sorted(meant))}; use the full id")
     if meant:
         return max(meant, key=lambda env_id: int(env_id.rpartition("-v")[2] or 0))
     return find(name).env_id
@@ -185,7 +187,7 @@ def env_class(env_id: str) -> type[TextEnv]:
         raise UnknownEnvironment(f"{env_id} is {entry.entry_point}, but {error}") from error
     if not (isinstance(found, type) and issubclass(found, TextEnv)):
         raise UnknownEnvironment(
-            f"{env_id} is to be {entry.entry_point}, which is no TextEnv; see its entry point"
+            f"{env_id} is {entry.entry_point}, which is not a TextEnv; check its entry point"
         )
     return found
 
@@ -238,13 +240,13 @@ def _entry_of(point: EntryPoint) -> EnvEntry:
 def _register_entry(entry: EnvEntry) -> None:
     if entry.env_id in _entries:
         if _entries[entry.env_id].entry_point != entry.entry_point:
-            logger.warning("two environments are called %s; the first one is kept", entry.env_id)
+            logger.warning("two environments have the id %s; the first one is used", entry.env_id)
         return
     try:
         _add(entry)
     except BadRequest as error:
-        # Somebody's broken entry point must not keep everything else from being imported.
-        logger.warning("environment %s is left out: %s", entry.env_id, error)
+        # A broken entry point of another distribution must not break this import.
+        logger.warning("environment %s is not registered: %s", entry.env_id, error)
 
 
 def _short_names(env_id: str) -> set[str]:

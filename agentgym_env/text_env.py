@@ -1,4 +1,4 @@
-"""TextEnv: what an author subclasses; knows nothing about servers, models or chat.
+"""TextEnv: the base class of text environments; knows nothing about servers, models or chat.
 
 ```python
 class Guess(TextEnv):
@@ -34,9 +34,9 @@ from agentgym_env.spaces import TextSpace, clean_text
 
 
 class TaskSet:
-    """Task ids in named splits, each with an optional category for evaluation tables.
+    """Task ids in named splits that share no task, with optional categories for evaluation tables.
 
-    `aliases` are other names that `reset` understands, such as another project's numbers.
+    `aliases` are other names that `reset` accepts, such as another project's numbers.
 
     Order is part of the contract: `split("test")[0]` is the same task on every machine.
     """
@@ -57,7 +57,7 @@ class TaskSet:
                     raise TypeError(f"task ids are strings, got {task!r} in split {name!r}")
                 if task in self._split_of:
                     raise ValueError(
-                        f"task {task!r} stands twice: in split {self._split_of[task]!r} and in "
+                        f"task {task!r} is listed twice: in split {self._split_of[task]!r} and in "
                         f"{name!r}; splits share no task"
                     )
                 self._split_of[task] = name
@@ -71,7 +71,7 @@ class TaskSet:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Another name -> the task id that it stands for."""
+        """Alias -> task id."""
         return self._aliases
 
     @property
@@ -82,15 +82,17 @@ class TaskSet:
     def split(self, name: str) -> tuple[str, ...]:
         """The task ids of one split; raises `UnknownSplit`."""
         if name not in self._splits:
-            raise UnknownSplit(f"no split {name!r}; there are {', '.join(map(repr, self._splits))}")
+            raise UnknownSplit(
+                f"no split {name!r}; available: {', '.join(map(repr, self._splits))}"
+            )
         return self._splits[name]
 
     def canonical(self, task: str) -> str:
-        """The id of a task that is named by its id or by an alias."""
+        """The id of a task, given by its id or an alias."""
         return self._aliases.get(task, task)
 
     def split_of(self, task: str) -> str:
-        """The split that holds `task`; raises `UnknownTask` with the nearest ids."""
+        """The split of `task`; raises `UnknownTask` with the nearest ids."""
         task = self.canonical(task)
         if task not in self._split_of:
             near = difflib.get_close_matches(str(task)[:100], self._split_of, n=3)
@@ -127,20 +129,20 @@ class TextEnv(gymnasium.Env[str, str]):
     """
 
     instruction: ClassVar[str]
-    """What the policy is told before the first observation."""
+    """The instruction for the policy, given before the first observation."""
     tasks: ClassVar[TaskSet]
     default_split: ClassVar[str] = "train"
-    """Where `reset` draws from when neither a task nor a split is named."""
+    """The split that `reset` draws from if neither a task nor a split is given."""
 
     isolated: ClassVar[bool] = False
-    """Whether a server steps it in processes of their own: for worlds that block or may crash."""
+    """Whether a server steps it in separate processes: for environments that block or may crash."""
     step_timeout_s: ClassVar[float] = 60.0
-    """Seconds that an isolated world may take for one reset or step before its process is killed,
-    unless the server says otherwise."""
+    """Timeout of one reset or step of an isolated environment, after which its process is killed; a
+    server may set another."""
 
     max_sessions: ClassVar[int] = 16_384
-    """Sessions that a server holds at most, unless it is told otherwise: for worlds whose sessions
-    are heavy."""
+    """Maximum sessions per server, for environments with expensive sessions; a server may set
+    another."""
 
     observation_space = TextSpace()
     action_space = TextSpace()
@@ -148,9 +150,9 @@ class TextEnv(gymnasium.Env[str, str]):
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
 
     rng: random.Random
-    """The episode's randomness. Only `random()` is promised to be stable over Python versions."""
+    """The episode's randomness. Only `random()` is stable across Python versions."""
     episode_seed: int
-    """The episode's seed, for a world that hands it on to another; all else draws from `rng`."""
+    """The episode's seed, for a simulator that takes one; use `rng` for everything else."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
@@ -159,8 +161,7 @@ class TextEnv(gymnasium.Env[str, str]):
             )
         self.render_mode = render_mode
         self.env_errors: list[str] = []
-        """What failed around the world, such as a search engine, by name; a server counts and
-        clears it."""
+        """Names of failed services, such as a search engine; a server counts and clears them."""
         self._task: str | None = None
         self._turn = 0
         self._over = True
@@ -172,7 +173,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @classmethod
     def for_serving(cls, settings: Mapping[str, Any]) -> type[TextEnv]:
-        """The class whose `isolated`, `step_timeout_s` and `max_sessions` a server goes by.
+        """The class whose `isolated`, `step_timeout_s` and `max_sessions` a server uses.
 
         `settings` are the constructor's arguments. Default: this class, whatever they are.
         """
@@ -216,15 +217,15 @@ class TextEnv(gymnasium.Env[str, str]):
         """Apply one action; return the observation, this step's reward, and whether it ended."""
 
     def available_actions(self) -> list[str] | None:
-        """What can be done now, or None where the world does not list it."""
+        """The available actions, or None if the environment does not list them."""
         return None
 
     def expert(self) -> Iterator[str]:
-        """Yield the oracle's actions from the present state on; read `self` freely between them."""
+        """Yield the oracle's actions from the current state on; `self` may be read between them."""
         raise NotImplementedError(f"{type(self).__name__} has no expert")
 
     def has_expert(self) -> bool:
-        """Whether `expert` can be asked. Default: where the class has one."""
+        """Whether the environment has an expert. Default: whether the class defines one."""
         return type(self).expert is not TextEnv.expert
 
     def success(self) -> bool:
@@ -232,15 +233,15 @@ class TextEnv(gymnasium.Env[str, str]):
         return self._over and self._return > 0
 
     def score(self) -> float:
-        """The world's own score. Default: the sum of rewards so far."""
+        """The environment's own score. Default: the sum of rewards so far."""
         return self._return
 
     def invalid_action(self) -> bool | None:
-        """Whether the last action was none: not understood, or refused. None: it is not known."""
+        """Whether the last action was invalid; None if this is not known."""
         return None
 
     def details(self) -> dict[str, str | int | float]:
-        """What else the info tells: texts and finite numbers, by names that may come and go."""
+        """Further entries of the info: texts and finite numbers."""
         return {}
 
     def reset(
@@ -279,9 +280,9 @@ class TextEnv(gymnasium.Env[str, str]):
         return self._observation, value, self._over, False, {**info, **self._info()}
 
     def expert_action(self) -> str | None:
-        """The oracle's action for this turn, None when it has none left; asking twice is safe."""
+        """The oracle's action for this turn, None if it has none left; repeated calls are safe."""
         if self._over:
-            raise EpisodeOver("the expert acts within an episode; call reset() first")
+            raise EpisodeOver("the expert needs an episode; call reset() first")
         if self._expert_turn != self._turn:
             if self._expert is None:
                 self._expert = self.expert()
@@ -322,7 +323,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
 
 class GymnasiumText(TextEnv):
-    """A `TextEnv` around an environment of Gymnasium's; `TextEnv.from_gymnasium` makes subclasses.
+    """A `TextEnv` around a Gymnasium environment; `TextEnv.from_gymnasium` makes subclasses.
 
     Tasks: numbers in the splits `train` (0 to 799) and `test` (800 to 999). They are starts: the
     environment's randomness is seeded by the episode's seed and its task.
@@ -392,7 +393,7 @@ class GymnasiumText(TextEnv):
 
 
 def draw_episode_seed(generator: np.random.Generator) -> int:
-    """The seed of an episode that names none: the same on both sides of the wire."""
+    """The seed of an episode without one: the same for client and server."""
     # PCG64's raw stream is stable over numpy versions; Generator's methods are not.
     return int(generator.bit_generator.random_raw()) >> 12
 
@@ -400,7 +401,7 @@ def draw_episode_seed(generator: np.random.Generator) -> int:
 def choose_task(
     tasks: TaskSet, default_split: str, episode_seed: int, options: dict[str, Any] | None
 ) -> str:
-    """The task of an episode: the one named, or one drawn from the split by the episode's seed."""
+    """The task of an episode: the given one, or one drawn with the episode's seed."""
     check_options(options)
     options = options or {}
     task, split = options.get("task"), options.get("split")

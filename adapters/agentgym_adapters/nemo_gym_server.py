@@ -83,7 +83,7 @@ class NemoGymServer:
 
     async def _begin(self, record: _Record, row: wire.Row) -> Any:
         if row.action_format not in FORMATS:
-            text = f"no action format {row.action_format!r}; there are {', '.join(FORMATS)}"
+            text = f"no action format {row.action_format!r}; available: {', '.join(FORMATS)}"
             raise invalid_message("value_error", ["body", "action_format"], text, row.action_format)
         if record.episode is None:
             record.episode = await ServedEpisode.open(self._served)
@@ -101,7 +101,7 @@ class NemoGymServer:
         body = convert(given, wire.StepBody, "body")
         record = None if name is None else self._records.get(name)
         if name is None or record is None:
-            text = "the cookie names no session: none was reset, it stood idle, or it was closed"
+            text = "session closed, expired or unknown; reset first"
             raise Refused("unknown_session", text)
         async with record.lock:
             if record.answered is not None and record.answered[0] == body.request_id:
@@ -140,7 +140,7 @@ class NemoGymServer:
 
 
 class _Record:
-    """What a cookie stands for."""
+    """The record of a cookie."""
 
     def __init__(self) -> None:
         self.episode: ServedEpisode | None = None
@@ -157,7 +157,7 @@ class _Record:
 
 
 def _plain_path(path: str) -> str:
-    """The path without `/ng-rollout/ID`, by which NeMo Gym tells rollouts apart in its logs."""
+    """The path without `/ng-rollout/ID`, which NeMo Gym adds for its logs."""
     if path.startswith(_ROLLOUT_PREFIX):
         rest = path.removeprefix(_ROLLOUT_PREFIX).partition("/")[2]
         return "/" + rest.removeprefix("training-token-capture/")

@@ -19,7 +19,7 @@ TOOL: Final = "act"
 
 
 class Row(Struct):
-    """What a row of a dataset may say of its episode; the rest of the row is NeMo Gym's."""
+    """The fields of a dataset row that describe its episode; NeMo Gym uses the others."""
 
     responses_create_params: dict[str, Any]
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
@@ -183,7 +183,7 @@ TOOL_SCHEMA: Final = {
     },
     "strict": True,
 }
-"""What a row's `tools` hold."""
+"""The `tools` of a row."""
 
 
 def _parts(content: Any) -> list[Any]:

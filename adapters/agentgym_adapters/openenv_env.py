@@ -121,7 +121,7 @@ class OpenEnv(TextEnv):
         return observation, reward, ended and not cut, cut, info
 
     def success(self) -> bool:
-        """What the server says of it (one of ours does), or as for any environment."""
+        """The server's `success` (our servers send it), or the default of `TextEnv`."""
         return super().success() if self._solved is None else self._solved
 
     def available_actions(self) -> list[str] | None:
@@ -192,7 +192,7 @@ def _told(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool_text(observation: Mapping[str, Any]) -> str:
-    """What a tool gave, or what was wrong with the call."""
+    """The result of a tool, or the error of the call."""
     failed, result = observation.get("error"), observation.get("result")
     if isinstance(failed, dict):
         return str(failed.get("message", failed))
@@ -206,7 +206,7 @@ def _checked(address: str) -> str:
     parts = urlsplit(address)
     if parts.scheme not in ("ws", "wss") or not parts.netloc:
         raise BadRequest(
-            f"an OpenEnv server's address looks like ws://host:port, got {address!r}; give it as "
+            f"an OpenEnv server address must look like ws://host:port, got {address!r}; give it as "
             "gymnasium.make('agentgym/OpenEnv-v0', server='ws://...')"
         )
     return address.rstrip("/")

@@ -130,7 +130,7 @@ class OpenEnvConnection:
 
     async def on_idle(self) -> Outgoing:
         """The session was idle for too long and has ended."""
-        text = "the session stood idle too long and has ended; connect again"
+        text = "the session expired; connect again"
         error = wire.error_message(text, "SESSION_ERROR", reason="unknown_session")
         return Outgoing(_text(error), closes=True)
 
@@ -184,7 +184,7 @@ class OpenEnvConnection:
         )
 
     def _refuse(self, refused: Refused) -> Outgoing:
-        """What the server did not do. `reason` is our own code: OpenEnv's tell no fault apart."""
+        """A rejected request. `reason` is our own code: OpenEnv has no codes for these."""
         if refused.code in ("unknown_session", "shutting_down"):
             error = wire.error_message(refused.message, "SESSION_ERROR", reason=refused.code)
             return Outgoing(_text(error), closes=True)

@@ -15,18 +15,18 @@ _KINDS: Final = frozenset({"train", "validation", "test"})
 
 
 class OpenEnvTasks:
-    """Answers what is asked about tasks; one is chosen by `reset(split=..., index=...)`."""
+    """Answers requests about tasks; `reset(split=..., index=...)` selects one."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
 
     @property
     def _name(self) -> str:
-        """The environment's name without its namespace, which cannot stand in a path."""
+        """The environment's name without its namespace, which is not allowed in a path."""
         return self._served.card().env.rpartition("/")[2].replace(":", ".")
 
     def routes(self) -> Mapping[str, Mapping[str, str]]:
-        """The routes and what they tell."""
+        """The routes and their descriptions."""
         base = f"/{self._name}"
         return {
             "/list_environments": {"GET": "The environment's name in these routes"},
@@ -82,7 +82,7 @@ class OpenEnvTasks:
 
 
 def task_row(listed: TaskList, index: int) -> dict[str, Any]:
-    """A task as OpenEnv tells of it."""
+    """A task in OpenEnv's form."""
     task = listed.tasks[index]
     row: dict[str, Any] = {"id": task, "index": index, "split": listed.split}
     if task in listed.categories:

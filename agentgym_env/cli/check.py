@@ -10,26 +10,24 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentgym_env.cli.options import json_object
+from agentgym_env.cli.options import EnvId, EnvKwargs, json_object
 from agentgym_env.conformance import RULES, check_environment
 from agentgym_env.printable import one_line
 from agentgym_env.registration import full_id
 
 
 def check(
-    env_id: Annotated[str, typer.Argument(help="An environment's id, or module:Class.")],
-    env_kwargs: Annotated[
-        str, typer.Option(help="The environment's own settings, as a JSON object.")
-    ] = "{}",
-    tasks: Annotated[int, typer.Option(help="Tasks of each split to play.", min=1)] = 6,
-    sessions: Annotated[int, typer.Option(help="Sessions to interleave.", min=1)] = 64,
+    env_id: EnvId,
+    env_kwargs: EnvKwargs = "{}",
+    tasks: Annotated[int, typer.Option(help="Number of tasks per split.", min=1)] = 6,
+    sessions: Annotated[int, typer.Option(help="Number of interleaved sessions.", min=1)] = 64,
 ) -> None:
     """Run the conformance checks of an environment.
 
     The exit status is 1 if a check fails.
     """
     kwargs = json_object("--env-kwargs", env_kwargs)
-    # What a world's host logs of the garbage it is fed would bury the findings.
+    # Log messages about the invalid actions would hide the results.
     logging.getLogger("agentgym_servers").setLevel(logging.CRITICAL)
     console = Console(highlight=False)
     broken = 0
@@ -40,5 +38,5 @@ def check(
         mark = mark if finding.applied else Text("n/a ", "yellow")
         console.print(mark, Text(f"{finding.rule}: {one_line(finding.detail)}"), soft_wrap=True)
     if broken:
-        console.print(f"[bold red]{broken} of {len(RULES)} rules are broken[/]")
+        console.print(f"[bold red]{broken} of {len(RULES)} checks failed[/]")
         sys.exit(1)

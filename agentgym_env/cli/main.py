@@ -1,4 +1,8 @@
-"""The `agentgym` command. Other rooms add theirs by the entry-point group `agentgym.commands`."""
+"""The `agentgym` command line.
+
+Other packages add commands through the entry-point group `agentgym.commands`. Only the module of
+the command that is called is imported.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +45,17 @@ SUMMARIES: Final = {
     "play": "Play an environment in the terminal.",
     "replay": "Repeat recorded episodes and compare the results.",
     "serve": "Serve an environment over HTTP.",
-    "bench": "Measure steps per second and latencies, single and in batches.",
-    "index": "Make an index of a corpus for the search environments.",
-    "serve-retriever": "Serve an index over HTTP, on Search-R1's route.",
+    "bench": "Measure steps per second and latency of an environment.",
+    "index": "Build a search index of a corpus.",
+    "serve-retriever": "Serve a search index over HTTP.",
     "train": "Train a policy.",
     "eval": "Evaluate a policy.",
-    "audit": "Prove that what a chat model samples is what it is trained on.",
-    "collect": "Collect episodes of a policy, to learn from.",
-    "export": "Write episodes for other programs.",
-    "import": "Read episodes of other programs.",
-    "models": "List the models that are at hand, or save one as a folder.",
-    "view": "Look at runs and trajectories in the browser.",
+    "audit": "Check that a model is trained on exactly the tokens that it samples.",
+    "collect": "Collect episodes of a policy as training data.",
+    "export": "Export episodes to the formats of other libraries.",
+    "import": "Import episodes from the formats of other libraries.",
+    "models": "List locally available models, or save one as a folder.",
+    "view": "View runs and trajectories in the browser.",
 }
 """One line for each command, so that listing the commands imports none of them."""
 _EXTRAS = {
@@ -71,14 +75,14 @@ _EXTRAS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; one of our own errors is one line and exit status 2."""
+    """Run the command line; an `AgentGymError` is printed as one line, with exit status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     with _ending_on_errors(words):
         make_app(words)(words)
 
 
 def make_app(words: Sequence[str]) -> typer.Typer:
-    """The command line for `words`: of the other rooms, only the one that is called is imported."""
+    """The command line for `words`, with only the command that is called imported."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_options)
     called = _called(words)
@@ -120,15 +124,17 @@ def _show_version(wanted: bool) -> None:
 def _options(
     show_version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Text environments behind HTTP servers, and multi-turn RL on them."""
+    """Text environments for LLM agents: serve, play, evaluate and train."""
 
 
 def envs(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """List the registered environments.
 
@@ -146,7 +152,7 @@ def envs(
 
 
 def _not_called() -> None:
-    """Stands in the list of commands for one of another room."""
+    """Represents a command that is listed and not called."""
 
 
 def _called(words: Sequence[str]) -> str:
@@ -155,7 +161,7 @@ def _called(words: Sequence[str]) -> str:
 
 @contextmanager
 def _naming_the_extra(command: str) -> Iterator[None]:
-    """Say which extra brings what another room's command could not import."""
+    """Name the extra that provides a module that a command could not import."""
     try:
         yield
     except ModuleNotFoundError as error:

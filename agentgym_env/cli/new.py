@@ -1,4 +1,4 @@
-"""`agentgym new`: a package with one environment, ready to be filled in."""
+"""`agentgym new`: creates a package with one environment, as a starting point."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ include = ["$module.py"]
 """)
 
 _ENVIRONMENT: Final = Template('''\
-"""$title: find a hidden number by higher and lower. Replace the game by your own."""
+"""$title: find a hidden number by higher and lower. Replace the game with your own."""
 
 from collections.abc import Iterator
 
@@ -52,14 +52,14 @@ class $title(TextEnv):
     })
 
     def _reset(self, task: str) -> str:
-        # self.rng is seeded by the episode's seed and task: draw all randomness from it.
+        # self.rng is seeded with the episode's seed and task: use it for all randomness.
         self.number = 1 + int(self.rng.random() * 100)
         self.low, self.high = 1, 100
         return "I have a number from 1 to 100 in mind."
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         guess = action.strip()
-        # Whatever a policy writes is answered; an action never raises.
+        # Answer every text of a policy with an observation; an action never raises.
         if not (guess.isascii() and guess.isdigit() and len(guess) <= 3):
             return "Answer with one number from 1 to 100.", 0.0, False
         if int(guess) == self.number:
@@ -75,7 +75,7 @@ class $title(TextEnv):
         return [str(number) for number in range(self.low, self.high + 1)]
 
     def expert(self) -> Iterator[str]:
-        """Halve what is left: the proof that every task can be solved."""
+        """Halve the remaining range: the proof that every task can be solved."""
         while True:
             yield str((self.low + self.high) // 2)
 ''')
@@ -85,9 +85,9 @@ from agentgym_env.conformance import check_environment
 from $module import $title
 
 
-def test_it_keeps_every_promise_of_an_environment():
-    broken = [finding for finding in check_environment("$module:$title") if not finding.passed]
-    assert not broken
+def test_it_passes_the_conformance_checks():
+    failed = [result for result in check_environment("$module:$title") if not result.passed]
+    assert not failed
 
 
 def test_the_answer_ends_the_episode():
@@ -100,9 +100,9 @@ def test_the_answer_ends_the_episode():
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="The package's name, such as my-maze.")],
+    name: Annotated[str, typer.Argument(help="Name of the package, such as my-maze.")],
     folder: Annotated[
-        Path | None, typer.Option(help="Where to write it. Default: a new folder of that name.")
+        Path | None, typer.Option(help="Folder to write to. Default: a new folder with that name.")
     ] = None,
 ) -> None:
     """Create a package with a new environment.
@@ -112,24 +112,24 @@ def new(
     env_id, paths = write_package(name, Path(name) if folder is None else folder)
     console = Console(highlight=False)
     for path in paths:
-        console.print(f"wrote {path}", soft_wrap=True)
+        console.print(f"created {path}", soft_wrap=True)
     console.print(
-        f"\nNow:\n  pip install -e {paths[0].parent}\n  agentgym check {env_id}\n"
+        f"\nNext steps:\n  pip install -e {paths[0].parent}\n  agentgym check {env_id}\n"
         f"  agentgym play {env_id}",
         soft_wrap=True,
     )
 
 
 def write_package(name: str, folder: Path) -> tuple[str, list[Path]]:
-    """Write the package's files into `folder`; the environment's id and the paths.
+    """Write the package's files into `folder`; return the environment's id and the paths.
 
-    Raises `BadRequest` for a name that cannot be a package, and where a file is in the way.
+    Raises `BadRequest` for an invalid name, and if a file exists already.
     """
     module = re.sub(r"[-. ]+", "_", name).lower()
     if not (module.isascii() and module.isidentifier()) or keyword.iskeyword(module):
-        raise BadRequest(f"{name!r} cannot name a Python module; use letters, digits and dashes")
+        raise BadRequest(f"{name!r} is not a valid package name; use letters, digits and dashes")
     if module in sys.stdlib_module_names or module.startswith("agentgym"):
-        raise BadRequest(f"{name!r} is the name of a module that is there already; choose another")
+        raise BadRequest(f"{name!r} is the name of an existing module; choose another")
     title = "".join(word.capitalize() for word in module.split("_"))
     project = module.replace("_", "-")
     words = {
@@ -142,7 +142,7 @@ def write_package(name: str, folder: Path) -> tuple[str, list[Path]]:
     }
     for path in files:
         if path.exists():
-            raise BadRequest(f"{path} is there already; move it away or choose another name")
+            raise BadRequest(f"{path} exists already; move it or choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     for path, template in files.items():
         path.write_text(template.substitute(words), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`agentgym play`: a person plays an environment in the terminal."""
+"""`agentgym play`: plays an environment in the terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from agentgym_env.cli.options import EnvId, Server
 from agentgym_env.errors import EpisodeFailure
 from agentgym_env.printable import as_text, one_line
 from agentgym_env.registration import full_id
@@ -22,32 +23,32 @@ try:
 except ModuleNotFoundError:  # Windows has none: there is no completion then
     readline = None  # type: ignore[assignment]
 
-_HELP: Final = "Tab completes an action, ? lists them, ! asks the expert, Ctrl-D ends."
+_HELP: Final = "Tab completes an action, ? lists them, ! shows the expert's, Ctrl-D exits."
 _UNLISTED: Final = "This environment does not list its actions."
 _MOST_SHOWN: Final = 100_000
 """Characters of an observation."""
 
 
 class Playable(Protocol):
-    """What is played: in this process or on a server."""
+    """An environment in this process or on a server."""
 
     def available_actions(self) -> list[str] | None:
-        """What can be done now."""
+        """The available actions."""
         ...
 
     def expert_action(self) -> str | None:
-        """What the oracle would do."""
+        """The oracle's next action."""
         ...
 
 
 def play(
-    env_id: Annotated[str, typer.Argument(help="An environment's id, or module:Class.")],
-    task: Annotated[str | None, typer.Option(help="The task to play.")] = None,
-    split: Annotated[str | None, typer.Option(help="Where to draw a task from.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first episode; the next count on.")] = 0,
-    server: Annotated[
-        str, typer.Option(help="A running server's address; else it runs in this process.")
-    ] = INPROCESS,
+    env_id: EnvId,
+    task: Annotated[str | None, typer.Option(help="Task id. Default: a random task.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split to draw the task from.")] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first episode; each further episode adds 1.")
+    ] = 0,
+    server: Server = INPROCESS,
 ) -> None:
     """Play an environment in the terminal."""
     console = Console(highlight=False)
@@ -62,7 +63,7 @@ def play(
             _play_episode(console, env, completer, episode_seed, named)
             if not sys.stdin.isatty():
                 break
-            input("Enter plays another episode, Ctrl-D ends. ")
+            input("Press Enter for another episode, Ctrl-D to exit. ")
     except (EOFError, KeyboardInterrupt):
         console.print()
     finally:
@@ -76,12 +77,12 @@ class ActionCompleter:
         self.actions: Sequence[str] = ()
 
     def install(self) -> None:
-        """Let Tab ask this completer, for the line as a whole."""
+        """Use this completer for the Tab key, on whole lines."""
         if readline is None:
             return
         readline.set_completer(self.complete)
         readline.set_completer_delims("")
-        # libedit, which stands in for readline on macOS, has its own words for this.
+        # libedit, which stands in for readline on macOS, has its own syntax for this.
         libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
 
@@ -120,7 +121,7 @@ def _play_episode(
 
 
 def _ask(console: Console, playable: Playable, completer: ActionCompleter) -> str:
-    """The next action; questions are answered on the way."""
+    """Read the next action; answer `?` and `!` before it."""
     while True:
         line = input("> ")
         if line == "?":
@@ -131,6 +132,6 @@ def _ask(console: Console, playable: Playable, completer: ActionCompleter) -> st
                 advice = playable.expert_action()
             except (NotImplementedError, ValueError):
                 advice = "This environment has no expert."
-            console.print(as_text(advice or "The expert has no more to say."), soft_wrap=True)
+            console.print(as_text(advice or "The expert has no further action."), soft_wrap=True)
         else:
             return line

@@ -1,4 +1,4 @@
-"""`agentgym replay`: stored episodes again, and the first difference of each that differs."""
+"""`agentgym replay`: repeats recorded episodes and shows the first difference of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentgym_env.cli.options import json_object
+from agentgym_env.cli.options import Server, json_object
 from agentgym_env.errors import AgentGymError, BadRequest, EpisodeOver, teaches
 from agentgym_env.printable import one_line, printable
 from agentgym_env.registration import full_id
@@ -31,12 +31,12 @@ _ENDED: Final = frozenset({"success", "failure"})
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place at which a replay parts from what is stored."""
+    """The first difference between a replay and the recorded episode."""
 
     turn: int
     """Counted from 1, as the trajectory's turns are; 0 is the first observation."""
     what: str
-    """`observation`, `reward`, `end`, `success`, or `failure` where the world could not go on."""
+    """`observation`, `reward`, `end`, `success`, or `failure` if the environment failed."""
     stored: str
     replayed: str
     action: str = ""
@@ -44,16 +44,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay found."""
+    """The result of a replay."""
 
     turns: int
-    """Actions that were taken again."""
+    """Number of repeated actions."""
     difference: Difference | None
-    """None where everything agrees."""
+    """None if everything is equal."""
 
 
 def is_replayable(trajectory: Trajectory) -> bool:
-    """Whether the episode was played to an end; one that was lost has no turns to compare."""
+    """Whether the episode ended; one that was lost has nothing to compare."""
     return teaches(trajectory.outcome)
 
 
@@ -123,7 +123,7 @@ def _end(trajectory: Trajectory, terminated: bool, success: bool) -> Difference 
 
 
 _MOST_SHOWN: Final = 10
-"""Differing episodes that are shown; the others are counted."""
+"""Maximum differing episodes that are shown; the others are counted."""
 
 _MOST_LINES: Final = 40
 
@@ -134,7 +134,7 @@ _WIDTH: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where stored episodes are."""
+    """Where the recorded episodes are."""
 
     files: list[Path]
     line: int | None = None
@@ -149,21 +149,24 @@ class Address:
 def replay(
     trajectory: Annotated[
         str,
-        typer.Argument(help="RUN/trajectories/FILE.jsonl:LINE, a file without :LINE, or a run."),
+        typer.Argument(
+            help="A run folder, a file RUN/trajectories/FILE.jsonl, or one episode FILE.jsonl:LINE."
+        ),
     ],
-    task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
+    task: Annotated[str | None, typer.Option(help="Replay only episodes of this task.")] = None,
     index: Annotated[
-        int | None, typer.Option(min=1, help="Only the N-th of the episodes that are left.")
+        int | None, typer.Option(min=1, help="Replay only the N-th of these episodes.")
     ] = None,
     env: Annotated[
-        str | None, typer.Option(help="The environment, where it is not the stored id.")
+        str | None, typer.Option(help="Environment to use instead of the recorded one.")
     ] = None,
     env_kwargs: Annotated[
-        str | None, typer.Option(help="Its settings, a JSON object, instead of the run's.")
+        str | None,
+        typer.Option(
+            help="Keyword arguments of the environment, as a JSON object. Default: the run's."
+        ),
     ] = None,
-    server: Annotated[
-        str, typer.Option(help="A running server's address; else it runs in this process.")
-    ] = INPROCESS,
+    server: Server = INPROCESS,
     trust: Trust = False,
 ) -> None:
     """Repeat recorded episodes and compare the results.
@@ -193,14 +196,14 @@ def replay(
             else:
                 seen.add(place, found, replay_episode(worlds.of(found), found))
     if not seen.episodes + seen.lost + seen.unreadable:
-        raise BadRequest(f"no episode fits in {trajectory}; look at --task and --index")
+        raise BadRequest(f"no episode in {trajectory} matches; check --task and --index")
     seen.sum_up()
     if seen.differing or seen.unreadable:
         sys.exit(1)
 
 
 def parse_address(text: str) -> Address:
-    """The episodes that a text means; raises `BadRequest` where there are none."""
+    """Parse the address of episodes; raises `BadRequest` if there are none."""
     name, colon, line = text.rpartition(":")
     if colon and line.isdecimal() and int(line) and not Path(text).exists():
         if not Path(name).is_file():
@@ -216,7 +219,7 @@ def parse_address(text: str) -> Address:
 
 
 class _Worlds:
-    """The environments of the episodes, one an id."""
+    """The environments of the episodes, one per id."""
 
     def __init__(
         self,
@@ -246,14 +249,14 @@ class _Worlds:
 
 
 class _Seen:
-    """What was replayed so far, and what is said of it."""
+    """Counts and reports the replayed episodes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self.episodes = self.turns = self.differing = self.lost = self.unreadable = 0
 
     def add(self, place: str, trajectory: Trajectory, replayed: Replayed) -> None:
-        """One more episode; the first that differ are shown."""
+        """Count an episode; the first that differ are shown."""
         self.episodes += 1
         self.turns += replayed.turns
         if replayed.difference is None:
@@ -270,18 +273,20 @@ class _Seen:
                 self._say(Text(line))
 
     def broken(self, place: str, line: BrokenLine) -> None:
-        """A line that is no episode."""
+        """Count and show a line that is not an episode."""
         self.unreadable += 1
         self._say(Text(f"{one_line(place)} cannot be read: {one_line(line.reason)}", "yellow"))
 
     def sum_up(self) -> None:
-        """The last line."""
+        """Print the summary."""
         same = self.episodes - self.differing
-        parts = [f"{same} of {self.episodes} episodes agree ({self.turns} turns taken again)"]
+        parts = [f"{same} of {self.episodes} episodes agree ({self.turns} turns repeated)"]
         if self.differing > _MOST_SHOWN:
             parts.append(f"{self.differing - _MOST_SHOWN} more differ than are shown")
         if self.lost:
-            parts.append(f"{self.lost} were lost when they were played and have nothing to compare")
+            parts.append(
+                f"{self.lost} were lost when they were recorded and have nothing to compare"
+            )
         if self.unreadable:
             parts.append(f"{self.unreadable} lines cannot be read")
         self._say(Text("; ".join(parts), "bold red" if self.differing else "bold green"))

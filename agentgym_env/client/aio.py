@@ -1,7 +1,7 @@
-"""AsyncEnvClient: `EnvClient` for coroutines, which makes one batch of what many of them ask.
+"""AsyncEnvClient: `EnvClient` for coroutines, which batches their concurrent calls.
 
-Hundreds of episodes step at once. Calls of one kind that are made while the event loop runs
-other ready coroutines leave as a single request to each server.
+Hundreds of episodes step at once. Calls of one kind that are made in the same pass of the event
+loop are sent as a single request to each server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 
 class AsyncEnvClient:
-    """Opens sessions on one or several servers of the same environment and speaks to them.
+    """Opens and uses sessions on one or several servers of the same environment.
 
     The rules are `EnvClient`'s. Connections belong to an event loop: close the client before its
     loop ends; it may then be used in another.
@@ -49,7 +49,7 @@ class AsyncEnvClient:
         }
 
     async def card(self) -> EnvCard:
-        """What the servers serve; asked once."""
+        """The description of the environment; requested once."""
         if self._card is None:
             self._card = await self.run(protocol.card(self._pool))
         return self._card
@@ -68,7 +68,7 @@ class AsyncEnvClient:
         return AsyncSession(state, self._gatherings[state.server])
 
     async def open_many(self, count: int) -> list[AsyncSession]:
-        """Open `count` sessions, spread over the servers; all of them or, raising, none."""
+        """Open `count` sessions, spread over the servers; raises if not all can be opened."""
         states = await self.run(protocol.open_sessions(self._pool, count))
         return [AsyncSession(state, self._gatherings[state.server]) for state in states]
 
@@ -77,7 +77,7 @@ class AsyncEnvClient:
     ) -> list[ResetReply | AgentGymError]:
         """Start an episode in each session, given as (session, seed, task, split).
 
-        One call a server. An item that failed comes back as its exception, which is not raised.
+        One request per server. A failed item is returned as its exception, which is not raised.
         """
         asked = [(session.state, seed, task, split) for session, seed, task, split in items]
         return await self.run(protocol.reset(asked))
@@ -87,13 +87,13 @@ class AsyncEnvClient:
     ) -> list[StepReply | AgentGymError]:
         """Take the next turn of each session, given as (session, action).
 
-        One call a server. An item that failed comes back as its exception, which is not raised.
+        One request per server. A failed item is returned as its exception, which is not raised.
         """
         asked = [(session.state, action) for session, action in items]
         return await self.run(protocol.step(asked))
 
     async def close(self) -> None:
-        """Release connections. Sessions still open end by the server's time limit."""
+        """Close the connections. Sessions that are still open expire on the server."""
         for server in self._pool.servers:
             await server.transport.close()
 
@@ -126,7 +126,7 @@ class AsyncEnvClient:
 
 
 class AsyncSession:
-    """One session; made by `AsyncEnvClient.open`. It takes one call at a time."""
+    """One session, made by `AsyncEnvClient.open`. Allows one call at a time."""
 
     def __init__(self, state: SessionState, gatherings: ServerGatherings) -> None:
         self.state = state
@@ -134,13 +134,13 @@ class AsyncSession:
 
     @property
     def address(self) -> str:
-        """The server that holds the session."""
+        """The session's server."""
         return self.state.address
 
     async def reset(
         self, *, seed: int | None = None, task: str | None = None, split: str | None = None
     ) -> ResetReply:
-        """Start an episode; the same seed and task give the same one."""
+        """Start an episode; the same seed and task give the same episode."""
         return await self.gatherings.reset.ask((self.state, seed, task, split))
 
     async def step(self, action: str) -> StepReply:
@@ -152,16 +152,16 @@ class AsyncSession:
         return (await self.gatherings.expert.ask(self.state)).action
 
     async def available_actions(self) -> list[str] | None:
-        """What can be done in the next turn; None where the environment does not list it."""
+        """The available actions of the next turn; None if the environment does not list them."""
         return (await self.gatherings.actions.ask(self.state)).actions
 
     async def close(self) -> None:
-        """End the session; closing twice is harmless."""
+        """Close the session; closing twice has no effect."""
         await self.gatherings.close.ask(self.state)
 
 
 class ServerGatherings:
-    """What is being gathered for one server; servers do not wait for one another."""
+    """The batches that are collected for one server; servers do not wait for one another."""
 
     def __init__(self, client: AsyncEnvClient) -> None:
         async def reset(items: list[protocol.ResetItem]) -> list[ResetReply | AgentGymError]:
@@ -188,7 +188,7 @@ class ServerGatherings:
 
 
 class _Gathering(Generic[_Item, _Result]):
-    """Collects what coroutines ask in one pass of the event loop, then runs it as one batch."""
+    """Collects the calls of one pass of the event loop and runs them as one batch."""
 
     def __init__(
         self, run: Callable[[list[_Item]], Awaitable[list[_Result | AgentGymError]]]

@@ -1,8 +1,7 @@
-"""What a client does with its servers, without the input and output.
+"""The client side of the protocol, without input and output.
 
-Each operation is a generator. It yields the calls to be made, is sent their answers in the same
-order, and returns its result. The synchronous and the asynchronous client differ only in how
-they make the calls.
+Each operation is a generator. It yields calls, is sent their answers in the same order, and returns
+its result. The synchronous and the asynchronous client differ only in how they make the calls.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _FAULT = frozenset({"environment_error", "deadline"})
 def batch_calls(
     path: str, requests: Sequence[Any], max_items: int = MAX_ITEMS
 ) -> Iterator[tuple[Call, int]]:
-    """The calls that carry `requests`, each with how many of them it holds."""
+    """The calls that carry `requests`, each with its number of requests."""
     held: list[bytes] = []
     size = 0
     for message in map(encode, requests):
@@ -80,7 +79,7 @@ def batch_calls(
 def read_batch(
     answer: Answer | EnvironmentLost, reply: type[R], count: int, address: str
 ) -> list[R | AgentGymError]:
-    """The `count` replies of one call, each a message or the exception it stands for."""
+    """The `count` replies of one call, each a message or an exception."""
     if isinstance(answer, EnvironmentLost):
         return _for_each(answer, count)
     if not answer.body.startswith(b"["):
@@ -89,7 +88,7 @@ def read_batch(
     if isinstance(replies, AgentGymError):
         return _for_each(replies, count)
     if len(replies) != count:
-        text = f"{address} answered {len(replies)} items to {count}; see what listens there"
+        text = f"{address} answered {len(replies)} items to {count}; check the address"
         return _for_each(EnvironmentLost(text, code="protocol"), count)
     errors = (getattr(message, "error", UNSET) for message in replies)
     return [
@@ -99,7 +98,7 @@ def read_batch(
 
 
 def read_one(answer: Answer | EnvironmentLost, reply: type[R], address: str) -> R | AgentGymError:
-    """The one message of a GET, or the exception it stands for."""
+    """The message of a GET, or an exception."""
     if isinstance(answer, EnvironmentLost):
         return answer
     if answer.status != 200:
@@ -108,7 +107,7 @@ def read_one(answer: Answer | EnvironmentLost, reply: type[R], address: str) -> 
 
 
 def to_exception(error: WireError, address: str) -> AgentGymError:
-    """The exception that a wire error stands for."""
+    """The exception for a wire error."""
     if error.code in _LOST:
         return EnvironmentLost(f"{error.message} (at {address})", code=error.code)
     if error.code in _FAULT:
@@ -138,14 +137,14 @@ def _decode(answer: Answer, kind: Any, address: str) -> Any:
         return decode(answer.body, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return EnvironmentLost(
-            f"{address} does not answer as an environment server does (status {answer.status}: "
-            f"{error}); see what listens there",
+            f"{address} does not answer like an environment server (status {answer.status}: "
+            f"{error}); check the address",
             code="protocol",
         )
 
 
 class Addressed(Protocol):
-    """A transport, as far as a pool looks at it."""
+    """The part of a transport that a pool needs."""
 
     address: str
 
@@ -159,7 +158,7 @@ _COOL_DOWN_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class Server(Generic[T]):
-    """One address and how it is doing."""
+    """One address and its state."""
 
     address: str
     transport: T
@@ -167,28 +166,28 @@ class Server(Generic[T]):
     max_items: int = MAX_ITEMS
     """Maximum items of one call, as its card states."""
     out_until: float = 0.0
-    """Monotonic time until which new sessions go elsewhere."""
+    """Monotonic time until which no new sessions are opened here."""
 
     @property
     def is_out(self) -> bool:
-        """Whether it failed a short while ago."""
+        """Whether it failed recently."""
         return time.monotonic() < self.out_until
 
     def rest(self) -> None:
-        """It gave no answer: leave it alone for a while."""
+        """Open no new sessions here for a while, since it did not answer."""
         self.out_until = time.monotonic() + _COOL_DOWN_S
 
 
 class ServerPool(Generic[T]):
-    """Spreads sessions over servers by fewest open; one that is out is the last resort."""
+    """Opens sessions on the server with the fewest; a failed one is the last choice."""
 
     def __init__(self, servers: Sequence[Server[T]]) -> None:
         if not servers:
-            raise BadRequest("a client needs at least one server's address, got none")
+            raise BadRequest("a client needs at least one server address, got none")
         self.servers = list(servers)
 
     def in_order(self) -> list[Server[T]]:
-        """Every server, the best choice first."""
+        """All servers, the best choice first."""
         return sorted(self.servers, key=lambda s: (s.is_out, s.open_sessions))
 
     def spread(
@@ -205,7 +204,7 @@ class ServerPool(Generic[T]):
 
 
 def pool_of(servers: str | Sequence[str] | A, connect: Callable[[str], A]) -> ServerPool[A]:
-    """The pool of one address, of several, or of a transport that is there already."""
+    """The pool of one address, of several, or of an existing transport."""
     if isinstance(servers, str):
         servers = [servers]
     transports = [connect(a) for a in servers] if isinstance(servers, Sequence) else [servers]
@@ -213,11 +212,11 @@ def pool_of(servers: str | Sequence[str] | A, connect: Callable[[str], A]) -> Se
 
 
 class SessionState:
-    """Numbers the turns and refuses what cannot be asked; does no input or output.
+    """Numbers the turns and rejects invalid calls; does no input or output.
 
-    `begin_...` gives the request to send, `end_...` takes in what came of it. A call that was
-    begun and never ended leaves the episode unknown, so the session is lost: going on might pair
-    an action with the answer to another.
+    `begin_...` returns the request to send, `end_...` receives its result. A call that was begun
+    and never ended leaves the episode unknown, so the session is lost: continuing might pair an
+    action with the answer to another.
     """
 
     def __init__(self, name: str, server: Server[Any]) -> None:
@@ -232,12 +231,12 @@ class SessionState:
 
     @property
     def address(self) -> str:
-        """The server that holds the session."""
+        """The session's server."""
         return self.server.address
 
     @property
     def is_lost(self) -> bool:
-        """Whether the session is of no more use."""
+        """Whether the session can no longer be used."""
         return self._closed or self._lost is not None or self._under_way
 
     def begin_reset(self, seed: int | None, task: str | None, split: str | None) -> ResetRequest:
@@ -258,7 +257,7 @@ class SessionState:
         )
 
     def end_reset(self, reply: ResetReply | AgentGymError) -> None:
-        """Take in what came of a reset. One that was refused leaves the old episode as it was."""
+        """Receive the result of a reset. A rejected reset leaves the old episode unchanged."""
         self._end(reply)
         if isinstance(reply, ResetReply):
             self._turn, self._over = 0, None
@@ -272,7 +271,7 @@ class SessionState:
         return StepRequest(self.name, self._turn + 1, clean_text(action))
 
     def end_step(self, reply: StepReply | AgentGymError) -> None:
-        """Take in what came of a step."""
+        """Receive the result of a step."""
         self._end(reply)
         if isinstance(reply, StepReply):
             self._turn = reply.turn
@@ -280,13 +279,13 @@ class SessionState:
                 self._over = "the episode has ended"
 
     def begin_question(self) -> SessionRequest:
-        """The request for what leaves the episode as it is: the oracle's action, the actions."""
+        """The request for the oracle's action or the available actions, which changes nothing."""
         self._check_episode("call reset() first")
         self._check_usable()
         return SessionRequest(self.name)
 
     def close(self) -> bool:
-        """Let the session go; whether its server should be told."""
+        """Close the session; whether to send this to the server."""
         if self._closed:
             return False
         self._closed = True
@@ -295,7 +294,7 @@ class SessionState:
         return self._lost is None
 
     def lose(self, failure: EnvironmentLost) -> None:
-        """The session is gone."""
+        """Mark the session as lost."""
         if self._lost is None and not self._closed:
             self.server.open_sessions -= 1
         self._lost = self._lost or failure
@@ -338,7 +337,7 @@ ResetItem = tuple[SessionState, int | None, str | None, str | None]
 
 
 def card(pool: ServerPool[Any]) -> Operation[EnvCard]:
-    """What the servers serve; they must serve the same, and one of them must answer."""
+    """The environment's description; all servers that answer must send the same."""
     servers = pool.in_order()
     answers = yield [(server, Call("/v1/env")) for server in servers]
     first: tuple[EnvCard, str] | None = None
@@ -352,7 +351,7 @@ def card(pool: ServerPool[Any]) -> Operation[EnvCard]:
             _note_loss(server, found)
         elif found.protocol != PROTOCOL_VERSION:
             raise BadRequest(
-                f"{server.address} speaks version {found.protocol} of the protocol, this client "
+                f"{server.address} has version {found.protocol} of the protocol, this client "
                 f"{PROTOCOL_VERSION}; install the same version on both sides"
             )
         elif first is None:
@@ -395,7 +394,7 @@ def task_set(pool: ServerPool[Any]) -> Operation[TaskSet]:
 
 
 def open_sessions(pool: ServerPool[Any], count: int) -> Operation[list[SessionState]]:
-    """Open `count` sessions where there is room; all of them or, raising, none."""
+    """Open `count` sessions on servers with free places; raises if not all can be opened."""
     opened: list[SessionState] = []
     unusable: set[Server[Any]] = set()
     failure: AgentGymError | None = None
@@ -443,12 +442,12 @@ def expert(sessions: Sequence[SessionState]) -> Operation[list[ExpertReply | Age
 
 
 def actions(sessions: Sequence[SessionState]) -> Operation[list[ActionsReply | AgentGymError]]:
-    """What can be done in each session's next turn."""
+    """The available actions of each session's next turn."""
     return _ask_within("/v1/actions", ActionsReply, sessions)
 
 
 def close(sessions: Iterable[SessionState]) -> Operation[None]:
-    """End sessions. One whose server is gone is let go: the server's time limit ends it."""
+    """Close sessions. One that cannot be reached expires on its server."""
     asked: list[tuple[SessionState, SessionRequest | AgentGymError]] = [
         (session, SessionRequest(session.name)) for session in sessions if session.close()
     ]
@@ -461,7 +460,7 @@ def close(sessions: Iterable[SessionState]) -> Operation[None]:
 def _ask_within(
     path: str, reply: type[R], sessions: Sequence[SessionState]
 ) -> Operation[list[R | AgentGymError]]:
-    """Ask about each session's episode, which stays as it is."""
+    """Query each session's episode, without changing it."""
     asked = [(session, _or_refusal(session.begin_question)) for session in sessions]
     replies = yield from _ask(path, reply, asked)
     for session, found in zip(sessions, replies, strict=True):
@@ -471,7 +470,7 @@ def _ask_within(
 
 
 def _or_refusal(begin: Any, *arguments: Any) -> Any:
-    """The session's request, or the exception by which the session itself refuses."""
+    """The session's request, or the exception with which the session rejects it."""
     try:
         return begin(*arguments)
     except AgentGymError as refusal:
@@ -481,7 +480,7 @@ def _or_refusal(begin: Any, *arguments: Any) -> Any:
 def _ask(
     path: str, reply: type[R], asked: Sequence[tuple[SessionState, Any]]
 ) -> Operation[list[R | AgentGymError]]:
-    """Send each session's request to its server; what is an exception already is not sent."""
+    """Send each session's request to its server; exceptions are passed through."""
     results: list[R | AgentGymError] = [
         request if isinstance(request, AgentGymError) else BadRequest("not sent")
         for _, request in asked
@@ -501,7 +500,7 @@ def _ask(
 def _post(
     path: str, reply: type[R], parcels: Sequence[tuple[Server[Any], Sequence[Any]]]
 ) -> Operation[list[list[R | AgentGymError]]]:
-    """One list of results for each parcel of requests."""
+    """One list of results for each list of requests."""
     results: list[list[R | AgentGymError]] = [[] for _ in parcels]
     calls: list[tuple[Server[Any], Call]] = []
     owners: list[tuple[int, int]] = []  # parcel, how many items the call holds

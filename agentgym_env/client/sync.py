@@ -1,4 +1,4 @@
-"""EnvClient: sessions on environment servers, for programs that wait for each answer.
+"""EnvClient: sessions on environment servers, for synchronous code.
 
 ```python
 with EnvClient("http://127.0.0.1:8000") as client:
@@ -28,7 +28,7 @@ _Reply = TypeVar("_Reply")
 
 
 class EnvClient(AbstractContextManager["EnvClient"]):
-    """Opens sessions on one or several servers of the same environment and speaks to them.
+    """Opens and uses sessions on one or several servers of the same environment.
 
     New sessions go to the server with the fewest; a server that gave no answer is left alone for
     a few seconds, and the sessions on it are lost. `timeout_s` bounds each call.
@@ -49,7 +49,7 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         self._card: EnvCard | None = None
 
     def card(self) -> EnvCard:
-        """What the servers serve; asked once."""
+        """The description of the environment; requested once."""
         if self._card is None:
             self._card = self._run(protocol.card(self._pool))
         return self._card
@@ -67,7 +67,7 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         return self.open_many(1)[0]
 
     def open_many(self, count: int) -> list[Session]:
-        """Open `count` sessions, spread over the servers; all of them or, raising, none."""
+        """Open `count` sessions, spread over the servers; raises if not all can be opened."""
         states = self._run(protocol.open_sessions(self._pool, count))
         return [Session(self, state) for state in states]
 
@@ -76,7 +76,7 @@ class EnvClient(AbstractContextManager["EnvClient"]):
     ) -> list[ResetReply | AgentGymError]:
         """Start an episode in each session, given as (session, seed, task, split).
 
-        One call a server. An item that failed comes back as its exception, which is not raised.
+        One request per server. A failed item is returned as its exception, which is not raised.
         """
         asked = [(session.state, seed, task, split) for session, seed, task, split in items]
         return self._run(protocol.reset(asked))
@@ -84,7 +84,7 @@ class EnvClient(AbstractContextManager["EnvClient"]):
     def step_many(self, items: Sequence[tuple[Session, str]]) -> list[StepReply | AgentGymError]:
         """Take the next turn of each session, given as (session, action).
 
-        One call a server. An item that failed comes back as its exception, which is not raised.
+        One request per server. A failed item is returned as its exception, which is not raised.
         """
         return self._run(protocol.step([(session.state, action) for session, action in items]))
 
@@ -96,16 +96,16 @@ class EnvClient(AbstractContextManager["EnvClient"]):
     def available_actions(
         self, sessions: Sequence[Session]
     ) -> list[list[str] | AgentGymError | None]:
-        """What can be done in each session's next turn, or the exception of its item."""
+        """The available actions of each session's next turn, or the exception of its item."""
         replies = self._run(protocol.actions([session.state for session in sessions]))
         return [r if isinstance(r, AgentGymError) else r.actions for r in replies]
 
     def close_many(self, sessions: Sequence[Session]) -> None:
-        """End sessions; those that are gone already are let go."""
+        """Close sessions; those that have ended already are ignored."""
         self._run(protocol.close([session.state for session in sessions]))
 
     def close(self) -> None:
-        """Release connections. Sessions still open end by the server's time limit."""
+        """Close the connections. Sessions that are still open expire on the server."""
         for server in self._pool.servers:
             server.transport.close()
         if self._threads is not None:
@@ -132,7 +132,7 @@ class EnvClient(AbstractContextManager["EnvClient"]):
 
 
 class Session:
-    """One session; made by `EnvClient.open`. It takes one call at a time."""
+    """One session, made by `EnvClient.open`. Allows one call at a time."""
 
     def __init__(self, client: EnvClient, state: SessionState) -> None:
         self._client = client
@@ -140,13 +140,13 @@ class Session:
 
     @property
     def address(self) -> str:
-        """The server that holds the session."""
+        """The session's server."""
         return self.state.address
 
     def reset(
         self, *, seed: int | None = None, task: str | None = None, split: str | None = None
     ) -> ResetReply:
-        """Start an episode; the same seed and task give the same one."""
+        """Start an episode; the same seed and task give the same episode."""
         return only(self._client.reset_many([(self, seed, task, split)]))
 
     def step(self, action: str) -> StepReply:
@@ -158,16 +158,16 @@ class Session:
         return only(self._client.expert_actions([self]))
 
     def available_actions(self) -> list[str] | None:
-        """What can be done in the next turn; None where the environment does not list it."""
+        """The available actions of the next turn; None if the environment does not list them."""
         return only(self._client.available_actions([self]))
 
     def close(self) -> None:
-        """End the session; closing twice is harmless."""
+        """Close the session; closing twice has no effect."""
         self._client.close_many([self])
 
 
 def only(results: Sequence[_Reply | AgentGymError]) -> _Reply:
-    """The one result, raised if it is an exception."""
+    """The only result; raised if it is an exception."""
     (result,) = results
     if isinstance(result, AgentGymError):
         raise result

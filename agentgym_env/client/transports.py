@@ -1,7 +1,7 @@
-"""How a call reaches a server: HTTP, asynchronous HTTP, or the same process.
+"""Transports: HTTP, asynchronous HTTP, and calls within the process.
 
-A transport carries bytes to one address and brings the answer back. It knows nothing about
-sessions or messages. It raises `EnvironmentLost` when no answer can be had.
+A transport sends bytes to one address and returns the answer. It knows nothing about sessions or
+messages. It raises `EnvironmentLost` if there is no answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _jitter = random.Random()  # not the global one, whose draws a seeded program co
 
 
 class Attempts:
-    """How often a call is tried, and how long it waits in between."""
+    """Counts the attempts at a call and computes the pauses between them."""
 
     def __init__(self, address: str, retries: int, timeout_s: float) -> None:
         self._address = address
@@ -37,7 +37,7 @@ class Attempts:
         self._deadline = time.monotonic() + timeout_s
 
     def left_s(self) -> float:
-        """Seconds the next attempt may take."""
+        """Timeout of the next attempt in seconds."""
         return max(0.001, self._deadline - time.monotonic())
 
     def pause_after(self, failure: str) -> float:
@@ -47,14 +47,14 @@ class Attempts:
         pause_s = _FIRST_PAUSE_S * 2.0 ** (self._made - 1) * _jitter.uniform(0.5, 1.0)
         if time.monotonic() + pause_s >= self._deadline:
             raise EnvironmentLost(
-                f"{self._address} gave no answer within {self._timeout_s:g} s ({failure}); "
-                "see whether it is overloaded, or raise timeout_s",
+                f"{self._address} did not answer within {self._timeout_s:g} s ({failure}); "
+                "check whether it is overloaded, or increase timeout_s",
                 code="timeout",
             )
         if self._left <= 0:
             raise EnvironmentLost(
-                f"{self._address} cannot be reached after {self._made} tries ({failure}); "
-                "see whether the server still runs",
+                f"{self._address} cannot be reached after {self._made} attempts ({failure}); "
+                "check whether the server is running",
                 code="unreachable",
             )
         self._left -= 1
@@ -68,7 +68,7 @@ _POOL_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is sent: a GET where the body is empty, else a POST."""
+    """A request: a GET if the body is empty, else a POST."""
 
     path: str
     body: bytes = b""
@@ -81,42 +81,42 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
     body: bytes
 
 
 class Transport(Protocol):
-    """Carries calls to one server."""
+    """Sends calls to one server."""
 
     address: str
 
     def send(self, call: Call) -> Answer:
-        """Bring back the server's answer; raises `EnvironmentLost`."""
+        """Return the server's answer; raises `EnvironmentLost`."""
         ...
 
     def close(self) -> None:
-        """Release connections."""
+        """Close the connections."""
         ...
 
 
 class AsyncTransport(Protocol):
-    """Carries calls to one server without blocking the event loop."""
+    """Sends calls to one server without blocking the event loop."""
 
     address: str
 
     async def send(self, call: Call) -> Answer:
-        """Bring back the server's answer; raises `EnvironmentLost`."""
+        """Return the server's answer; raises `EnvironmentLost`."""
         ...
 
     async def close(self) -> None:
-        """Release connections."""
+        """Close the connections."""
         ...
 
 
 class Handler(Protocol):
-    """What answers calls within this process: `agentgym_servers.host.sessions.Host`."""
+    """A host that answers calls within this process."""
 
     def handle(
         self, method: str, path: str, query: str = "", body: bytes = b"", content_type: str = ""
@@ -126,7 +126,7 @@ class Handler(Protocol):
 
 
 class HttpTransport:
-    """HTTP over a pool of kept-alive connections.
+    """HTTP over a pool of persistent connections.
 
     A call is repeated on a connection error and on 502, 503 and 504 only, which is safe: turns
     are numbered and resets carry their seed. `timeout_s` bounds the call, its repeats included.
@@ -142,11 +142,11 @@ class HttpTransport:
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOL_SIZE)
         self._http.mount(self.address, adapter)
         self._http.headers.update(_headers(token))
-        # Proxies from the environment are for the world outside, and looking them up costs.
+        # Proxies are for other hosts, and looking them up takes time.
         self._http.trust_env = not _is_local(self.address)
 
     def send(self, call: Call) -> Answer:
-        """Bring back the server's answer; raises `EnvironmentLost`."""
+        """Return the server's answer; raises `EnvironmentLost`."""
         attempts = Attempts(self.address, self._retries, self._timeout_s)
         while True:
             try:
@@ -167,7 +167,7 @@ class HttpTransport:
             time.sleep(pause_s)
 
     def close(self) -> None:
-        """Release connections."""
+        """Close the connections."""
         self._http.close()
 
 
@@ -185,7 +185,7 @@ class AsyncHttpTransport:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def send(self, call: Call) -> Answer:
-        """Bring back the server's answer; raises `EnvironmentLost`."""
+        """Return the server's answer; raises `EnvironmentLost`."""
         attempts = Attempts(self.address, self._retries, self._timeout_s)
         while True:
             http = await self._session()
@@ -207,7 +207,7 @@ class AsyncHttpTransport:
             await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
-        """Release connections."""
+        """Close the connections."""
         http, self._http = self._http, None
         if http is not None:
             await http.close()
@@ -229,7 +229,7 @@ class AsyncHttpTransport:
 
 
 class InProcessTransport:
-    """Calls a handler in this process, one call at a time; nothing is lost on the way."""
+    """Calls a handler in this process, one call at a time."""
 
     def __init__(self, handler: Handler, address: str = "inprocess") -> None:
         self.address = address
@@ -244,7 +244,7 @@ class InProcessTransport:
         return Answer(status, body)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Does nothing."""
 
 
 class AsyncInProcessTransport:
@@ -259,14 +259,14 @@ class AsyncInProcessTransport:
         return self._inner.send(call)
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """Does nothing."""
 
 
 def checked_address(address: str) -> str:
-    """An address without its last slash; raises `BadRequest` if it is not one of HTTP."""
+    """An address without its last slash; raises `BadRequest` if it is not an HTTP address."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise BadRequest(f"a server's address looks like http://host:port, got {address!r}")
+        raise BadRequest(f"a server address must look like http://host:port, got {address!r}")
     return address.rstrip("/")
 
 

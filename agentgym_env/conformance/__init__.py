@@ -1,9 +1,9 @@
-"""The conformance suite: what every environment promises, each promise one rule.
+"""The conformance suite: the rules that every environment has to follow.
 
 ```python
 from agentgym_env.conformance import check_environment
 
-def test_it_keeps_every_promise():
+def test_it_passes_the_conformance_checks():
     assert not [finding for finding in check_environment("me/Guess-v0") if not finding.passed]
 ```
 """
@@ -19,32 +19,32 @@ from agentgym_env.conformance.rules import NotApplicable, RuleBroken, Subject
 from agentgym_env.registration import env_class
 
 Rule = Callable[[Subject], str]
-"""Raises `RuleBroken` or `NotApplicable`, or gives a word on what was looked at."""
+"""Raises `RuleBroken` or `NotApplicable`, or returns a summary of what was checked."""
 
 RULES: Final[dict[str, Rule]] = {
     "Gymnasium's checker passes without a warning": rules.passes_gymnasiums_checker,
-    "the splits share no task": rules.splits_are_disjoint,
-    "a seed and a task give the same episode": rules.a_seed_gives_the_same_episode,
-    "so they do in other processes": rules.processes_agree,
-    "the spaces hold every observation and action": rules.spaces_hold_what_is_said,
-    "asking for actions or advice changes nothing": rules.asking_changes_nothing,
-    "the expert solves what it claims": rules.the_expert_keeps_its_word,
+    "the splits are disjoint": rules.splits_are_disjoint,
+    "a seed and a task determine the episode": rules.a_seed_gives_the_same_episode,
+    "other processes give the same episode": rules.processes_agree,
+    "the spaces contain every observation and action": rules.spaces_contain_all_texts,
+    "available_actions and expert_action change nothing": rules.queries_change_nothing,
+    "the expert solves the tasks it acts on": rules.the_expert_solves_its_tasks,
     "a step outside an episode is an error": rules.a_step_outside_an_episode_is_an_error,
     "garbage and 1 MB actions never raise": rules.garbage_never_raises,
-    "in-process and HTTP agree to the byte": served.http_agrees_to_the_byte,
+    "in-process and HTTP responses are identical": served.http_agrees_to_the_byte,
     "interleaved sessions do not leak": served.sessions_do_not_leak,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one rule found."""
+    """The result of one rule."""
 
     rule: str
     passed: bool
     detail: str
     applied: bool = True
-    """False where the rule is about something this environment does not have."""
+    """False if the rule does not apply to this environment."""
 
 
 def check_environment(
@@ -54,9 +54,9 @@ def check_environment(
     tasks_per_split: int = 6,
     sessions: int = 64,
 ) -> Iterator[Finding]:
-    """Apply every rule to an environment, by id or `module:Class`; a finding as each is done.
+    """Check every rule for an environment, by id or `module:Class`; yields a result for each.
 
-    Raises `UnknownEnvironment` or `MissingExtra` where there is nothing to check.
+    Raises `UnknownEnvironment` or `MissingExtra` if the environment is not available.
     """
     subject = Subject(env_id, dict(env_kwargs or {}), tasks_per_split, sessions)
     env_class(env_id)

@@ -1,4 +1,4 @@
-"""The conformance rules that need no server; each is one promise of an environment."""
+"""The conformance rules that need no server, one function each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agentgym_env.wire import JSON, decode, encode
 
 
 class Script(Struct, frozen=True):
-    """An episode to play: how it starts, and what is done."""
+    """An episode to play: its start and its actions."""
 
     task: str
     seed: int
@@ -34,7 +34,7 @@ class Script(Struct, frozen=True):
 
 
 class Scripts(Struct, frozen=True):
-    """What another process is asked to play."""
+    """The episodes that another process plays."""
 
     entry_point: str
     env_kwargs: dict[str, Any]
@@ -42,7 +42,7 @@ class Scripts(Struct, frozen=True):
 
 
 Transcript = list[Any]
-"""What `reset` gave, then what each `step` gave, as plain JSON values."""
+"""The result of `reset`, then of each `step`, as plain JSON values."""
 
 
 def write_script(env: TextEnv, task: str, seed: int, turns: int) -> Script:
@@ -71,12 +71,12 @@ def play(env: TextEnv, script: Script) -> Transcript:
 
 
 def plain(told: Any) -> Any:
-    """Values as they come out of JSON: tuples become lists, numpy numbers plain ones."""
+    """Values after a round trip through JSON: tuples become lists, numpy numbers plain ones."""
     return decode(encode(told), Any, JSON)
 
 
 def difference(first: Sequence[Transcript], second: Sequence[Transcript]) -> str | None:
-    """Where two lists of transcripts part, or None."""
+    """The first difference of two lists of transcripts, or None."""
     for episode, (one, other) in enumerate(zip(first, second, strict=True)):
         for turn, (a, b) in enumerate(zip(one, other, strict=True)):
             if a != b:
@@ -85,7 +85,7 @@ def difference(first: Sequence[Transcript], second: Sequence[Transcript]) -> str
 
 
 def shorten(value: Any, most: int = 160) -> str:
-    """A value as text that fits a line."""
+    """A value as text, shortened to one line."""
     text = json.dumps(value, ensure_ascii=True, default=str)
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -103,11 +103,11 @@ _TURNS = 12
 
 
 class RuleBroken(Exception):
-    """The environment does not keep a promise; the message says how."""
+    """The environment breaks a rule; the message states how."""
 
 
 class NotApplicable(Exception):
-    """The rule is about something this environment does not have."""
+    """The rule does not apply to this environment."""
 
 
 @dataclass
@@ -174,7 +174,7 @@ GARBAGE: dict[str, str] = {
 
 
 def passes_gymnasiums_checker(subject: Subject) -> str:
-    """Gymnasium's own checker has nothing to say."""
+    """Gymnasium's checker passes without a warning."""
     env = subject.make()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -182,7 +182,7 @@ def passes_gymnasiums_checker(subject: Subject) -> str:
             check_env(env, skip_render_check=True)
         except AssertionError as error:
             raise RuleBroken(str(error)) from error
-    # A world's libraries may warn of their own affairs while the checker drives it.
+    # The environment's libraries may give warnings of their own.
     said = [str(w.message) for w in caught if "gymnasium" in str(w.filename)]
     if said:
         raise RuleBroken(said[0])
@@ -190,7 +190,7 @@ def passes_gymnasiums_checker(subject: Subject) -> str:
 
 
 def splits_are_disjoint(subject: Subject) -> str:
-    """Tasks stand in one split each, and the one that is drawn from by default exists."""
+    """Each task is in one split, and the default split exists."""
     env = subject.make()
     seen: dict[str, str] = {}
     for name, ids in env.tasks.splits.items():
@@ -204,23 +204,23 @@ def splits_are_disjoint(subject: Subject) -> str:
             f"{', '.join(map(repr, env.tasks.splits))}"
         )
     if not env.instruction.strip():
-        raise RuleBroken("instruction is empty; say what the policy is to do, and how")
+        raise RuleBroken("instruction is empty; describe the task and the form of the actions")
     return ", ".join(f"{name} {len(ids)}" for name, ids in env.tasks.splits.items())
 
 
 def a_seed_gives_the_same_episode(subject: Subject) -> str:
-    """One environment after other episodes, and a fresh one, tell the same."""
+    """A used and a fresh environment give the same episode."""
     env = subject.make()
     first = [play(env, script) for script in subject.scripts]
     again = [play(env, script) for script in reversed(subject.scripts)][::-1]
-    _compare(first, again, "played again in another order, ")
+    _compare(first, again, "in another order, ")
     fresh = [play(subject.make(), script) for script in subject.scripts]
     _compare(first, fresh, "in a fresh environment, ")
     return f"{len(first)} episodes, 3 times"
 
 
 def processes_agree(subject: Subject) -> str:
-    """Other processes, with other hash seeds, tell the same."""
+    """Processes with other hash seeds give the same episode."""
     env = subject.make()
     here = [play(env, script) for script in subject.scripts]
     asked = Scripts(subject.entry_point, dict(subject.env_kwargs), subject.scripts)
@@ -235,13 +235,13 @@ def processes_agree(subject: Subject) -> str:
         )
         if done.returncode != 0:
             last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-            raise RuleBroken(f"it fails in another process: {' '.join(last)}")
+            raise RuleBroken(f"the environment fails in another process: {' '.join(last)}")
         _compare(here, decode(done.stdout, list), f"in a process with hash seed {hash_seed}, ")
     return "2 other processes"
 
 
-def spaces_hold_what_is_said(subject: Subject) -> str:
-    """Every observation and every proposed action lies in its space."""
+def spaces_contain_all_texts(subject: Subject) -> str:
+    """Every observation and every available action is in its space."""
     env = subject.make()
     observations = actions = 0
     for script in subject.scripts:
@@ -261,8 +261,8 @@ def spaces_hold_what_is_said(subject: Subject) -> str:
     return f"{observations} observations, {actions} actions"
 
 
-def asking_changes_nothing(subject: Subject) -> str:
-    """Available actions and the expert's advice leave the episode as it is."""
+def queries_change_nothing(subject: Subject) -> str:
+    """`available_actions` and `expert_action` do not change the episode."""
     silent, asked = subject.make(), subject.make()
     for script in subject.scripts:
         expected = play(silent, script)
@@ -275,12 +275,12 @@ def asking_changes_nothing(subject: Subject) -> str:
             told.append(asked.step(action))
         where = difference([expected], [plain(told)])
         if where:
-            raise RuleBroken(f"task {script.task!r} changes when it is asked: {where}")
+            raise RuleBroken(f"task {script.task!r} changes when it is queried: {where}")
     return f"{len(subject.scripts)} episodes"
 
 
-def the_expert_keeps_its_word(subject: Subject) -> str:
-    """A task that the expert acts on ends in success."""
+def the_expert_solves_its_tasks(subject: Subject) -> str:
+    """Every task on which the expert acts ends in success."""
     env = subject.make()
     if not env.has_expert():
         raise NotApplicable("it has no expert")
@@ -316,11 +316,11 @@ def a_step_outside_an_episode_is_an_error(subject: Subject) -> str:
             _must_refuse(env, f"after the end of task {script.task!r}")
             env.reset(seed=script.seed, options={"task": script.task})
             return "before the first reset and after the end"
-    raise NotApplicable("no episode of the sample came to its end; the rest is not seen")
+    raise NotApplicable("no episode of the sample ended; the rest was not checked")
 
 
 def garbage_never_raises(subject: Subject) -> str:
-    """Whatever a policy writes is answered by an observation within its space, soon."""
+    """Any text of a policy gets an observation within its space, in time."""
     env = subject.make()
     task = subject.sample[0]
     for name, text in GARBAGE.items():
@@ -360,7 +360,7 @@ def _must_refuse(env: TextEnv, when: str) -> None:
 
 
 def _ends(env: TextEnv, subject: Subject, task: str, seed: int) -> bool:
-    """Play towards the end of an episode; whether it was reached."""
+    """Play until the episode ends; whether it did."""
     env.reset(seed=seed, options={"task": task})
     for _ in range(_EXPERT_TURNS if env.has_expert() else 100):
         action = env.expert_action() if env.has_expert() else _some_action(env)

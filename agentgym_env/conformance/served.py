@@ -1,4 +1,4 @@
-"""The conformance rules about an environment behind a host: bytes, and sessions side by side."""
+"""The conformance rules for an environment behind a server: same bytes, separate sessions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentgym_env.wire import (
 
 
 def http_agrees_to_the_byte(subject: Subject) -> str:
-    """A server in another process answers in the very bytes that this one does."""
+    """A server in another process sends the same bytes as one in this process."""
     here = in_process(subject.make, subject.env_id)
     with local_server(subject.env_id, subject.env_kwargs) as server:
         there = HttpTransport(server.address)
@@ -49,7 +49,7 @@ def http_agrees_to_the_byte(subject: Subject) -> str:
 
 
 def sessions_do_not_leak(subject: Subject) -> str:
-    """Sessions whose steps are interleaved tell what each would tell alone."""
+    """Interleaved sessions give the same episodes as single ones."""
     alone = subject.make()
     scripts = [subject.scripts[i % len(subject.scripts)] for i in range(subject.sessions)]
     expected = {id(script): play(alone, script) for script in subject.scripts}
@@ -77,7 +77,7 @@ def sessions_do_not_leak(subject: Subject) -> str:
 
 
 def _answers(transport: Transport, script: Script) -> list[bytes]:
-    """Every answer of one episode; the session's own name is the only difference allowed."""
+    """Every response of one episode, with the session's name replaced."""
     (created,) = decode(transport.send(Call("/v1/sessions", b"[{}]")).body, list[CreateReply])
     name = created.session
     calls: list[tuple[str, Any]] = [("/v1/reset", ResetRequest(name, script.seed, script.task))]

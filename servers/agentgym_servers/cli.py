@@ -12,7 +12,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from agentgym_env.cli.options import json_object
+from agentgym_env.cli.options import EnvId, EnvKwargs, json_object
 from agentgym_env.errors import BadRequest
 from agentgym_env.registration import env_class, full_id
 from agentgym_env.wire import MAX_ITEMS
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Protocol(StrEnum):
-    """What a server can speak."""
+    """The protocols of `--protocol`."""
 
     OWN = "agentgym-sdk"
     AGENTGYM = "agentgym"
@@ -37,47 +37,49 @@ class Protocol(StrEnum):
 
 
 def serve(
-    env_id: Annotated[str, typer.Argument(help="An environment's id, or module:Class.")],
+    env_id: EnvId,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free port.")] = 8000,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes that share the sessions. Default: 1, and one a core for a world "
+            help="Number of worker processes. Default: 1, or one per core for an environment "
             "that runs isolated.",
         ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the bearer token that clients must send.")
+        Path | None, typer.Option(help="File that contains the bearer token of the clients.")
     ] = None,
     max_sessions: Annotated[
-        int | None, typer.Option(help="Most sessions at once. Default: as the world asks for.")
+        int | None,
+        typer.Option(help="Maximum concurrent sessions. Default: set by the environment."),
     ] = None,
-    session_ttl: Annotated[float, typer.Option(help="Seconds a session may stand idle.")] = 3600.0,
+    session_ttl: Annotated[
+        float, typer.Option(help="Seconds until an idle session expires.")
+    ] = 3600.0,
     allowed_host: Annotated[list[str] | None, typer.Option(help=ALLOWED_HOST_HELP)] = None,
-    max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
-    max_items: Annotated[int, typer.Option(help="Maximum items of one call.")] = MAX_ITEMS,
+    max_body_mb: Annotated[int, typer.Option(help="Maximum size of a request body, in MiB.")] = 16,
+    max_items: Annotated[int, typer.Option(help="Maximum items per request.")] = MAX_ITEMS,
     isolate: Annotated[
         bool | None,
         typer.Option(
             "--isolate/--inline",
-            help="Step worlds in processes of their own, under a deadline. Default: as the world "
-            "asks for.",
+            help="Step environments in separate processes, with a timeout. Default: set by the "
+            "environment.",
         ),
     ] = None,
     step_timeout: Annotated[
-        float | None, typer.Option(help="Seconds an isolated world may take for one step.")
+        float | None,
+        typer.Option(help="Timeout of one step of an isolated environment, in seconds."),
     ] = None,
-    env_kwargs: Annotated[
-        str, typer.Option(help="The environment's own settings, as a JSON object.")
-    ] = "{}",
+    env_kwargs: EnvKwargs = "{}",
     protocol: Annotated[
         Protocol,
-        typer.Option(help="Speak our own protocol, AgentGym's, or a neighbour's."),
+        typer.Option(help="Protocol: our own, or that of another framework (docs/adapters.md)."),
     ] = Protocol.OWN,
-    log_json: Annotated[bool, typer.Option(help="Log JSON lines.")] = False,
+    log_json: Annotated[bool, typer.Option(help="Log as JSON lines.")] = False,
     log_actions: Annotated[
-        bool, typer.Option(help="Log each step with its action's text.")
+        bool, typer.Option(help="Log every step with the text of its action.")
     ] = False,
     entry_point: Annotated[str | None, typer.Option(hidden=True)] = None,
     embedded: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -115,9 +117,9 @@ def serve(
         log_actions=log_actions,
     )
     if workers is not None and workers < 1:
-        raise BadRequest(f"--workers is at least 1, got {workers}")
+        raise BadRequest(f"--workers must be at least 1, got {workers}")
     if max_items < 1:
-        raise BadRequest(f"--max-items is at least 1, got {max_items}")
+        raise BadRequest(f"--max-items must be at least 1, got {max_items}")
     check_protocol(settings)
     if token_file is None and not is_loopback(host):
         logger.warning("%s is open to the network without a token; see --token-file", host)
@@ -150,7 +152,7 @@ def _default_workers(isolated: bool) -> int:
 
 
 def _take_over_stdout() -> TextIO:
-    """Keep stdout for the one line the parent reads; whatever else prints goes to stderr."""
+    """Reserve stdout for the one line that the parent reads; other output goes to stderr."""
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return report
@@ -162,11 +164,11 @@ def _read_token(path: Path) -> str:
     except OSError as error:
         raise BadRequest(f"cannot read the token file {path}: {error.strerror}") from error
     if not token or not token.isascii() or not token.isprintable():
-        raise BadRequest(f"the token file {path} must hold one line of printable ASCII")
+        raise BadRequest(f"the token file {path} must contain one line of printable ASCII")
     return token
 
 
 def _positive(option: str, seconds: float) -> float:
     if not seconds > 0:
-        raise BadRequest(f"{option} is above 0 seconds, got {seconds}")
+        raise BadRequest(f"{option} must be above 0 seconds, got {seconds}")
     return seconds

@@ -81,7 +81,7 @@ def test_a_name_that_is_nowhere_leaves_the_path_as_it_was(tmp_path, monkeypatch)
             load_named(f"{missing}:Thing")
     with pytest.raises(BadRequest, match="json has no 'nothing'"):
         load_named("json:nothing")
-    with pytest.raises(BadRequest, match="looks like module:Class"):
+    with pytest.raises(BadRequest, match="must look like module:Class"):
         load_named("json:dumps()")
     assert sys.path == before
 

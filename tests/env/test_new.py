@@ -96,7 +96,7 @@ def test_a_name_that_cannot_be_a_module_is_refused(tmp_path, name):
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "my_maze.py").write_text("mine")
-    with pytest.raises(BadRequest, match="is there already"):
+    with pytest.raises(BadRequest, match="exists already"):
         write_package("my-maze", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["my_maze.py"]
 

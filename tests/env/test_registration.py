@@ -65,7 +65,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it():
         env_class("tests/Absent-v0")
     with pytest.raises(UnknownEnvironment, match="cannot be imported"):
         env_class("no_other_module:World")
-    with pytest.raises(UnknownEnvironment, match="is no TextEnv"):
+    with pytest.raises(UnknownEnvironment, match="is not a TextEnv"):
         env_class("json:dumps")
 
 
@@ -74,7 +74,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it():
     [("not an id", "a:B"), ("ns/X-v0", "no colon"), ("ns/X-v0", "a b:C"), ("ns/X-v0", "a:C()")],
 )
 def test_a_registration_that_cannot_work_is_refused(env_id, entry_point):
-    with pytest.raises(BadRequest, match="looks like"):
+    with pytest.raises(BadRequest, match="must look like"):
         register(env_id, entry_point)
 
 
@@ -123,8 +123,8 @@ def test_installed_distributions_add_environments(tmp_path):
         env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert "two environments are called agentgym/TextCraft-v0" in ran.stderr
-    assert "environment bad id! is left out" in ran.stderr
+    assert "two environments have the id agentgym/TextCraft-v0" in ran.stderr
+    assert "environment bad id! is not registered" in ran.stderr
 
 
 def test_importing_the_sdk_is_light():

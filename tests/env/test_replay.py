@@ -146,7 +146,7 @@ def test_the_command_says_what_differs_and_its_status_too(store, tmp_path):
     assert "0 of 1" in cli(tmp_path, "run/trajectories/eval.jsonl:2", status=1)
     task = store.trajectories("eval")[0][0].task
     assert "1 of 1" in cli(tmp_path, "run", "--task", task, "--index", "1", status=0)
-    assert "no episode fits" in cli(tmp_path, "run", "--task", "none", status=2)
+    assert "no episode" in cli(tmp_path, "run", "--task", "none", status=2)
     assert "no run in nowhere" in cli(tmp_path, "nowhere", status=2)
 
 

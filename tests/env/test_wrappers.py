@@ -140,7 +140,7 @@ def test_a_config_names_wrappers_and_their_arguments():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("ScaleReward", "looks like module:Class"),
+        ("ScaleReward", "must look like module:Class"),
         ({"scale": 3}, "a wrapper is `module:Class`"),
         ({"wrapper": 3}, "a wrapper is `module:Class`"),
         ("no_such_module:Wrapper", "wrapper no_such_module:Wrapper cannot be imported"),

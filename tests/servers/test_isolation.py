@@ -137,5 +137,5 @@ def test_an_isolated_world_that_cannot_be_made_ends_the_server(run):
     served = run("worlds:Unmakeable", "--port", "0", "--isolate", "--workers", "2")
     _, errors = served.process.communicate(timeout=30)
     assert served.process.returncode == 1
-    assert "ValueError: no such luck" in errors and "did not come up" in errors
-    assert "did not come up (exit status 1)" in errors and "Exception in thread" not in errors
+    assert "ValueError: no such luck" in errors and "did not start" in errors
+    assert "did not start (exit status 1)" in errors and "Exception in thread" not in errors

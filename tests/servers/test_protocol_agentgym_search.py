@@ -60,9 +60,7 @@ def test_recorded_exchanges_have_the_same_shape_here(server, zones):
         assert answer.status_code == row["status"] and type(ours) is type(theirs), row
         assert answer.headers["content-type"].startswith(row["content_type"])
         if isinstance(theirs, str):
-            assert (
-                ours.rpartition("\n\n HttpRequest: ")[2] == asked[query.get("env_idx", number)].text
-            )
+            assert ours.rpartition("\n\n Question: ")[2] == asked[query.get("env_idx", number)].text
         elif isinstance(theirs, bool):
             assert ours is theirs
         elif isinstance(theirs, int):
@@ -94,8 +92,8 @@ def test_an_episode_with_the_original_field_names(server, zones):
     assert call(server, "GET", "/").json() == "ok"
     assert post(server, "/create", id=3) == 0
     first = call(server, "GET", "/observation", query={"env_idx": 0}).json()
-    assert first.endswith(f"\n\n HttpRequest: {zones[3].text}") and "<search>" in first
-    assert post(server, "/reset", env_idx=0, id=0).endswith(f" HttpRequest: {zones[0].text}")
+    assert first.endswith(f"\n\n Question: {zones[3].text}") and "<search>" in first
+    assert post(server, "/reset", env_idx=0, id=0).endswith(f" Question: {zones[0].text}")
     wrong = post(server, "/step", env_idx=0, action="<answer>nobody</answer>")
     assert wrong == {
         "observation": "The answer is wrong. You may search on and answer again.", "reward": 0.0,
@@ -106,7 +104,7 @@ def test_an_episode_with_the_original_field_names(server, zones):
     again = post(server, "/step", env_idx=0, action=right)
     assert (again["reward"], again["done"]) == (0.0, True), "not rewarded twice"
     now = call(server, "GET", "/observation", query={"env_idx": "0"}).json()
-    assert now.endswith(f" HttpRequest: {zones[0].text}"), "always the first one"
+    assert now.endswith(f" Question: {zones[0].text}"), "always the first one"
     assert [post(server, "/close", env_idx=0) for _ in range(2)] == [True, False]
 
 

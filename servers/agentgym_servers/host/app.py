@@ -188,7 +188,7 @@ def headers_of(scope: MutableMapping[str, Any]) -> dict[bytes, str]:
 
 
 async def read_body(receive: Receive, limit: int) -> bytes | None:
-    """The body; of one longer than `limit`, no more than shows that it is. None: nobody waits."""
+    """The body, read up to just over `limit`; None if the client has disconnected."""
     message = await receive()
     if message["type"] == "http.disconnect":
         return None

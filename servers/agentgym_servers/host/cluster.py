@@ -1,4 +1,4 @@
-"""`--workers N`: N processes that each speak HTTP and hold a share of the sessions.
+"""`--workers N`: N processes that each serve HTTP and a part of the sessions.
 
 They listen on one port, which the kernel spreads connections over. A call for a session of
 another process goes to it over a Unix socket, so any of them can be asked for any session.
@@ -57,7 +57,7 @@ def cluster_service(settings: ServeSettings, index: int, folder: Path) -> Router
 
 
 class _Own:
-    """This process's own sessions, which its peers may ask for too."""
+    """This process's own sessions, which its peers may use too."""
 
     def __init__(self, host: Host, socket_path: Path) -> None:
         self._host = host
@@ -125,7 +125,7 @@ class _Peer:
             await self._channel.close()
 
     async def _ask(self, path: str, body: bytes) -> bytes | None:
-        """The answer's body, or None if the process is gone."""
+        """The answer's body, or None if the process has ended."""
         async with self._connecting:
             if self._channel is None:
                 try:
@@ -156,7 +156,7 @@ class Orders(Struct, frozen=True):
 
 
 def main() -> None:
-    """Serve until the supervisor says otherwise, or is gone."""
+    """Serve until the supervisor stops this process or ends."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     settings = orders.settings
     report = os.fdopen(os.dup(1), "w")

@@ -25,7 +25,7 @@ _ELSEWHERE = frozenset({"too_many_sessions", "shutting_down"})
 
 
 class Partition(Protocol):
-    """A process that holds sessions."""
+    """A process with a part of the sessions."""
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to a batch, in order. It never raises: a process that died is answered."""

@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger(__name__)
 
 GRACE_S = 5
-"""Seconds that steps under way have to finish when the server is told to end."""
+"""Seconds that running steps have to finish when the server is stopped."""
 
 
 def make_service(settings: ServeSettings) -> App:

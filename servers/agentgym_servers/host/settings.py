@@ -57,7 +57,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
 
 
 def session_table(settings: ServeSettings, index: int | None = None) -> SessionTable:
-    """The table of a whole server, or the share of it that process `index` holds."""
+    """The session table of a whole server, or the part of process `index`."""
     env_type = env_class(settings.entry_point)
 
     def make_env() -> TextEnv:

@@ -28,7 +28,7 @@ _GRACE_S = 5.0
 
 
 def main() -> None:
-    """Serve until the server hangs up."""
+    """Serve until the server closes the connection."""
     with socket.socket(fileno=int(sys.argv[1])) as line:
         asked: queue.Queue[Ask | None] = queue.Queue()
         threading.Thread(target=_listen, args=(line, asked), daemon=True).start()

@@ -124,7 +124,7 @@ class OriginalApi:
 
     greeting: ClassVar[str]
     env_kwargs: ClassVar[Mapping[str, Any]] = {}
-    """How the world is made, so that it speaks as the original does."""
+    """The environment's settings that give the texts of the original."""
 
     def __init__(self, service: Service, ttl_s: float) -> None:
         self._service = service
@@ -217,7 +217,7 @@ class OriginalApi:
         return episode
 
     def _forget_idle(self) -> None:
-        """Drop ids that were not used for longer than their sessions may stand idle."""
+        """Drop the ids whose sessions have expired."""
         oldest_allowed = time.monotonic() - self._ttl_s
         while self._episodes and next(iter(self._episodes.values())).used < oldest_allowed:
             self._episodes.popitem(last=False)
@@ -234,7 +234,7 @@ class OriginalApi:
 
 
 class Episode:
-    """Where an id's episode stands."""
+    """The state of an id's episode."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -383,10 +383,10 @@ class TextCraftApi(OriginalApi):
 
 
 class ScoredApi(OriginalApi):
-    """What BabyAI's and SciWorld's have in common: a task comes with `reset`, and ends once."""
+    """The common part of BabyAI and SciWorld: a task comes with `reset`, and ends once."""
 
     def going_on(self, id: int) -> Episode:
-        """The episode of an id that has a task to go on with; raises `Refused`."""
+        """The episode of an id with a current task; raises `Refused`."""
         episode = self.find(id)
         if not episode.begun:
             raise Refused(f"The environment {id} has no task; reset it.")
@@ -505,12 +505,12 @@ _WORLDS: Final[dict[str, type[OriginalApi]]] = {
 
 
 def original_protocol(service: Service, env_id: str, ttl_s: float) -> Answerer:
-    """What speaks AgentGym's protocol for a world; raises `BadRequest` for one it did not have."""
+    """Serves AgentGym's protocol for an environment; raises `BadRequest` for an unknown one."""
     return _api(env_id)(service, ttl_s).answer
 
 
 def original_kwargs(env_id: str) -> Mapping[str, Any]:
-    """How the world is made, so that it speaks as the original does."""
+    """The environment's settings that give the texts of the original."""
     return _api(env_id).env_kwargs
 
 
