@@ -30,7 +30,7 @@ class Exchange(msgspec.Struct, frozen=True):
     request: Request
     response: Response
     referer: str = ""
-    """The page that it was asked from."""
+    """The page that requested it."""
 
 
 def url_of(request: Request) -> str:
@@ -40,7 +40,7 @@ def url_of(request: Request) -> str:
 
 
 def har_entries(exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
-    """One entry to an exchange, in order; times are not told, for none were taken."""
+    """One entry to an exchange, in order; times are left out, since none were measured."""
     return [_entry(one) for one in exchanges]
 
 
@@ -118,13 +118,13 @@ class Expected(msgspec.Struct, frozen=True):
 
     task_type: Literal["retrieve", "mutate", "navigate"]
     retrieved: Sequence[str | int | float] | None = None
-    """Texts or numbers, of one kind; None where nothing is asked."""
+    """Texts or numbers, of one kind; None where nothing is required."""
     status: Status = "SUCCESS"
     ordered: bool = False
     requests: Sequence[Mapping[str, Any]] = ()
     """Each as `NetworkEventEvaluator.expected` has it: url, http_method, post_data and so on.
 
-    A form that leads elsewhere needs its `response_status` too: without it 200 is asked for.
+    A form that leads elsewhere needs its `response_status` too: without it 200 is required.
     """
 
 
@@ -161,7 +161,7 @@ def verified_task(task: WebTask, expected: Expected) -> dict[str, Any]:
 
 
 def demonstrated(exchanges: Sequence[Exchange], answer: str) -> Expected:
-    """What somebody did who solved a task, as what the task asks: forms sent, and the answer."""
+    """What a solution did, as the task's requirements: forms sent, and the answer."""
     sent = [one for one in exchanges if one.request.method == "POST"]
     requests = [
         {
@@ -182,7 +182,7 @@ def verify(
 ) -> float:
     """The package's score, 0.0 or 1.0, of an answer and the requests of an episode.
 
-    Where the package is not installed here, it is asked in the environment of `make setup-web`.
+    Where the package is not installed here, it runs in the environment of `make setup-web`.
     """
     case = {
         "task": dict(verified),

@@ -22,18 +22,18 @@ _ANSWERS: Final = ("golden_answers", "answers", "answer")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question of a file, and where it stands there."""
+    """One question of a file, and its place there."""
 
     where: str
     question: str
     answers: tuple[str, ...]
     id: str | None
     source: str | None
-    """Which dataset it comes from, where the file tells."""
+    """Which dataset it comes from, if the file states it."""
 
 
 def rows_by_split(questions: str) -> Iterator[tuple[str, Iterator[Row]]]:
-    """Split -> its rows. A file is one split, named as the file; a folder holds one a file.
+    """Split -> its rows. A file is one split, named as the file; a folder contains one per file.
 
     Raises `BadRequest` for a row that is no question, with its place.
     """
@@ -65,7 +65,7 @@ def question_files(questions: str) -> list[Path]:
     stems = [file.stem for file in files]
     twice = sorted({stem for stem in stems if stems.count(stem) > 1})
     if twice:
-        raise BadRequest(f"{questions} holds the split {twice[0]!r} in two files; keep one")
+        raise BadRequest(f"{questions} contains the split {twice[0]!r} in two files; keep one")
     return files
 
 
@@ -94,7 +94,7 @@ def _row(where: str, value: Any) -> Row:
 
 
 def _rewarded(value: Mapping[str, Any]) -> Any:
-    """Where Search-R1's own rows keep the answers."""
+    """The place of the answers in Search-R1's own rows."""
     inner: Any = value
     for name in ("reward_model", "ground_truth", "target"):
         inner = inner.get(name) if isinstance(inner, Mapping) else None
@@ -184,7 +184,7 @@ def read_questions(questions: str) -> QuestionSet:
             seen[task] = row.where
             asked[split][task] = (Item(row.question, row.answers), row.source)
     if not any(asked.values()):
-        raise BadRequest(f"{questions} holds no questions")
+        raise BadRequest(f"{questions} contains no questions")
     return _question_set(asked, numbered(asked))
 
 
@@ -201,7 +201,7 @@ def _search_r1(folder: str) -> QuestionSet:
     aliases: dict[str, str] = {}
     for split, rows in rows_by_split(folder):
         if split not in ORIGINAL_NUMBERS:
-            raise BadRequest(f"{folder} holds {split!r}; Search-R1's files are train and test")
+            raise BadRequest(f"{folder} contains {split!r}; Search-R1's files are train and test")
         asked[split] = {}
         counts = dict.fromkeys(ORIGINAL_NUMBERS[split], 0)
         for row in rows:

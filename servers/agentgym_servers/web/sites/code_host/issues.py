@@ -96,7 +96,7 @@ def create(visit: Visit, project: sqlite3.Row, who: sqlite3.Row) -> Response:
 @ROUTER.get("/{space}/{name}/-/issues/{iid}")
 @of_project
 def issue(visit: Visit, project: sqlite3.Row) -> Response:
-    """One issue and what was said about it."""
+    """One issue and its comments."""
     row = visit.one(f"{_ISSUES} AND i.iid = ?", project["id"], visit.number("iid"))
     if row is None:
         return missing(visit)
@@ -222,7 +222,7 @@ def create_merge_request(visit: Visit, project: sqlite3.Row, who: sqlite3.Row) -
 @MERGE_REQUEST_ROUTER.get("/{space}/{name}/-/merge_requests/{iid}")
 @of_project
 def merge_request(visit: Visit, project: sqlite3.Row) -> Response:
-    """One merge request and what was said about it."""
+    """One merge request and its comments."""
     row = visit.one(f"{_REQUESTS} AND r.iid = ?", project["id"], visit.number("iid"))
     if row is None:
         return missing(visit)

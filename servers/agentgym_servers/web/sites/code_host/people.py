@@ -77,7 +77,7 @@ def explore(visit: Visit) -> Response:
 @ROUTER.get("/dashboard/todos")
 @members_only
 def todos(visit: Visit, who: sqlite3.Row) -> Response:
-    """What the reader is asked to do."""
+    """The reader's list of things to do."""
     query = "SELECT * FROM todo WHERE user_id=? AND done=0 ORDER BY id DESC"
     return page(visit, "todos.html", rows=visit.all(query, who["id"]))
 
@@ -126,7 +126,7 @@ def profile(visit: Visit, who: sqlite3.Row) -> Response:
 
 @ROUTER.get("/users/{username}/starred")
 def starred(visit: Visit) -> Response:
-    """The projects that somebody has starred."""
+    """The projects that a user has starred."""
     query = (
         "SELECT p.* FROM project p JOIN star s ON s.project_id=p.id JOIN user u ON u.id=s.user_id"
         f" WHERE u.username=? AND {VISIBLE} ORDER BY p.name"
@@ -137,7 +137,7 @@ def starred(visit: Visit) -> Response:
 
 @ROUTER.get("/users/{username}/following")
 def following(visit: Visit) -> Response:
-    """Whom somebody follows."""
+    """Whom a user follows."""
     user = visit.one("SELECT * FROM user WHERE username=?", visit.argument("username"))
     if user is None:
         return missing(visit)
@@ -151,7 +151,7 @@ def following(visit: Visit) -> Response:
 @ROUTER.post("/users/{username}/follow", "/users/{username}/unfollow")
 @members_only
 def follow(visit: Visit, who: sqlite3.Row) -> Response:
-    """Follow somebody, or no longer."""
+    """Follow a user, or stop following."""
     user = visit.one("SELECT * FROM user WHERE username=?", visit.argument("username"))
     if user is None:
         return missing(visit)

@@ -153,7 +153,7 @@ class Map:
 
 
 def logged_in_cookies(account: str) -> dict[str, str]:
-    """None: nobody logs in to the map."""
+    """None: the map has no log-in."""
     return {}
 
 

@@ -61,7 +61,7 @@ class Grid(msgspec.Struct, frozen=True):
     filters: Sequence[Filter] = ()
     order: str = "row_id DESC"
     cents: Sequence[str] = ()
-    """The columns that hold money."""
+    """The columns with amounts of money."""
     new: str = ""
     """Where a new row is made, if it can be."""
 
@@ -171,7 +171,7 @@ def logout(visit: Visit) -> Response:
 
 CATALOG_ROUTES = Router()
 
-_MOST_STOCK = 1_000_000
+_MAX_STOCK = 1_000_000
 
 _PRODUCTS = Grid(
     title="Products",
@@ -287,7 +287,7 @@ def save_product(visit: Visit) -> Response:
     name, description = visit.sent("product[name]")[:200], visit.sent("product[description]")
     price = cents(visit.sent("product[price]"))
     stock = "product[quantity_and_stock_status][qty]"
-    quantity = whole(visit.sent(stock), 0, _MOST_STOCK)
+    quantity = whole(visit.sent(stock), 0, _MAX_STOCK)
     if not name or price is None or quantity is None:
         return staff_back(visit, "Please enter a name, a price and a quantity.", where)
     visit.run(

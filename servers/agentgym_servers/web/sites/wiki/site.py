@@ -220,7 +220,7 @@ def logged_in_cookies(account: str) -> dict[str, str]:
 
 
 def linked(text: str) -> list[tuple[str, str]]:
-    """A text in pieces: what it says, and the article that the piece links to, if any."""
+    """A text in pieces: the words, and the article that the piece links to, if any."""
     parts = _LINK.split(text)
     return [(part, part if index % 2 else "") for index, part in enumerate(parts) if part]
 

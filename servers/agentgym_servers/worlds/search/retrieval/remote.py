@@ -26,7 +26,7 @@ PATH: Final = "/retrieve"
 
 
 class Query(Struct):
-    """What is asked: passages for each query."""
+    """The request: passages for each query."""
 
     queries: list[str]
     topk: Annotated[int, Meta(ge=1)] | None = None
@@ -90,7 +90,7 @@ class RemoteRetriever:
         if len(lists) != len(queries):
             raise RetrieverFailed(
                 f"the retriever {self.address} gave {len(lists)} lists of passages for "
-                f"{len(queries)} queries; see whether it is a retriever of Search-R1's route"
+                f"{len(queries)} queries; check that it is a retriever of Search-R1's route"
             )
         return [[_hit(found) for found in documents[:k]] for documents in lists]
 
@@ -109,7 +109,7 @@ class RemoteRetriever:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RetrieverFailed(
                 f"the retriever {self.address} answered nonsense: {str(error)[:_SHOWN_CHARS]}; "
-                f"see whether {PATH} there is Search-R1's route"
+                f"check that {PATH} there is Search-R1's route"
             ) from error
 
 
