@@ -368,7 +368,7 @@ class Episode:
 
     def _mend(self) -> str:
         """Make sure that the agent has a page; return what had to be done."""
-        said = ""
+        note = ""
         while self._crashed:
             page = self._crashed.pop()
             other = self._context.new_page()
@@ -377,12 +377,12 @@ class Episode:
             if self._env.page == page:
                 self._env.page = other
             page.close()
-            said = _CRASHED
+            note = _CRASHED
         for page in self._context.pages:
             if not page.url.startswith(_SCHEMES):
-                said = _NOT_OPENED.format(page.url[:200])
+                note = _NOT_OPENED.format(page.url[:200])
                 page.goto("about:blank")
-        return said
+        return note
 
 
 def _abort(route: playwright.sync_api.Route) -> None:

@@ -81,10 +81,10 @@ class SiteTask(AbstractBrowserTask):  # type: ignore[misc]
     ) -> tuple[float, bool, str, dict[str, Any]]:
         """Judge the agent's last message, and what it left behind."""
         # BrowserGym's assistant greets the user first.
-        said = [m for m in chat_messages[1:] if m["role"] in ("assistant", "infeasible")]
-        if not said:
+        messages = [m for m in chat_messages[1:] if m["role"] in ("assistant", "infeasible")]
+        if not messages:
             return 0.0, False, "", {}
-        answer = said[-1]["message"] if said[-1]["role"] == "assistant" else _NOT_DONE
+        answer = messages[-1]["message"] if messages[-1]["role"] == "assistant" else _NOT_DONE
         assert self._session is not None
         judged = evaluate(
             self._task, answer, self.sites, _Pages(page), rest=SiteRest(self._session)

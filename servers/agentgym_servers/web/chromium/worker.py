@@ -236,26 +236,26 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     speed_up_playwright()
     os.environ["TMPDIR"] = folder = sys.argv[1]
-    asked: queue.Queue[Question | None] = queue.Queue()
-    threading.Thread(target=_listen, args=(stdin, asked, folder), daemon=True).start()
+    questions: queue.Queue[Question | None] = queue.Queue()
+    threading.Thread(target=_listen, args=(stdin, questions, folder), daemon=True).start()
     try:
         browser = SharedBrowser(find_chromium())
         desk = Desk(browser)
         send(stdout, Ready(version("agentgym-sdk"), browser.version))
-        while (question := asked.get()) is not None:
+        while (question := questions.get()) is not None:
             send(stdout, desk.answer(question))
         desk.close()
     finally:
         _clear(folder)
 
 
-def _listen(stream: IO[bytes], asked: queue.Queue[Question | None], folder: str) -> None:
+def _listen(stream: IO[bytes], questions: queue.Queue[Question | None], folder: str) -> None:
     """Read questions; at the end of them see to it that this process ends, with its browser."""
     try:
         while True:
-            asked.put(receive(stream, Question))
+            questions.put(receive(stream, Question))
     except EOFError:
-        asked.put(None)
+        questions.put(None)
     time.sleep(_GRACE_S)
     # A page that never returns blocks the main thread; nothing waits for it. Without a
     # browser it is free to end, unless something else blocks it.

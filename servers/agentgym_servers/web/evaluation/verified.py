@@ -47,7 +47,7 @@ def har_entries(exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
 def _entry(exchange: Exchange) -> dict[str, Any]:
     request, response = exchange.request, exchange.response
     headers = {"Host": request.host, "Accept": "text/html", "Referer": exchange.referer}
-    asked: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "method": request.method,
         "url": url_of(request),
         "httpVersion": "HTTP/1.1",
@@ -58,7 +58,7 @@ def _entry(exchange: Exchange) -> dict[str, Any]:
         "bodySize": -1,
     }
     if request.method == "POST":
-        asked["postData"] = {
+        entry["postData"] = {
             "mimeType": _FORM,
             "text": _encoded(request.form),
             "params": _pairs_of_lists(request.form),
@@ -66,7 +66,7 @@ def _entry(exchange: Exchange) -> dict[str, Any]:
     return {
         "startedDateTime": "1970-01-01T00:00:00.000Z",
         "time": 0,
-        "request": asked,
+        "request": entry,
         "response": {
             "status": response.status,
             "statusText": "",
@@ -193,10 +193,10 @@ def verify(
         },
     }
     here = importlib.util.find_spec("webarena_verified") is not None
-    told = judge_case(case) if here else _judge_elsewhere(case)
-    if told["errors"]:
-        raise AgentGymError(f"WebArena-Verified gave no verdict: {told['errors'][0]}")
-    return float(told["score"])
+    judged = judge_case(case) if here else _judge_elsewhere(case)
+    if judged["errors"]:
+        raise AgentGymError(f"WebArena-Verified gave no verdict: {judged['errors'][0]}")
+    return float(judged["score"])
 
 
 def judge_case(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,8 +212,8 @@ def judge_case(case: Mapping[str, Any]) -> dict[str, Any]:
     result = judge.evaluate_task(
         task_id=task.task_id, agent_response=case["answer"], network_trace=case["trace"]
     )
-    told = (result, *result.evaluators_results)
-    return {"score": result.score, "errors": [one.error_msg for one in told if one.error_msg]}
+    judged = (result, *result.evaluators_results)
+    return {"score": result.score, "errors": [one.error_msg for one in judged if one.error_msg]}
 
 
 def _judge_elsewhere(case: Mapping[str, Any]) -> Any:

@@ -105,10 +105,10 @@ class ForwardGate:
         return place
 
     async def _ask(self, request: HttpRequest, address: Address) -> HttpReply:
-        asked = _request_bytes(request, address)
+        sent_bytes = _request_bytes(request, address)
         reader, writer = await connect(address[:2], self._limits)
         try:
-            writer.write(asked)
+            writer.write(sent_bytes)
             await writer.drain()
             return await _read_reply(reader, request.method, self._limits.reply_bytes)
         finally:

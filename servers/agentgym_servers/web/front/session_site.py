@@ -89,7 +89,7 @@ class SessionSite:
         is_rest = path == "/rest" or path.startswith("/rest/")
         if is_rest and not self._rest:
             raise Refused(403, f"{quoted(path)} is out of bounds; stay on the site's pages.")
-        asked = Request(
+        page_request = Request(
             "POST" if request.method == "POST" else "GET",
             self._host,
             path,
@@ -97,10 +97,10 @@ class SessionSite:
             _form(request, json=is_rest) if request.method == "POST" else {},
             _cookies(request),
         )
-        given = self._shown(self._session.answer(asked), request)
+        given = self._shown(self._session.answer(page_request), request)
         if request.method != "HEAD":
-            self._remember(asked, given, request.header("referer"))
-        return HttpReply(given.status, _headers(given, asked.method), given.body.encode())
+            self._remember(page_request, given, request.header("referer"))
+        return HttpReply(given.status, _headers(given, page_request.method), given.body.encode())
 
     def _shown(self, response: Response, request: HttpRequest) -> Response:
         """The answer as the client sees it: with whole addresses, and those that it knows."""
@@ -112,10 +112,10 @@ class SessionSite:
             body = self._links.shown(body)
         return msgspec.structs.replace(response, location=location, body=body)
 
-    def _remember(self, asked: Request, given: Response, referer: str) -> None:
+    def _remember(self, page_request: Request, given: Response, referer: str) -> None:
         if self._exchanges is None:
             return
-        shown = msgspec.structs.replace(asked, host=self._links.shown_host(self._host))
+        shown = msgspec.structs.replace(page_request, host=self._links.shown_host(self._host))
         self._exchanges.append(Exchange(shown, given, referer))
         del self._exchanges[:-MAX_EXCHANGES]
 

@@ -47,7 +47,7 @@ class Visit(msgspec.Struct, frozen=True):
         """A word of the path as a number; 0, which is no row's id, if it is none."""
         return whole(self.argument(name)) or 0
 
-    def asked(self, name: str, default: str = "") -> str:
+    def query(self, name: str, default: str = "") -> str:
         """A field of the query."""
         return first(self.request.query, name, default)
 

@@ -250,9 +250,9 @@ class _Writer:
                 self.line(depth, -1, "StaticText", "")
             return
         self._spaced = not self._verbatim and text[-1] in SPACE
-        told = core if self._verbatim else _RUN.sub(" ", core)
-        if told not in name:
-            self.line(depth, -1, "StaticText", told)
+        reported = core if self._verbatim else _RUN.sub(" ", core)
+        if reported not in name:
+            self.line(depth, -1, "StaticText", reported)
 
     def _element(self, element: Element, depth: int) -> None:
         tag = element.tag
@@ -342,8 +342,8 @@ class _Writer:
             self.line(depth, element.bid, role, name, state)
             return
         if role in ("checkbox", "radio"):
-            told = "true" if is_checked(element) else "false"
-            rest = f"{state}, checked={told!r}{self._fault(element)}"
+            reported = "true" if is_checked(element) else "false"
+            rest = f"{state}, checked={reported!r}{self._fault(element)}"
             self.line(depth, element.bid, role, name, rest)
             return
         if role == "Date":

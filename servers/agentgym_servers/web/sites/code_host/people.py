@@ -64,12 +64,12 @@ def explore(visit: Visit) -> Response:
     """All projects that the reader may see, or those with a word in name or description."""
     query = f"SELECT p.* FROM project p WHERE {VISIBLE}"
     who_id = _reader_id(visit)
-    word = (visit.asked("search") or visit.asked("name"))[:200]
+    word = (visit.query("search") or visit.query("name"))[:200]
     values: list[object] = [who_id]
     if word:
         query += " AND instr(lower(p.name || ' ' || p.description), lower(?)) > 0"
         values.append(word)
-    order = SORTS.get(visit.asked("sort"), SORTS["name_asc"])
+    order = SORTS.get(visit.query("sort"), SORTS["name_asc"])
     rows = visit.all(f"{query} ORDER BY {order}", *values)
     return page(visit, "projects.html", heading="Explore projects", rows=rows)
 
@@ -195,11 +195,11 @@ def _dashboard(visit: Visit, kind: str, fields: tuple[str, ...]) -> Response:
     )
     values: list[object] = [_reader_id(visit)]
     for field in fields:
-        if name := visit.asked(field):
+        if name := visit.query(field):
             column = field.replace("_username", "_id")
             query += f" AND i.{column}=(SELECT id FROM user WHERE username=?)"
             values.append(name)
-    state = visit.asked("state", "opened")
+    state = visit.query("state", "opened")
     if state in ("opened", "closed", "merged"):
         query += " AND i.state=?"
         values.append(state)

@@ -191,10 +191,10 @@ def commits(visit: Visit, project: sqlite3.Row) -> Response:
         " WHERE c.project_id=?"
     )
     values: list[object] = [project["id"]]
-    if author := visit.asked("author"):
+    if author := visit.query("author"):
         query += " AND (u.name=? OR u.username=?)"
         values += [author, author]
-    offset = ((whole(visit.asked("page"), 1, 1000) or 1) - 1) * PER_PAGE
+    offset = ((whole(visit.query("page"), 1, 1000) or 1) - 1) * PER_PAGE
     order = f"ORDER BY c.created DESC, c.id DESC LIMIT {PER_PAGE} OFFSET ?"
     rows = visit.all(f"{query} {order}", *values, offset)
     people = visit.all(

@@ -212,7 +212,7 @@ def person(visit: Visit) -> Response:
 @READING_ROUTER.get("/search")
 def search(visit: Visit) -> Response:
     """Submissions whose title or body has the words."""
-    words = visit.asked("q")[:200]
+    words = visit.query("q")[:200]
     rows = []
     if words:
         where = "WHERE instr(lower(s.title || ' ' || s.body), lower(?)) > 0"
@@ -252,7 +252,7 @@ def _turn(visit: Visit) -> dict[str, object]:
 
 
 def _offset(visit: Visit) -> int:
-    return ((whole(visit.asked("page"), 1, 1000) or 1) - 1) * PER_PAGE
+    return ((whole(visit.query("page"), 1, 1000) or 1) - 1) * PER_PAGE
 
 
 WRITING_ROUTER: Final = Router()

@@ -288,7 +288,7 @@ def history(visit: Visit) -> Response:
     customer = shopper_of(visit).customer
     orders = visit.all("SELECT * FROM purchase WHERE customer = ? ORDER BY id DESC", customer)
     pages = max(1, -(-len(orders) // _PER_PAGE))
-    current = whole(visit.asked("p"), 1, pages) or 1
+    current = whole(visit.query("p"), 1, pages) or 1
     return page(
         visit,
         "orders.html",

@@ -36,9 +36,9 @@ def token(visit: Visit) -> Response:
 def orders(visit: Visit) -> Response:
     """Orders, in one order and of one page."""
     prefix = "searchCriteria[sortOrders][0]"
-    column = _COLUMNS.get(visit.asked(f"{prefix}[field]"), "o.id")
-    way = "DESC" if visit.asked(f"{prefix}[direction]").upper() == "DESC" else "ASC"
-    size = whole(visit.asked("searchCriteria[pageSize]"), 1, _MAX_ORDERS) or _MAX_ORDERS
+    column = _COLUMNS.get(visit.query(f"{prefix}[field]"), "o.id")
+    way = "DESC" if visit.query(f"{prefix}[direction]").upper() == "DESC" else "ASC"
+    size = whole(visit.query("searchCriteria[pageSize]"), 1, _MAX_ORDERS) or _MAX_ORDERS
     rows = visit.all(
         "SELECT o.*, c.email FROM purchase o JOIN customer c ON c.id = o.customer"
         f" ORDER BY {column} {way}, o.id {way} LIMIT {size}"

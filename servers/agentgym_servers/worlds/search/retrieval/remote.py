@@ -78,10 +78,10 @@ class RemoteRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """At most `k` hits for each query, in the server's order."""
-        asked = checked_queries(queries, k)
-        if not asked:
+        checked = checked_queries(queries, k)
+        if not checked:
             return []
-        body = msgspec.json.encode(Query(asked, k, return_scores=True))
+        body = msgspec.json.encode(Query(checked, k, return_scores=True))
         try:
             answer = self._http.send(Call(PATH, body))
         except EnvironmentLost as error:

@@ -204,5 +204,5 @@ def serve_retriever(
 
 def health(manifest: Manifest) -> dict[str, Any]:
     """What `/health` returns of an index."""
-    told = ("backend", "passages", "versions", "corpus", "settings")
-    return {"status": "ok", **{n: msgspec.to_builtins(getattr(manifest, n)) for n in told}}
+    shown = ("backend", "passages", "versions", "corpus", "settings")
+    return {"status": "ok", **{n: msgspec.to_builtins(getattr(manifest, n)) for n in shown}}
