@@ -386,7 +386,7 @@ def test_a_corpus_that_does_not_come_with_the_package_is_an_error_with_the_remed
         (b"", "is not a corpus with questions"),
         (b"[]", "is not a corpus with questions"),
         (b'{"name": "x", "passages": 2, "questions": {}}\n{"id": "1", "contents": "a"}',
-         "another number of lines"),
+         "number of lines differs"),
         (b'{"name": "x", "passages": 1, "questions": {}}\n{"id": "1"}', "is not a corpus"),
         (b'{"name": "\xff"}', "is not a corpus with questions"),
     ],

@@ -322,7 +322,7 @@ def test_a_closed_environment_leaves_its_jvm_to_the_next():
 
 @pytest.mark.slow
 def test_only_so_many_jvms_stand_idle_and_none_leaks_a_file(monkeypatch):
-    monkeypatch.setattr(_sciworld_pool, "MOST_IDLE", 0)
+    monkeypatch.setattr(_sciworld_pool, "MAX_IDLE", 0)
     monkeypatch.setattr(_sciworld_pool, "_idle", [])
     open_files = []
     for _ in range(3):

@@ -147,7 +147,7 @@ def test_the_originals_numbers_follow_one_another():
         ("test", search_r1_rows("bamboogle", 124), "124 questions of bamboogle in test, and Agent"),
         ("train", search_r1_rows("musique", 1), "data_source 'musique'; train has nq, hotpotqa"),
         ("test", [ask(0)], "data_source None"),
-        ("dev", search_r1_rows("nq", 1), "holds 'dev'; Search-R1's files are train and test"),
+        ("dev", search_r1_rows("nq", 1), "contains 'dev'; Search-R1's files are train and test"),
     ],
 )
 def test_files_that_are_not_search_r1s_are_refused_by_its_name(tmp_path, name, rows, message):

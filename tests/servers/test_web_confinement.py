@@ -74,17 +74,17 @@ def page(tmp_path_factory, outside):
         '<a href="/index.html" target="_blank">Open</a>'
     )
     (folder / "worker.js").write_text("self.addEventListener('fetch', () => {});")
-    door = _front_door(folder)
-    start = StartSites(f"confined-{id(folder)}", door.address, ["http://in.test/index.html"])
-    # The check of addresses is left open: what holds here is the browser and its door.
+    listener = _front_listener(folder)
+    start = StartSites(f"confined-{id(folder)}", listener.address, ["http://in.test/index.html"])
+    # The check of addresses is left open: what holds here is the browser and its listener.
     browser = ChromiumBrowser(start, lambda origin: True)
     yield browser
     browser.close()
-    door.close()
+    listener.close()
 
 
-def _front_door(folder: Path):
-    return _front(os.getpid()).open_door(ProxyGate({"in.test": StaticSite(folder)}))
+def _front_listener(folder: Path):
+    return _front(os.getpid()).open_listener(ProxyGate({"in.test": StaticSite(folder)}))
 
 
 def goto(page, url):

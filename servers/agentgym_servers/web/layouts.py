@@ -42,7 +42,7 @@ class Browser(Protocol):
         ...
 
     def tree(self) -> str:
-        """The shown page's tree; what is too long is cut at a line, and says so."""
+        """The shown page's tree; a tree that is too long is cut at a line, with a note."""
         ...
 
     def act(self, action: Action) -> str:
@@ -51,7 +51,7 @@ class Browser(Protocol):
 
 
 class View(msgspec.Struct, frozen=True):
-    """What there is to tell about a browser at the start of a turn."""
+    """What an observation contains of a browser."""
 
     objective: str
     tabs: tuple[tuple[str, str], ...]
@@ -62,7 +62,7 @@ class View(msgspec.Struct, frozen=True):
     error: str = ""
     """Of the last action."""
     bases: Mapping[str, str] = msgspec.field(default_factory=lambda: HOSTS)
-    """WebArena's name of a site -> where it stands."""
+    """WebArena's name of a site -> its address."""
 
 
 def browsergym_text(view: View) -> str:
@@ -82,7 +82,7 @@ def browsergym_text(view: View) -> str:
 def agentgym_text(view: View) -> str:
     """AgentGym's observation, with the sites under their public addresses.
 
-    Deviation: the tree's lines are BrowserGym's, and an error stands above them.
+    Deviation: the tree's lines are BrowserGym's, and an error precedes them.
     """
     tabs = " | ".join(
         f"Tab {at}{' (current)' if at == view.active else ''}: {title}"
@@ -102,7 +102,7 @@ def public_url(url: str, bases: Mapping[str, str] = HOSTS) -> str:
 
 
 def own_url(url: str, bases: Mapping[str, str] = HOSTS) -> str:
-    """An address that AgentGym shows as the site's that it stands for; any other as it is."""
+    """An address that AgentGym shows as the address of the site; any other as it is."""
     if "://" not in url and url.partition("/")[0] in _PUBLIC_HOSTS:
         url = f"http://{url}"
     return _moved(url.replace("https://", "http://", 1), PUBLIC_ADDRESSES, bases, url)
@@ -116,7 +116,7 @@ def own_action(action: Action, bases: Mapping[str, str] = HOSTS) -> Action:
 def _moved(
     url: str, before: Mapping[str, str], after: Mapping[str, str], otherwise: str | None = None
 ) -> str:
-    # The longest first: one site may stand within another's address.
+    # The longest first: one site's address may contain another's.
     for site, address in sorted(before.items(), key=lambda item: -len(item[1])):
         rest = url.removeprefix(address)
         if rest != url and (not rest or rest[0] in "/?#"):

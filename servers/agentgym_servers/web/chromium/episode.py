@@ -1,4 +1,4 @@
-"""One episode in a browser: BrowserGym's environment, in a context of its own."""
+"""One episode in a browser: BrowserGym's environment, in its own context."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IGNORED_ROLES: Final = ("LineBreak", "InlineTextBox", "ListMarker")
 
 IGNORED_PROPERTIES: Final = (*IGNORED_AXTREE_PROPERTIES, "url")
 
-"""Present Chromiums tell more than the one of which BrowserGym's defaults were made; with it a text
+"""Current Chromiums report more than the one of BrowserGym's defaults; with it a text
 would be nearly twice as long."""
 
 _MARK: Final = files(__package__).joinpath("mark.js").read_text(encoding="utf-8")
@@ -56,15 +56,15 @@ _PASSING: Final = (
     "Cannot find context with specified id",
 )
 
-"""What Playwright says of a page that is just being left for another."""
+"""Playwright's errors about a page that is being left for another."""
 
 _TRIES: Final = 5
 
 _sessions: WeakKeyDictionary[Page, CDPSession] = WeakKeyDictionary()
 
 
-def _put_right(task: type[AbstractMiniwobTask]) -> type[AbstractMiniwobTask]:
-    class PutRight(task):  # type: ignore[misc]
+def _fixed(task: type[AbstractMiniwobTask]) -> type[AbstractMiniwobTask]:
+    class Fixed(task):  # type: ignore[misc]
         def setup(self, page: Page) -> Any:
             begun = super().setup(page)
             # It zooms its screenshots and takes mouse positions for theirs; here they are the
@@ -84,17 +84,15 @@ def _put_right(task: type[AbstractMiniwobTask]) -> type[AbstractMiniwobTask]:
         def _address(self) -> str:
             return str(self.url).partition("#")[0]
 
-    return PutRight
+    return Fixed
 
 
-PAGE_TASKS: Final = {
-    task.subdomain: _put_right(task) for task in browsergym.miniwob.ALL_MINIWOB_TASKS
-}
+PAGE_TASKS: Final = {task.subdomain: _fixed(task) for task in browsergym.miniwob.ALL_MINIWOB_TASKS}
 """MiniWoB++'s name of a task -> its class, with two things put right."""
 
 
 def tree_of(page: Page) -> str:
-    """The tree of a page as it stands; of one that is just moving on, that of the next."""
+    """The current tree of a page; of a page that is being left, the tree of the next."""
     return when_settled(page, lambda: _tree(page))
 
 
@@ -148,7 +146,7 @@ def _is_open_to_scripts(frame: Frame) -> bool:
     """Whether a frame may be read by scripts: some are sandboxed, some show no document."""
     if frame.parent_frame is None:
         return True
-    # In a frame whose load was refused a script would wait for ever.
+    # In a frame whose load was rejected a script would wait for ever.
     if not frame.url.startswith(("http://", "https://", "about:")):
         return False
     element = frame.frame_element()
@@ -240,7 +238,7 @@ class _Sites(AbstractBrowserTask):  # type: ignore[misc]
 
 
 class _Unseen(BrowserEnv):  # type: ignore[misc]
-    """BrowserGym's environment without its observation: a text is read when it is asked for."""
+    """BrowserGym's environment without its observation: a text is read on request."""
 
     def _get_obs(self) -> dict[str, Any]:
         return {}
@@ -360,7 +358,7 @@ class Episode:
             self._env.close()
 
     def _await_tabs(self) -> None:
-        """Wait for tabs that the last action opened: Playwright tells of them a little later."""
+        """Wait for tabs that the last action opened: Playwright reports them a little later."""
         opening = self._tabs_there() - len(self._context.pages)
         if opening <= 0:
             return
@@ -412,12 +410,12 @@ class Episode:
     def _note_crash(self, page: Page) -> None:
         self._crashed.append(page)
         if self._looking:
-            # Playwright would wait for ever for what it asked of it.
+            # Playwright would wait for ever for the answer.
             page.close()
 
     def _mend(self) -> str:
-        """See to it that the agent has pages to look at; say what had to be done."""
-        said = ""
+        """Make sure that the agent has a page; return what had to be done."""
+        note = ""
         while self._crashed:
             page = self._crashed.pop()
             other = self._context.new_page()
@@ -426,12 +424,12 @@ class Episode:
             if self._env.page == page:
                 self._env.page = other
             page.close()
-            said = _CRASHED
+            note = _CRASHED
         for page in self._context.pages:
             if not page.url.startswith(_SCHEMES):
-                said = _NOT_OPENED.format(page.url[:200])
+                note = _NOT_OPENED.format(page.url[:200])
                 page.goto("about:blank")
-        return said
+        return note
 
 
 def _abort(route: playwright.sync_api.Route) -> None:
@@ -439,7 +437,7 @@ def _abort(route: playwright.sync_api.Route) -> None:
 
 
 def log_in(context: BrowserContext, how: LogIn) -> None:
-    """Log in on a page of its own; sites without accounts are left alone."""
+    """Log in on a separate page; sites without accounts are skipped."""
     fill = {
         "shopping": _shopping,
         "shopping_admin": _shopping_admin,

@@ -32,7 +32,7 @@ def module_of(family: str) -> str:
 def ids_of_family(family: str) -> tuple[str, ...]:
     """The ids of a family without their namespace, such as `miniwob.click-test`."""
     module = module_of(family)
-    asked = subprocess.run(
+    listed = subprocess.run(
         [web_python(), "-P", "-m", "agentgym_servers.web.chromium.task_list", module],
         env=web_environment(),
         capture_output=True,
@@ -40,14 +40,14 @@ def ids_of_family(family: str) -> tuple[str, ...]:
         timeout=_TIMEOUT_S,
         check=False,
     )
-    if asked.returncode:
-        said = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    if listed.returncode:
+        reason = (listed.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise BadRequest(
-            f"BrowserGym has no tasks {family!r} in {web_python()} ({said[:300]}); put that "
-            f"right, or install its package browsergym-{family} there"
+            f"BrowserGym has no tasks of the family {family!r} in {web_python()} ({reason[:300]}); "
+            f"fix that, or install its package browsergym-{family} there"
         )
-    # What a package prints when it is imported stands before the list.
-    names = [name.removeprefix(_PREFIX) for name in json.loads(asked.stdout.splitlines()[-1])]
+    # What a package prints when it is imported precedes the list.
+    names = [name.removeprefix(_PREFIX) for name in json.loads(listed.stdout.splitlines()[-1])]
     mine = tuple(name for name in names if name.partition(".")[0] == family)
     if not mine:
         raise BadRequest(f"{module} registers no task of the family {family!r}")

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agentgym_servers.web.evaluation.verified import Exchange
-from agentgym_servers.web.front.front import Door, Front, LocalSite
+from agentgym_servers.web.front.front import Front, Listener, LocalSite
 from agentgym_servers.web.front.message import (
     Address,
     Headers,
@@ -69,7 +69,7 @@ class ForwardGate:
     exchanges: tuple[Exchange, ...] = ()
 
     def __init__(self, sites: SiteMap, limits: Limits | None = None) -> None:
-        """`limits` are those of the gate's door."""
+        """`limits` are those of the gate's listener."""
         self._limits = limits or Limits()
         self._open: dict[str, set[tuple[str, int]]] = {"http": set(), "https": set()}
         for base in sites.bases.values():
@@ -78,7 +78,7 @@ class ForwardGate:
             self._open[parts.scheme].add(read_authority(parts.netloc, default))
 
     async def answer(self, request: HttpRequest) -> HttpReply:
-        """What the real site answers; downloads are refused, and so are uploads of files."""
+        """What the real site answers; downloads and uploads of files are rejected."""
         address = read_absolute(request.target)
         if address[:2] not in self._open["http"]:
             raise self._out_of_bounds(request.target)
@@ -98,17 +98,17 @@ class ForwardGate:
         return reply
 
     def tunnel_to(self, target: str) -> tuple[str, int]:
-        """The target, if it is where an https site stands."""
+        """The target, if an https site is there."""
         place = read_authority(target)
         if place not in self._open["https"]:
             raise self._out_of_bounds(target)
         return place
 
     async def _ask(self, request: HttpRequest, address: Address) -> HttpReply:
-        asked = _request_bytes(request, address)
+        sent_bytes = _request_bytes(request, address)
         reader, writer = await connect(address[:2], self._limits)
         try:
-            writer.write(asked)
+            writer.write(sent_bytes)
             await writer.drain()
             return await _read_reply(reader, request.method, self._limits.reply_bytes)
         finally:
@@ -157,7 +157,7 @@ async def _read_reply_head(reader: StreamReader) -> tuple[int, Headers]:
         found = _STATUS_LINE.fullmatch(first)
         if found is None or found[1] == "101":
             raise Refused(502, f"{quoted(first)} is no status line.")
-        # What stands in the hundreds announces an answer, and is none.
+        # A status of 100 to 199 announces an answer, and is none.
         if found[1][0] != "1":
             return int(found[1]), read_headers(lines)
 
@@ -181,7 +181,7 @@ def _is_download(headers: Headers) -> bool:
 class ProxyGate:
     """Answers `GET http://shop.test/p/4` from the site of that host.
 
-    As a proxy has to, it goes by the address in the request line, whatever the Host header says.
+    As a proxy has to, it goes by the address in the request line, whatever the Host header is.
     """
 
     def __init__(self, hosts: Mapping[str, LocalSite], exchanges: Sequence[Exchange] = ()) -> None:
@@ -214,7 +214,7 @@ def session_gate(
     rest: bool = False,
     record: bool = False,
 ) -> ProxyGate:
-    """The gate to hosts of a session, and to further sites that stand beside them.
+    """The gate to hosts of a session, and to further sites besides.
 
     `rest` opens the paths under `/rest/`, for evaluators; `record` keeps the session's exchanges.
     """
@@ -234,7 +234,7 @@ def answer_locally(site: LocalSite, request: HttpRequest) -> HttpReply:
 
 
 class OriginGate:
-    """Answers `GET /p/4` from the one site that stands at this address."""
+    """Answers `GET /p/4` from the one site at this address."""
 
     def __init__(self, site: LocalSite, exchanges: Sequence[Exchange] = ()) -> None:
         """`exchanges` is where the site remembers, if it does."""
@@ -252,20 +252,20 @@ class OriginGate:
         raise Refused(403, f"{quoted(target)} is out of bounds: this port is no proxy.")
 
 
-def open_embedded(session: SiteSession) -> Door:
-    """A door to a session's sites alone."""
+def open_embedded(session: SiteSession) -> Listener:
+    """A listener to a session's sites alone."""
     gate = session_gate(session, [host_of(site) for site in HOSTS], record=True)
-    return _front(os.getpid()).open_door(gate)
+    return _front(os.getpid()).open_listener(gate)
 
 
-def open_real(sites: SiteMap) -> Door:
-    """A door to real sites alone, at their own addresses."""
-    return _front(os.getpid()).open_door(ForwardGate(sites))
+def open_real(sites: SiteMap) -> Listener:
+    """A listener to real sites alone, at their own addresses."""
+    return _front(os.getpid()).open_listener(ForwardGate(sites))
 
 
-def open_static(host: str, folder: Path) -> Door:
-    """A door to a folder of files alone, at a host."""
-    return _front(os.getpid()).open_door(ProxyGate({host: _static_site(folder)}))
+def open_static(host: str, folder: Path) -> Listener:
+    """A listener to a folder of files alone, at a host."""
+    return _front(os.getpid()).open_listener(ProxyGate({host: _static_site(folder)}))
 
 
 @cache

@@ -86,7 +86,7 @@ def make_level(level: str) -> Any:
         load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point  # type: ignore[assignment]
     )
     world = make(**spec.kwargs)
-    # Nobody reads minigrid's own observation: drawing it up is most of the cost of a step.
+    # minigrid's own observation is not used, and is most of the cost of a step.
     world.gen_obs = dict
     return world
 
@@ -194,7 +194,7 @@ class BabyAI(TextEnv):
         if level != self._level:
             self._level, self._world = level, make_level(level)
         self._world.reset(seed=int(seed))
-        self._solved = self._refused = False
+        self._solved = self._invalid = False
         self._look()
         goal = str(self._world.mission)
         if self._legacy:
@@ -205,7 +205,7 @@ class BabyAI(TextEnv):
     def _step(self, action: str) -> tuple[str, float, bool]:
         command = _normal(action, "pickup" if self._legacy else "pick up")
         plan = self._plans.get(command)
-        self._refused = plan is None and command != _CHECK
+        self._invalid = plan is None and command != _CHECK
         if command == _CHECK:
             return self._describe_actions(), 0.0, False
         if plan is None:
@@ -226,7 +226,7 @@ class BabyAI(TextEnv):
             place = self._world.agent_pos
             _, reward, terminated, truncated, _ = self._world.step(action)
             if terminated or truncated:
-                # Whatever the plan still holds would be taken in a world that has ended.
+                # The rest of the plan would be taken in a world that has ended.
                 self._solved = bool(terminated and reward > 0)
                 return (float(reward) if self._solved else 0.0), True
             if action == FORWARD and tuple(self._world.agent_pos) == tuple(place):
@@ -241,7 +241,7 @@ class BabyAI(TextEnv):
 
     def invalid_action(self) -> bool:
         """Whether the last action was not possible."""
-        return self._refused
+        return self._invalid
 
     def available_actions(self) -> list[str]:
         """What can be done now, as the observation lists it."""
@@ -265,10 +265,10 @@ class BabyAI(TextEnv):
         self._plans = self._make_plans()
 
     def _make_plans(self) -> dict[str, list[int]]:
-        """Every action that is possible now, and the low-level steps it stands for."""
+        """Every action that is possible now, with its low-level steps."""
         world, view = self._world, self._view
         plans: dict[str, list[int]] = {"turn left": [LEFT], "turn right": [RIGHT]}
-        # AgentGym offers what only a wall or a box prevents, whatever else stands there.
+        # AgentGym offers what only a wall or a box prevents, whatever else is there.
         blocked = view.wall_ahead if self._legacy else view.blocked_ahead
         ahead_is_free = blocked is None or blocked[1] > 1
         if ahead_is_free:

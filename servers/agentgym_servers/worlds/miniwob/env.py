@@ -13,7 +13,7 @@ from agentgym_servers.web.actions.parse import WIDGETS, ActionProblem, parse_act
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.messages import StartMiniWoB
-from agentgym_servers.web.chromium.workers import MOST_EPISODES
+from agentgym_servers.web.chromium.workers import MAX_EPISODES
 from agentgym_servers.web.front.forward_gate import open_static
 from agentgym_servers.web.layouts import View, browsergym_text
 from agentgym_servers.worlds.miniwob.experts import EXPERTS
@@ -61,13 +61,13 @@ class MiniWoB(TextEnv):
     the next observation.
 
     ## Rewards
-    1 when the page says that the task is done right, else 0. As with BrowserGym, any positive
+    1 when the page reports that the task is done right, else 0. As with BrowserGym, any positive
     reward of a page counts as right.
 
     ## Termination
-    The episode terminates when the page says that the task is over, right or wrong. It is truncated
-    after 15 turns. The tasks' clocks are off; `stock-market` and `terminal` alone show a time of
-    their own.
+    The episode terminates when the page reports that the task is over, right or wrong. It is
+    truncated after 15 turns. The tasks' clocks are off; `stock-market` and `terminal` alone show a
+    time of their own.
 
     ## Tasks
     `TASK/SEED` for the 125 tasks that BrowserGym has. The category is the task. 70 tasks have an
@@ -100,10 +100,10 @@ class MiniWoB(TextEnv):
     isolated = True
     # A browser has its own deadline, and several questions make up a reset.
     step_timeout_s = 180.0
-    max_sessions = MOST_EPISODES * (os.cpu_count() or 1)
+    max_sessions = MAX_EPISODES * (os.cpu_count() or 1)
 
     def __init__(self, render_mode: str | None = None) -> None:
-        find_chromium()  # to say so now, and not in the first episode
+        find_chromium()  # to report it now, and not in the first episode
         self._pages = miniwob_pages()
         self.tasks = miniwob_tasks()  # type: ignore[misc]
         super().__init__(render_mode)
@@ -112,40 +112,40 @@ class MiniWoB(TextEnv):
     def _reset(self, task: str) -> str:
         self._close()
         name, _, seed = task.partition("/")
-        door = open_static(_HOST, self._pages)
-        start = StartMiniWoB(secrets.token_hex(8), door.address, _BASE, name, int(seed))
+        listener = open_static(_HOST, self._pages)
+        start = StartMiniWoB(secrets.token_hex(8), listener.address, _BASE, name, int(seed))
         try:
             self._browser = browser = ChromiumBrowser(start, lambda origin: False)
         except BaseException:
-            door.close()
+            listener.close()
             raise
-        self._door = door
-        self._name, self._solved, self._refused = name, False, False
-        return self._told(browser, "", "")
+        self._listener = listener
+        self._name, self._solved, self._invalid = name, False, False
+        return self._observe(browser, "", "")
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         assert self._browser is not None
         found = parse_action(action, WIDGETS)
-        self._refused = isinstance(found, ActionProblem)
+        self._invalid = isinstance(found, ActionProblem)
         if isinstance(found, ActionProblem):
-            return self._told(self._browser, action[:_MAX_SHOWN], found.message), 0.0, False
+            return self._observe(self._browser, action[:_MAX_SHOWN], found.message), 0.0, False
         error = self._browser.act(found)
-        self._refused = bool(error)
+        self._invalid = bool(error)
         seen = self._browser.seen
         self._solved = seen.done and seen.reward > 0
-        told = self._told(self._browser, write_call(found)[:_MAX_SHOWN], error)
-        return told, seen.reward if seen.done else 0.0, seen.done
+        observation = self._observe(self._browser, write_call(found)[:_MAX_SHOWN], error)
+        return observation, seen.reward if seen.done else 0.0, seen.done
 
     def success(self) -> bool:
-        """Whether the page says that the task is done right."""
+        """Whether the page reports that the task is done right."""
         return self._solved
 
     def invalid_action(self) -> bool:
         """Whether the last action was not understood, or the page could not do it."""
-        return self._refused
+        return self._invalid
 
     def expert(self) -> Iterator[str]:
-        """Do the task by a script; tasks without one yield nothing."""
+        """Do the task by a script; tasks without a script yield nothing."""
         browser, script = self._browser, EXPERTS.get(self._name)
         if browser is None or script is None:
             return
@@ -170,9 +170,9 @@ class MiniWoB(TextEnv):
             try:
                 browser.close()
             finally:
-                self._door.close()
+                self._listener.close()
 
-    def _told(self, browser: ChromiumBrowser, last: str, error: str) -> str:
+    def _observe(self, browser: ChromiumBrowser, last: str, error: str) -> str:
         goal = browser.seen.goal
         return browsergym_text(
             View(goal, browser.tabs, browser.active, browser.tree(), last, error)

@@ -105,7 +105,7 @@ class SciWorld(TextEnv):
     ) -> None:
         if move_limit < 1:
             raise BadRequest(f"move_limit is at least 1, got {move_limit}")
-        find_java()  # to say so now, and not in the first episode
+        find_java()  # to report it now, and not in the first episode
         self._simplifications = parse_simplifications(simplifications)
         self._move_limit = move_limit
         self.tasks = sciworld_tasks(self._simplifications)  # type: ignore[misc]
@@ -121,19 +121,19 @@ class SciWorld(TextEnv):
             self._simulator = borrow()
         self._simulator.load(name, int(variation), self._simplifications)
         self._percent, self._taken, self._valid = 0, [], None
-        self._refused = False
+        self._invalid = False
         self._name, self._variation = name, int(variation)
         return f"{self._simulator.describe_task()}\n{self._simulator.step('look around')}"
 
     def _step(self, action: str) -> tuple[str, float, bool]:
-        self._refused = True
+        self._invalid = True
         if _RESET_TASK.fullmatch(action):
             return _NO_RESET, 0.0, False
         if len(action) > _MAX_ACTION:
             return _UNKNOWN, 0.0, False
         simulator = self._running()
         observation = simulator.step(action)
-        self._refused = observation.startswith(_UNKNOWN)
+        self._invalid = observation.startswith(_UNKNOWN)
         self._valid = None
         self._taken.append(action)
         before, self._percent = self._percent, simulator.score()
@@ -152,12 +152,12 @@ class SciWorld(TextEnv):
 
     def invalid_action(self) -> bool:
         """Whether the simulator did not understand the last action, effect or none."""
-        return self._refused
+        return self._invalid
 
     def available_actions(self) -> list[str]:
         """What the simulator accepts now, some hundreds of actions, or the numbers it asks for.
 
-        It takes the simulator tens of milliseconds, and is asked once a turn.
+        It takes the simulator tens of milliseconds, and is called once a turn.
         """
         if self._valid is None:
             listed = self._running().valid_actions()

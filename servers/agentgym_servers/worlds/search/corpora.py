@@ -81,7 +81,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What there is to search, and what is asked."""
+    """The passages to search, and the questions."""
 
     name: str
     passages: list[Passage]
@@ -141,7 +141,7 @@ def _decoded(corpus: str, data: bytes) -> World:
         first, *lines = data.splitlines()
         header = msgspec.json.decode(first, type=_Header)
         if len(lines) != header.passages + sum(header.questions.values()):
-            raise ValueError("its header states another number of lines")
+            raise ValueError("its number of lines differs from its header")
         passage = msgspec.json.Decoder(Passage).decode
         question = msgspec.json.Decoder(Question).decode
         questions, start = {}, header.passages

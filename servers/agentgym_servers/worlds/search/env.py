@@ -43,27 +43,27 @@ def exact_match(answer: str, golden: Sequence[str]) -> bool:
 
 def sub_exact_match(answer: str, golden: Sequence[str]) -> bool:
     """Whether the answer contains one of the golden ones after normalisation."""
-    said = _key(answer)
-    return any(key in said for key in map(_key, golden) if key)
+    given = _key(answer)
+    return any(key in given for key in map(_key, golden) if key)
 
 
 def f1(answer: str, golden: Sequence[str]) -> float:
     """The best F1 of words that the answer and a golden one share."""
-    said = _key(answer).split()
-    return max((_f1(said, _key(text).split()) for text in golden), default=0.0)
+    given = _key(answer).split()
+    return max((_f1(given, _key(text).split()) for text in golden), default=0.0)
 
 
 def _key(text: str) -> str:
-    """A text as it is compared: one of articles and punctuation alone, such as "The", as it is.
+    """A text in the form that is compared; one of only articles and punctuation stays as it is.
 
-    SQuAD's rule leaves nothing of those, so that an empty answer would be right.
+    SQuAD's rule leaves nothing of "The", so that an empty answer would be right.
     """
     return normal(text) or " ".join(text.lower().split())
 
 
-def _f1(said: Sequence[str], golden: Sequence[str]) -> float:
-    common = (Counter(said) & Counter(golden)).total()
-    return 2 * common / (len(said) + len(golden)) if common else 0.0
+def _f1(given: Sequence[str], golden: Sequence[str]) -> float:
+    common = (Counter(given) & Counter(golden)).total()
+    return 2 * common / (len(given) + len(golden)) if common else 0.0
 
 
 REMOTE_TIMEOUT_S: Final = 10.0
@@ -72,53 +72,53 @@ REMOTE_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """What can be asked, and what finds passages."""
+class SearchSetup:
+    """The questions, and what finds passages."""
 
     questions: QuestionSet
     retriever: Retriever
 
 
 @cache
-def shelf(corpus: str, retriever: str | None, questions: str | None) -> Shelf:
-    """The shelf of these settings, made once; the same parts are shared by several shelves."""
+def search_setup(corpus: str, retriever: str | None, questions: str | None) -> SearchSetup:
+    """The parts of these settings, made once; several environments share them."""
     if questions is not None:
         if retriever is None:
             raise BadRequest(
                 f"the questions {questions} come without passages; name a retriever for them: the "
                 "folder of an index, or an http address"
             )
-        return Shelf(_read(questions), _opened(retriever))
-    finder = _embedded(corpus) if retriever is None else _opened(retriever)
-    return Shelf(_asked(corpus), finder)
+        return SearchSetup(_file_questions(questions), _named_retriever(retriever))
+    finder = _corpus_retriever(corpus) if retriever is None else _named_retriever(retriever)
+    return SearchSetup(_corpus_questions(corpus), finder)
 
 
 @cache
-def _asked(corpus: str) -> QuestionSet:
+def _corpus_questions(corpus: str) -> QuestionSet:
     return world_questions(open_world(corpus))
 
 
 @cache
-def _read(questions: str) -> QuestionSet:
+def _file_questions(questions: str) -> QuestionSet:
     return read_questions(questions)
 
 
 @cache
-def _opened(where: str) -> Retriever:
+def _named_retriever(where: str) -> Retriever:
     return open_retriever(where, timeout_s=REMOTE_TIMEOUT_S)
 
 
 @cache
-def _embedded(corpus: str) -> Retriever:
+def _corpus_retriever(corpus: str) -> Retriever:
     return embedded_index(open_world(corpus).passages)
 
 
 def embedded_index(passages: Sequence[Passage]) -> Retriever:
     """A BM25 index of passages for this process alone."""
-    # bm25s is needed for making an index only: a retriever of one's own does without.
+    # Only making an index needs bm25s; other retrievers do not.
     maker = import_module("agentgym_servers.worlds.search.retrieval.bm25_build").Bm25Maker()
-    # The index stays mapped into memory when its files are gone; where a system does not allow
-    # that, they are left to it.
+    # The index stays mapped into memory when its files are deleted; a system that does not allow
+    # that keeps the files.
     with tempfile.TemporaryDirectory(prefix="agentgym-", ignore_cleanup_errors=True) as folder:
         corpus = Path(folder) / "corpus.jsonl"
         corpus.write_bytes(b"".join(msgspec.json.encode(p) + b"\n" for p in passages))
@@ -126,21 +126,21 @@ def embedded_index(passages: Sequence[Passage]) -> Retriever:
         return IndexRetriever(Path(folder) / "index")
 
 
-MOST_PASSAGES = 100
+MAX_PASSAGES = 100
 
 _MAX_PASSAGE_CHARS = 8_000  # 100 such passages fit an observation
 
 
-class Move(NamedTuple):
-    """A turn that can be understood."""
+class ParsedAction(NamedTuple):
+    """A turn that was understood."""
 
     kind: str
     """`search` or `answer`."""
     text: str
 
 
-def read_move(action: str) -> Move | None:
-    r"""The first search or answer of a turn, whatever is around it.
+def parse_action(action: str) -> ParsedAction | None:
+    r"""Parse the first search or answer of a turn; the text around it is ignored.
 
     It is the first match of `<(search|answer)>(.*?)</\1>`, in time that grows with the length.
     """
@@ -149,7 +149,7 @@ def read_move(action: str) -> Move | None:
     if not found:
         return None
     _, kind, text = min(found)
-    return Move(kind, text.strip())
+    return ParsedAction(kind, text.strip())
 
 
 def last_answer(action: str) -> str:
@@ -160,18 +160,18 @@ def last_answer(action: str) -> str:
     return text.strip()
 
 
-def shown(hits: Sequence[Hit]) -> str:
-    """Passages as Search-R1 writes them: `Doc 1(Title: "Title") Text`, one a line."""
+def format_passages(hits: Sequence[Hit]) -> str:
+    """Format passages as Search-R1 does: `Doc 1(Title: "Title") Text`, one a line."""
     lines = [f"Doc {number}{_document(hit)}" for number, hit in enumerate(hits, 1)]
     return f"<information>{''.join(lines).strip()}</information>"
 
 
-def searched(query: str) -> str:
+def search_turn(query: str) -> str:
     """The turn that searches for a query."""
     return f"<search>{query}</search>"
 
 
-def answered(text: str) -> str:
+def answer_turn(text: str) -> str:
     """The turn that gives an answer."""
     return f"<answer>{text}</answer>"
 
@@ -182,7 +182,7 @@ def _document(hit: Hit) -> str:
 
 
 def _pair(text: str, kind: str, place: int) -> tuple[int, str, int] | None:
-    """The first pair of tags from `place` on: where it begins, what it holds, where it ends."""
+    """The first pair of tags from `place` on: its start, its content, its end."""
     opening, closing = f"<{kind}>", f"</{kind}>"
     start = text.find(opening, place)
     end = text.find(closing, start + len(opening)) if start >= 0 else -1
@@ -200,7 +200,7 @@ _HOW = (
     "The first of these in a turn counts. "
 )
 
-_NO_MOVE = (
+_NO_ACTION = (
     "This turn has neither a search nor an answer. Write <search>what to look for</search> or "
     "<answer>the answer</answer>."
 )
@@ -282,11 +282,11 @@ class Search(TextEnv):
         topk: int = 3,
         legacy: bool = False,
     ) -> None:
-        if not isinstance(topk, int) or not 1 <= topk <= MOST_PASSAGES:
-            raise BadRequest(f"topk is a whole number from 1 to {MOST_PASSAGES}, got {topk!r}")
-        self._shelf = shelf(corpus, retriever, questions)
+        if not isinstance(topk, int) or not 1 <= topk <= MAX_PASSAGES:
+            raise BadRequest(f"topk is a whole number from 1 to {MAX_PASSAGES}, got {topk!r}")
+        self._setup = search_setup(corpus, retriever, questions)
         self._finder = corpus if retriever is None else retriever
-        self.tasks = self._shelf.questions.tasks  # type: ignore[misc]
+        self.tasks = self._setup.questions.tasks  # type: ignore[misc]
         if self.default_split not in self.tasks.splits:
             self.default_split = next(iter(self.tasks.splits))  # type: ignore[misc]
         if legacy:
@@ -295,41 +295,41 @@ class Search(TextEnv):
         self._topk, self._legacy = topk, legacy
 
     def _reset(self, task: str) -> str:
-        self._item = self._shelf.questions.items[task]
-        self._source = self._shelf.questions.sources.get(task)
+        self._item = self._setup.questions.items[task]
+        self._source = self._setup.questions.sources.get(task)
         self._query = ""
         self._hits: Sequence[Hit] | None = None
-        self._failures, self._solved, self._refused = 0, False, False
+        self._failures, self._solved, self._invalid = 0, False, False
         self._quality: dict[str, str | int | float] = {}
         if self._legacy:
             return f"{self.instruction}\n\n Question: {self._item.question}"
         return f"Question: {self._item.question}"
 
     def _step(self, action: str) -> tuple[str, float, bool]:
-        move = read_move(action)
-        self._refused = move is None or (move.kind == "search" and not move.text)
-        if move is None:
-            return _NO_MOVE, 0.0, False
-        if move.kind == "search":
-            return self._search(move.text), 0.0, False
-        return self._answer(last_answer(action) if self._legacy else move.text)
+        parsed = parse_action(action)
+        self._invalid = parsed is None or (parsed.kind == "search" and not parsed.text)
+        if parsed is None:
+            return _NO_ACTION, 0.0, False
+        if parsed.kind == "search":
+            return self._search(parsed.text), 0.0, False
+        return self._answer(last_answer(action) if self._legacy else parsed.text)
 
     def _search(self, query: str) -> str:
         self._query, self._hits = query, None
         if not query:
             return _EMPTY_QUERY
         try:
-            (self._hits,) = self._shelf.retriever.search([query], self._topk)
+            (self._hits,) = self._setup.retriever.search([query], self._topk)
         except RetrieverFailed as error:
             self._failures += 1
             self.env_errors.append("retrieval_failed")
             cause = type(error.__cause__ or error).__name__
             event(logger, logging.WARNING, "retrieval_failed", retriever=self._finder, cause=cause)
-            # A server's answer may quote the query, which is no business of a log.
+            # A server's answer may quote the query, which does not belong in a log.
             logger.debug("%s", error)
             return _NO_REPLY
-        told = shown(self._hits) if self._hits or self._legacy else _NOTHING
-        return told if self._legacy else f"\n\n{told}\n\n"
+        found = format_passages(self._hits) if self._hits or self._legacy else _NOTHING
+        return found if self._legacy else f"\n\n{found}\n\n"
 
     def _answer(self, answer: str) -> tuple[str, float, bool]:
         golden = self._item.answers
@@ -350,7 +350,7 @@ class Search(TextEnv):
 
     def invalid_action(self) -> bool:
         """Whether the last turn had neither a query nor an answer."""
-        return self._refused
+        return self._invalid
 
     def details(self) -> dict[str, str | int | float]:
         """How often the retriever failed; and how good the last answer is, once there is one."""
@@ -358,7 +358,7 @@ class Search(TextEnv):
 
     def has_expert(self) -> bool:
         """Whether the questions are those of a world that comes with the package."""
-        return bool(self._shelf.questions.sources)
+        return bool(self._setup.questions.sources)
 
     def expert(self) -> Iterator[str]:
         """Search and read as the world's expert does, whatever others do in between."""
@@ -370,10 +370,10 @@ class Search(TextEnv):
         try:
             query = next(solving)
             while True:
-                # Again where the search failed, or somebody else searched for something else.
+                # Repeat it if the search failed, or if another search came in between.
                 while self._query != query.strip() or self._hits is None:
-                    yield searched(query)
+                    yield search_turn(query)
                 query = solving.send([hit.passage for hit in self._hits])
         except StopIteration as end:
             while end.value:
-                yield answered(end.value)
+                yield answer_turn(end.value)

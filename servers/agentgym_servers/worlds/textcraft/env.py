@@ -91,12 +91,12 @@ class TextCraft(TextEnv):
         self._goal = task
         self._inventory: dict[str, int] = {}
         self._recipes = shown_recipes(self._book, task, self.rng)
-        self._crafted_goal = self._refused = False
+        self._crafted_goal = self._invalid = False
         lines = "\n".join(recipe.text for recipe in self._recipes)
         return f"Crafting commands:\n{lines}\n\nGoal: craft {task}."
 
     def _step(self, action: str) -> tuple[str, float, bool]:
-        self._refused = True  # until something comes of it
+        self._invalid = True  # until something comes of it
         if len(action) > _MAX_COMMAND:
             return f"That command is too long; the most is {_MAX_COMMAND} characters.", 0.0, False
         command = " ".join(action.lower().split()).removesuffix(".")
@@ -117,7 +117,7 @@ class TextCraft(TextEnv):
 
     def invalid_action(self) -> bool:
         """Whether the last command was not understood, or nothing came of it."""
-        return self._refused
+        return self._invalid
 
     def available_actions(self) -> list[str]:
         """`inventory`, and each shown recipe's own command and what it needs from the ground."""
@@ -149,7 +149,7 @@ class TextCraft(TextEnv):
         if held > MAX_AMOUNT:
             return f"You cannot hold more than {MAX_AMOUNT} {item}."
         self._inventory[item] = held
-        self._refused = False
+        self._invalid = False
         return f"Got {amount} {item}"
 
     def _craft(self, rest: str) -> str:
@@ -193,12 +193,12 @@ class TextCraft(TextEnv):
             if not self._inventory[item]:
                 del self._inventory[item]
         self._inventory[output] = self._inventory.get(output, 0) + recipe.makes
-        self._crafted_goal, self._refused = output == self._goal, False
+        self._crafted_goal, self._invalid = output == self._goal, False
         return f"Crafted {recipe.makes} {output}"
 
     def _describe_inventory(self) -> str:
         held = ", ".join(f"{amount} {item}" for item, amount in self._inventory.items())
-        self._refused = False
+        self._invalid = False
         return f"Inventory: {held or 'empty'}"
 
     def _not_a_base_item(self, item: str) -> str:
@@ -219,7 +219,7 @@ class TextCraft(TextEnv):
         return f"{tag} is a kind of item; name one, such as {self._book.members(tag)[0]}."
 
     def _command(self, recipe: Recipe) -> str:
-        """A recipe's command, with each kind of item replaced by the member held or listed."""
+        """A recipe's command, with each kind of item replaced by a member held or listed."""
         parts = []
         for name, amount in recipe.ingredients:
             members = [r.output for r in self._recipes if self._book.stands_for(r.output, name)]
@@ -287,7 +287,7 @@ def _fits(book: RecipeBook, recipe: Recipe, given: dict[str, int]) -> bool:
 
 
 def _amount(digits: str) -> int | None:
-    # Seven characters hold every allowed amount; int() of thousands of digits would raise.
+    # Every allowed amount has at most seven characters; int() of thousands of digits would raise.
     value = int(digits) if len(digits) <= 7 else 0
     return value if 1 <= value <= MAX_AMOUNT else None
 

@@ -35,5 +35,5 @@ class CodeHost:
 
 
 def logged_in_cookies(account: str) -> dict[str, str]:
-    """The cookies of somebody who is logged in from the start."""
+    """The cookies of an account that is logged in from the start."""
     return {COOKIE: data.token_of(account)}

@@ -21,12 +21,12 @@ ROUTES = Router()
 
 _COLUMNS = {"created_at": "o.placed", "increment_id": "o.id", "entity_id": "o.id"}
 
-_MOST_ORDERS = 100
+_MAX_ORDERS = 100
 
 
 @ROUTES.post("/rest/default/V1/integration/admin/token/", "/rest/V1/integration/admin/token/")
 def token(visit: Visit) -> Response:
-    """A token for the admin; the fields of the JSON that was sent stand in the form."""
+    """A token for the admin; the form has the fields of the JSON that was sent."""
     if (visit.sent("username"), visit.sent("password")) != (ADMIN, ADMIN_PASSWORD):
         return _json({"message": "The account sign-in was incorrect."}, 401)
     return _json(token_of(ADMIN))
@@ -36,9 +36,9 @@ def token(visit: Visit) -> Response:
 def orders(visit: Visit) -> Response:
     """Orders, in one order and of one page."""
     prefix = "searchCriteria[sortOrders][0]"
-    column = _COLUMNS.get(visit.asked(f"{prefix}[field]"), "o.id")
-    way = "DESC" if visit.asked(f"{prefix}[direction]").upper() == "DESC" else "ASC"
-    size = whole(visit.asked("searchCriteria[pageSize]"), 1, _MOST_ORDERS) or _MOST_ORDERS
+    column = _COLUMNS.get(visit.query(f"{prefix}[field]"), "o.id")
+    way = "DESC" if visit.query(f"{prefix}[direction]").upper() == "DESC" else "ASC"
+    size = whole(visit.query("searchCriteria[pageSize]"), 1, _MAX_ORDERS) or _MAX_ORDERS
     rows = visit.all(
         "SELECT o.*, c.email FROM purchase o JOIN customer c ON c.id = o.customer"
         f" ORDER BY {column} {way}, o.id {way} LIMIT {size}"

@@ -1,4 +1,4 @@
-"""Clients of a door, from raw bytes to a browser's habits, and a site whose answers are canned."""
+"""Clients of a listener, from raw bytes to a browser's habits, and a site with canned answers."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def place(door):
-    parts = urlsplit(door.address)
+def place(listener):
+    parts = urlsplit(listener.address)
     return parts.hostname, parts.port
 
 
-def connect(door):
-    return socket.create_connection(place(door), timeout=10)
+def connect(listener):
+    return socket.create_connection(place(listener), timeout=10)
 
 
-def ask(door, url, method="GET", body=None, headers=None):
+def ask(listener, url, method="GET", body=None, headers=None):
     """One request, its address in the request line just as it is given."""
-    with closing(http.client.HTTPConnection(*place(door), timeout=10)) as client:
+    with closing(http.client.HTTPConnection(*place(listener), timeout=10)) as client:
         client.request(method, url, body, headers or {})
         answer = client.getresponse()
         return Answer(answer.status, answer.headers, answer.read())
 
 
-def send(door, data):
-    """All that a door has to say to these bytes, until it hangs up."""
-    with connect(door) as client:
+def send(listener, data):
+    """All that a listener has to say to these bytes, until it hangs up."""
+    with connect(listener) as client:
         client.sendall(data)
         return rest_of(client)
 
@@ -54,11 +54,11 @@ def status_of(answer):
     return int(answer.split(b" ", 2)[1])
 
 
-def through(door):
+def through(listener):
     """A client with cookies that follows redirects, and asks everything of a proxy."""
     client = requests.Session()
     client.trust_env = False
-    client.proxies = {"http": door.address, "https": door.address}
+    client.proxies = {"http": listener.address, "https": listener.address}
     return client
 
 
