@@ -374,8 +374,6 @@ def evaluate(
         str | None,
         typer.Option(help="Variable with the key: OPENAI_API_KEY, and VLLM_API_KEY for vllm:."),
     ] = None,
-    price_in: Annotated[float, typer.Option(min=0.0, help="Of a million prompt tokens.")] = 0.0,
-    price_out: Annotated[float, typer.Option(min=0.0, help="Of a million sampled tokens.")] = 0.0,
     requests_per_minute: Annotated[
         float, typer.Option(min=0.0, help="To an openai: endpoint; 0 is no limit.")
     ] = 0.0,
@@ -428,9 +426,7 @@ def evaluate(
             ),
             policies=policies,
         )
-        _carry_out(
-            plan, specs, rollout_runner, out, fresh, baseline, (price_in, price_out), json_path
-        )
+        _carry_out(plan, specs, rollout_runner, out, fresh, baseline, json_path)
 
 
 def _carry_out(
@@ -440,7 +436,6 @@ def _carry_out(
     out: Path | None,
     fresh: bool,
     baseline: str | None,
-    prices: tuple[float, float],
     json_path: Path | None,
 ) -> None:
     """Play what is not there yet, and conclude."""
@@ -455,7 +450,7 @@ def _carry_out(
                 soft_wrap=True, markup=False,
             )  # fmt: skip
             raise typer.Exit(INTERRUPTED) from None
-        reports = reports_of(plan, played, prices)
+        reports = reports_of(plan, played)
         conclude(store, plan, reports, comparisons_of(plan, played, baseline), console, json_path)
 
 
