@@ -27,7 +27,7 @@ Trust = Annotated[
 
 KEYS: Final = (
     "env", "env_kwargs", "servers", "envs", "agent", "algorithm", "attention", "engine_args",
-    "trainer_args", "lora",
+    "trainer_args", "lora", "horizon_schedule",
 )  # fmt: skip
 """The settings of a run that can name code or addresses."""
 _PLAIN: Final = re.compile(r"[\w\s.,;'!?()+=%-]*")

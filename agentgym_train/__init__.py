@@ -1,4 +1,68 @@
-"""The trainer: multi-turn RL of language models on text environments, on TRL and Accelerate.
+"""Trains language models on text environments by multi-turn RL, on TRL and Accelerate.
 
-Importing this package is light; torch is loaded when training begins.
+Importing this package is light: torch is loaded when a name that needs it is first used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from agentgym_train.agent_trainer import AgentTrainer
+    from agentgym_train.algorithms import Algorithm, TokenBatch
+    from agentgym_train.config.base import PolicyConfig
+    from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, SFTConfig
+    from agentgym_train.data.collect import CollectConfig, collect
+    from agentgym_train.evaluation.report import EvalReport
+    from agentgym_train.horizon import Horizon
+    from agentgym_train.rollout.agent import Agent
+    from agentgym_train.rollout.policy import Policy
+    from agentgym_train.trainers.trl_rollout import TrlRollout
+
+__all__ = [
+    "Agent",
+    "AgentEvolConfig",
+    "AgentTrainer",
+    "Algorithm",
+    "CollectConfig",
+    "DPOConfig",
+    "EvalReport",
+    "Horizon",
+    "Policy",
+    "PolicyConfig",
+    "RLConfig",
+    "SFTConfig",
+    "TokenBatch",
+    "TrlRollout",
+    "collect",
+]
+
+_MODULES: Final = {
+    "Agent": "rollout.agent",
+    "AgentEvolConfig": "config.methods",
+    "AgentTrainer": "agent_trainer",
+    "Algorithm": "algorithms",
+    "CollectConfig": "data.collect",
+    "DPOConfig": "config.methods",
+    "EvalReport": "evaluation.report",
+    "Horizon": "horizon",
+    "Policy": "rollout.policy",
+    "PolicyConfig": "config.base",
+    "RLConfig": "config.methods",
+    "SFTConfig": "config.methods",
+    "TokenBatch": "algorithms",
+    "TrlRollout": "trainers.trl_rollout",
+    "collect": "data.collect",
+}
+"""Where each public name is defined."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,18 +6,20 @@ A schedule's numbers rise. It never takes a turn back, and never goes past the l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import isnan
 from statistics import fmean
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.named_code import load_named
 
-ScheduleName = Literal["fixed", "stepwise", "linear", "adaptive"]
+SCHEDULES: Final = ("fixed", "stepwise", "linear", "adaptive")
+"""Names of the built-in schedules."""
 
 _RISE: Final = 0.01
 """A mean success that is higher by less than this has not risen."""
@@ -34,6 +36,7 @@ class Growth:
     reason: str
 
 
+@runtime_checkable
 class Horizon(Protocol):
     """A schedule: `horizon(step)` is the most turns of an episode sampled at optimizer step `step`.
 
@@ -220,14 +223,24 @@ class Adaptive(Horizon):
 def make_horizon(
     rounds: Sequence[int],
     every: int,
-    schedule: ScheduleName | None = None,
+    schedule: str | None = None,
     *,
     threshold: float = 0.8,
     patience: int = 50,
     window: int = 10,
 ) -> Horizon:
-    """The schedule of that name; without one `fixed` for one number, `stepwise` for several."""
+    """The schedule of that name; None is `fixed` for one number and `stepwise` for several.
+
+    `package.module:Class` is called as `Class(rounds, every)`.
+    """
     stages = tuple(rounds)
+    if schedule is not None and ":" in schedule:
+        return as_horizon(_imported(schedule)(stages, every))
+    if schedule not in (None, *SCHEDULES):
+        raise ConfigError(
+            f"no horizon_schedule {schedule!r}; choose from {', '.join(SCHEDULES)}, or write "
+            "package.module:Class"
+        )
     match schedule or ("fixed" if len(stages) == 1 else "stepwise"):
         case "fixed":
             if len(stages) != 1:
@@ -238,6 +251,33 @@ def make_horizon(
         case "adaptive":
             return Adaptive(stages, every, threshold, patience, window)
     return ScalingInterStepwise(stages, every)
+
+
+@dataclass(frozen=True, slots=True)
+class FromFunction(Horizon):
+    """A schedule that is a function of the optimizer step."""
+
+    function: Callable[[int], int]
+
+    def __call__(self, step: int) -> int:
+        """Maximum turns at `step`; raises `ConfigError` unless it is at least 1."""
+        turns = self.function(step)
+        if not isinstance(turns, int) or turns < 1:
+            raise ConfigError(f"a horizon is at least 1 turn, got {turns!r} at step {step}")
+        return turns
+
+
+def as_horizon(schedule: Callable[[int], int]) -> Horizon:
+    """A schedule as the trainer uses it; a plain function has no state to save."""
+    return schedule if isinstance(schedule, Horizon) else FromFunction(schedule)
+
+
+def _imported(name: str) -> Callable[..., Callable[[int], int]]:
+    try:
+        made: Callable[..., Callable[[int], int]] = load_named(name)
+    except (BadRequest, ImportError) as error:
+        raise ConfigError(f"cannot import the horizon schedule {name!r}: {error}") from error
+    return made
 
 
 def _check(rounds: tuple[int, ...], every: int) -> None:

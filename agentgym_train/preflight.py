@@ -31,7 +31,9 @@ def is_complete(path: Path) -> bool:
     return RunStore.open(path).read_json("summary.json") is not None
 
 
-def prepared(config: RunConfig, processes: int = 1) -> RolloutRunner | Worlds | None:
+def prepared(
+    config: RunConfig, processes: int = 1, *, is_loaded: bool = False
+) -> RolloutRunner | Worlds | None:
     """What is played, ready for one of so many processes; None if nothing is.
 
     Raises with what to do when the batch does not divide, when a library, the model, a server, the
@@ -39,7 +41,8 @@ def prepared(config: RunConfig, processes: int = 1) -> RolloutRunner | Worlds | 
     """
     config.check_processes(processes)
     check_libraries()
-    config.check_model()
+    if not is_loaded:
+        config.check_model()
     if isinstance(config, AgentEvolConfig):
         return Worlds(config, processes)
     return world_of(config, processes) if config.env else None

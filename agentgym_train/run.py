@@ -6,6 +6,7 @@ What is the same for all methods is here; what is a method's own is in its `Meth
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any, Final
 import yaml
 from accelerate import PartialState
 from rich.console import Console
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from agentgym_env.run_lock import is_unused
 from agentgym_env.run_store import RunStore, next_free_name, run_facts
+from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import trust_option
 from agentgym_train.config.base import RunConfig
 from agentgym_train.console import progress_bar
@@ -126,8 +128,40 @@ def load_policy_for(config: RunConfig, rollout_runner: RolloutRunner | None, dev
     return policy
 
 
+def evaluate_policy(
+    config: RunConfig,
+    policy: Policy,
+    rollout_runner: RolloutRunner,
+    console: Console,
+    label: str = "evaluating",
+) -> tuple[EvalReport, list[Trajectory]]:
+    """Evaluate the weights that the engine has, as a run's config says. A collective."""
+    state = PartialState()
+    found = evaluate(
+        rollout_runner,
+        policy.actors(config.eval_temperature),
+        split=config.eval_split,
+        horizon=config.fixed_eval_horizon,
+        samples=config.eval_samples,
+        per_category=config.eval_per_category or None,
+        instruction=policy.instruction,
+        console=console,
+        label=label,
+        rank=state.process_index,
+        processes=state.num_processes,
+        gathered=gathered,
+    )
+    rollout_runner.run(policy.engine.sleep())
+    return found
+
+
 def train(
-    trainer: Any, checkpoint: str | None, method: Method, store: RunStore, console: Console
+    trainer: Any,
+    checkpoint: str | None,
+    method: Method,
+    store: RunStore,
+    console: Console,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> None:
     """Train to the last step, if the checkpoint is not there yet.
 
@@ -139,6 +173,8 @@ def train(
             trainer.add_callback(Metrics(store, progress, method.shown))
         trainer.add_callback(stop)
         for callback in method.callbacks(trainer, checkpoint, progress):
+            trainer.add_callback(callback)
+        for callback in callbacks:
             trainer.add_callback(callback)
         trainer.add_callback(StopAtLastStep())
         try:
@@ -198,23 +234,10 @@ class Run:
         if kept is not None:
             return EvalReport.from_dict(kept)
         rollout_runner.run(policy.engine.update_weights(model, trained_steps or 0))
-        state = PartialState()
-        report, trajectories = evaluate(
-            rollout_runner,
-            policy.actors(config.eval_temperature),
-            split=config.eval_split,
-            horizon=config.fixed_eval_horizon,
-            samples=config.eval_samples,
-            per_category=config.eval_per_category or None,
-            instruction=policy.instruction,
-            console=self.console,
-            label=name.replace("_", " "),
-            rank=state.process_index,
-            processes=state.num_processes,
-            gathered=gathered,
+        report, trajectories = evaluate_policy(
+            config, policy, rollout_runner, self.console, name.replace("_", " ")
         )
-        rollout_runner.run(policy.engine.sleep())
-        if state.is_main_process:
+        if PartialState().is_main_process:
             self.store.append_trajectories(name, trajectories)
             self.store.write_json(f"{name}.json", report.as_dict())
         return report

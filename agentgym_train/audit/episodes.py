@@ -45,7 +45,7 @@ from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
 from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.trainer import AgentTrainer
+from agentgym_train.trainers.trainer import RLTrainer
 
 EPISODE: ContextVar[int] = ContextVar("EPISODE", default=-1)
 
@@ -166,7 +166,7 @@ class Episodes:
     """All episodes, and the trainer they were played for."""
 
     rows: list[Row]
-    trainer: AgentTrainer
+    trainer: RLTrainer
     group_size: int
 
     @property
@@ -269,7 +269,7 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
     with tempfile.TemporaryDirectory(prefix="agentgym-audit-") as folder:
         config = _config(settings, policy.config.model, folder, len(rollout_runner.tasks.ids))
         store = RunStore.create(Path(folder) / "run", {})
-        trainer = AgentTrainer(policy, config, cast(RolloutRunner, rollout_runner), store)
+        trainer = RLTrainer(policy, config, cast(RolloutRunner, rollout_runner), store)
         trainer.episodes.tasks = lambda step: list(rollout_runner.tasks.ids)
         # In training a model is in training mode, where dropout is on.
         trainer.model.train()
@@ -286,7 +286,7 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
     return Episodes(_rows(rollout_runner, trainer, output), trainer, config.num_generations)
 
 
-def _rows(rollout_runner: AuditRunner, trainer: AgentTrainer, output: dict[str, Any]) -> list[Row]:
+def _rows(rollout_runner: AuditRunner, trainer: RLTrainer, output: dict[str, Any]) -> list[Row]:
     prompts, completions = output["prompt_mask"].bool(), output["completion_mask"].bool()  # (B, ·)
     loss_mask = output["completion_mask"] * output["tool_mask"]  # (B, T)
     scores = _trainer_scores(trainer, output)
@@ -310,7 +310,7 @@ def _rows(rollout_runner: AuditRunner, trainer: AgentTrainer, output: dict[str, 
     return rows
 
 
-def _trainer_scores(trainer: AgentTrainer, output: dict[str, Any]) -> Tensor:
+def _trainer_scores(trainer: RLTrainer, output: dict[str, Any]) -> Tensor:
     """(B, T) log-probabilities by the trainer's own function, as its loss computes them."""
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (B, P + T)
     mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)  # (B, P + T)

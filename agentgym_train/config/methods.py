@@ -22,7 +22,7 @@ from agentgym_train.config.base import (
 )
 from agentgym_train.config.reading import check_keys
 from agentgym_train.config.values import EpisodeFilter, PairRules, trained_outcomes
-from agentgym_train.horizon import Horizon, ScheduleName, make_horizon
+from agentgym_train.horizon import Horizon, make_horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,10 @@ class RLConfig(RunConfig):
 
     horizon: list[int] = field(default_factory=lambda: [30])
     """Maximum turns per episode: one number, or several that grow from stage to stage."""
-    horizon_schedule: ScheduleName | None = None
-    """How the horizon grows: `fixed`, `stepwise` (ScalingInter-RL), `linear`, or `adaptive` (when
-    the current horizon is learned). Null uses fixed for one number and stepwise for several."""
+    horizon_schedule: str | None = None
+    """How the horizon grows: `fixed`, `stepwise` (ScalingInter-RL), `linear`, `adaptive` (when
+    the current horizon is learned), or `package.module:Class`, called with the numbers and
+    `horizon_every`. Null uses fixed for one number and stepwise for several."""
     horizon_every: int = 100
     """Optimizer steps per stage; the minimum per stage for adaptive."""
     horizon_threshold: float = 0.8

@@ -26,16 +26,14 @@ StepMetrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Which of TRL's many figures a step are kept, and which are shown."""
+    """Which log entries are a step's metrics, and the text beside the progress bar."""
 
     named_by: str
-    """A line of the log that has this figure is a step's; others, such as the last, are passed
-    over."""
-    kept: frozenset[str]
-    kept_kinds: tuple[str, ...]
-    """So are all figures whose name begins so."""
+    """A log entry with this metric is a step's; others, such as the last one, are ignored."""
     text: Callable[[StepMetrics], str]
-    """The line beside the bar."""
+    """The text beside the bar."""
+    hidden: tuple[str, ...] = ()
+    """Metrics whose names begin with one of these are not written; all others are."""
 
 
 class Metrics(TrainerCallback):
@@ -76,9 +74,8 @@ class Metrics(TrainerCallback):
         """Keep and show one step's figures."""
         if not logs or self._shown.named_by not in logs:
             return
-        kept, kinds = self._shown.kept, self._shown.kept_kinds
         row = {"step": state.global_step, "seconds": time.monotonic() - self._began}
-        row |= {k: v for k, v in logs.items() if k in kept or k.startswith(kinds)}
+        row |= {k: v for k, v in logs.items() if not k.startswith(self._shown.hidden)}
         self._store.append_metrics(row)
         self._progress.update(self._bar, completed=state.global_step, figures=self._shown.text(row))
 
@@ -209,7 +206,7 @@ def last_checkpoint(folder: Path) -> str | None:
     return max(numbered)[1] if numbered else None
 
 
-MakeTrainer = Callable[[RunStore], Any]
+MakeTrainer = Callable[..., Any]
 
 """Makes a trainer of transformers' kind, with `whole_model()` and `close()`, for a run folder."""
 

@@ -305,8 +305,6 @@ METHOD = Method(
     callbacks=callbacks,
     shown=Shown(
         named_by="rewards/accuracies",
-        kept=frozenset({"loss", "grad_norm", "learning_rate", "entropy", "num_tokens", "epoch"}),
-        kept_kinds=("rewards/", "logps/"),
         text=_text,
     ),
     summary=learning_summary,

@@ -232,18 +232,6 @@ METHOD = Method(
     callbacks=callbacks,
     shown=Shown(
         named_by="mean_token_accuracy",
-        kept=frozenset(
-            {
-                "loss",
-                "grad_norm",
-                "learning_rate",
-                "entropy",
-                "mean_token_accuracy",
-                "num_tokens",
-                "epoch",
-            }
-        ),
-        kept_kinds=(),
         text=_text,
     ),
     summary=learning_summary,

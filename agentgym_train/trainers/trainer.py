@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ from agentgym_train.config.values import trained_outcomes
 from agentgym_train.data.token_store import PIECES, KeptTokens, pack, write_pieces
 from agentgym_train.distributed import WholeModel, gathered
 from agentgym_train.engines.hf import HFEngine
+from agentgym_train.horizon import Horizon
 from agentgym_train.models import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutBar, RolloutRunner
@@ -224,23 +226,31 @@ def _turn_means(trajectory: Trajectory, values: Sequence[float]) -> list[float]:
     return means
 
 
-class AgentTrainer(PackedUpdate):
+class RLTrainer(PackedUpdate):
     """Trains a policy on the tasks of one split.
 
-    A group is `group_size` episodes of one task and one world seed, which depend on the run's seed
-    and the step alone: a resumed run plays what the unbroken one would have played. Of several
-    processes each plays whole groups, and waits for no other while it does (see `ranks`).
+    A group is `num_generations` episodes of one task and environment seed, which depend only on
+    the run's seed and the step: a resumed run plays the same episodes. Each process plays whole
+    groups, and does not wait for others while it does (see `distributed`).
     """
 
     def __init__(
-        self, policy: Policy, config: RLConfig, rollout_runner: RolloutRunner, store: RunStore
+        self,
+        policy: Policy,
+        config: RLConfig,
+        rollout_runner: RolloutRunner,
+        store: RunStore,
+        *,
+        algorithm: Algorithm | None = None,
+        horizon: Horizon | None = None,
     ) -> None:
+        """`algorithm` and `horizon` replace those that the config names."""
         self.policy = policy
         self.config = config
         self.rollout_runner = rollout_runner
         self.store = store
-        self.horizon = config.make_horizon()
-        self.algorithm = make_algorithm(config.algorithm, config.algorithm_args)
+        self.horizon = horizon or config.make_horizon()
+        self.algorithm = algorithm or make_algorithm(config.algorithm, config.algorithm_args)
         self.max_tokens_per_microbatch = config.max_tokens_per_microbatch
         self._whole = WholeModel()
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
@@ -260,10 +270,15 @@ class AgentTrainer(PackedUpdate):
                 rollout_func=self._hand_over,
                 peft_config=lora_config(config.lora),
             )
+        self._add_parts(config)
+
+    def _add_parts(self, config: RLConfig) -> None:
+        """What plays a step's episodes and what turns them into advantages."""
+        policy = self.policy
         self.episodes = StepSampler(
             config,
-            rollout_runner,
-            lambda: policy.actors(config.temperature),
+            self.rollout_runner,
+            policy.actors,
             instruction=policy.instruction,
             updates_per_rollout=self.num_iterations,
             rank=PartialState().process_index,
@@ -286,7 +301,7 @@ class AgentTrainer(PackedUpdate):
             engine_is_exact=policy.engine.is_exact and not config.samples_stale,
         )
         self.keeper = TokenWriter(
-            store, config.keep_tokens, config.num_generations, policy.tokenizer
+            self.store, config.keep_tokens, config.num_generations, policy.tokenizer
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -462,7 +477,7 @@ def _prepare(
 ) -> MakeTrainer:
     if rollout_runner is None:
         raise ConfigError("RL plays an environment; name one with env")
-    return lambda store: AgentTrainer(policy, config, rollout_runner, store)
+    return partial(RLTrainer, policy, config, rollout_runner)
 
 
 def _callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list[TrainerCallback]:
@@ -484,29 +499,8 @@ METHOD = Method(
     callbacks=_callbacks,
     shown=Shown(
         named_by="success",
-        kept=frozenset(
-            {
-                "reward",
-                "reward_std",
-                "success",
-                "horizon",
-                "turns",
-                "env_steps",
-                "sampled_tokens",
-                "rollout_seconds",
-                "staleness",
-                "dropped",
-                "lost",
-                "retried",
-                "loss",
-                "grad_norm",
-                "entropy",
-                "kl",
-                "learning_rate",
-                "clip_ratio/region_mean",
-            }
-        ),
-        kept_kinds=("outcome/", "critic/", "engine/"),
+        # TRL's figures about the generation, which is not TRL's here.
+        hidden=("completions/", "rewards/", "sampling/", "tools/", "num_tokens", "step_time"),
         text=_text,
     ),
     summary=summary,

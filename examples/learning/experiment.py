@@ -21,7 +21,7 @@ from agentgym_train.preflight import resumed_config
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.callbacks import Metrics
-from agentgym_train.trainers.trainer import METHOD, AgentTrainer
+from agentgym_train.trainers.trainer import METHOD, RLTrainer
 
 RESULT = "result.json"
 _SILENT = Console(quiet=True)
@@ -127,7 +127,7 @@ def train_to_budget(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     """Train until the environment steps are used up; an unfinished run starts anew."""
     config = arm.config
     store = RunStore.create(arm.path, run_facts(config.as_dict()))
-    trainer = AgentTrainer(policy_of(config, config.model), config, rollout_runner, store)
+    trainer = RLTrainer(policy_of(config, config.model), config, rollout_runner, store)
     trainer.remove_callback(PrinterCallback)
     with progress_bar(_SILENT) as progress:
         trainer.add_callback(Metrics(store, progress, METHOD.shown))

@@ -16,7 +16,7 @@ from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.batch import rollout_output
-from agentgym_train.trainers.trainer import AgentTrainer, TooManyLost, trajectory_reward
+from agentgym_train.trainers.trainer import RLTrainer, TooManyLost, trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 TEMPERATURE = 0.7
@@ -39,7 +39,7 @@ def train_one_step(tmp_path, script, **changes):
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     store = RunStore.create(tmp_path / "run", {})
     with RolloutRunner(config.env) as rollout_runner:
-        trainer = AgentTrainer(policy, config, rollout_runner, store)
+        trainer = RLTrainer(policy, config, rollout_runner, store)
         trainer.train()
     return trainer, before
 

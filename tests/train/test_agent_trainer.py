@@ -1,0 +1,167 @@
+"""Training from Python gives what the command gives, and takes objects for what a config names."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+import agentgym_train
+from agentgym_env.errors import ConfigError
+from agentgym_env.run_store import RunStore
+from agentgym_train import AgentTrainer, Algorithm, RLConfig, SFTConfig, TokenBatch
+from agentgym_train.rollout.agent import Agent
+from tests.train.command import Command, finish
+from tests.train.small import textcraft_tokenizer, tiny_model
+
+SHORT = {
+    "horizon": [4], "steps": 2, "prompts_per_step": 4, "num_generations": 4, "turn_max_tokens": 40,
+    "max_tokens": 2048, "instruction": "", "learning_rate": 1e-2, "eval_per_category": 1,
+    "eval_before": False, "eval_after": False, "save_every": 1,
+}  # fmt: skip
+TEXTCRAFT = "agentgym/TextCraft-v0"
+
+
+@dataclass(frozen=True)
+class Doubled(Algorithm):
+    """Twice the return of the episode, whatever the others did."""
+
+    factor: float = 2.0
+
+    def advantages(self, batch: TokenBatch) -> torch.Tensor:
+        return batch.rewards.sum(1, keepdim=True) * self.factor * batch.loss_mask  # (B, T)
+
+
+class Shouting(Agent):
+    """Shows observations in capitals."""
+
+    def begin(self, observation):
+        message = super().begin(observation)
+        return type(message)(message.text.upper())
+
+
+class StopAt(TrainerCallback):
+    """Stops after a step, with a checkpoint."""
+
+    def __init__(self, step):
+        self.step = step
+        self.seen = []
+
+    def on_step_end(self, args, state, control, **_):
+        self.seen.append(state.global_step)
+        if state.global_step == self.step:
+            control.should_training_stop = True
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """One that solves some tasks, so that it is trained."""
+    return str(Path(__file__).parents[2] / "examples" / "train" / "textcraft" / "warm_policy")
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_a_trainer_in_python_gives_the_weights_of_the_command(tmp_path, policy):
+    args = RLConfig(output_dir=str(tmp_path / "python"), **SHORT)
+    with AgentTrainer(model=policy, env=TEXTCRAFT, args=args) as trainer:
+        metrics = trainer.train()
+        report = trainer.evaluate(samples=2)
+        trainer.save_model(tmp_path / "saved")
+    assert metrics["step"] == 2 and {"reward", "success", "turns"} <= metrics.keys()
+    assert report.episodes == 2 * len({"depth 1", "depth 2", "depth 3", "depth 4"}) > 0
+    file = tmp_path / "rl.yaml"
+    values = {"model": policy, "env": TEXTCRAFT, "output_dir": str(tmp_path / "command"), **SHORT}
+    file.write_text(yaml.safe_dump(values))
+    status, output = finish(Command("train", file))
+    assert status == 0, output
+    trained = weights(tmp_path / "command" / "model")
+    assert same(weights(tmp_path / "python" / "model"), trained)
+    assert same(weights(tmp_path / "saved"), trained)
+    assert not same(trained, weights(Path(policy)))
+    plain = [json.loads((tmp_path / name / "run.json").read_text()) for name in
+             ("python", "command")]  # fmt: skip
+    assert {**plain[0]["config"], "output_dir": ""} == {**plain[1]["config"], "output_dir": ""}
+
+
+def test_a_stopped_run_continues_bit_exactly(tmp_path, policy):
+    def run(name, *stops):
+        args = RLConfig(model=policy, env=TEXTCRAFT, output_dir=str(tmp_path / name), **SHORT)
+        for number, stop in enumerate(stops):
+            with AgentTrainer(args=args, callbacks=[stop]) as trainer:
+                trainer.train(resume_from_checkpoint=number > 0)
+        return weights(tmp_path / name / "model")
+
+    whole, (first, rest) = StopAt(9), (StopAt(1), StopAt(9))
+    assert same(run("whole", whole), run("parts", first, rest))
+    assert (whole.seen, first.seen, rest.seen) == ([1, 2], [1], [2])
+
+
+def test_algorithm_horizon_agent_and_model_are_passed_as_objects(tmp_path):
+    args = RLConfig(output_dir=str(tmp_path / "run"), **SHORT)
+    with AgentTrainer(
+        model=tiny_model(),
+        env=TEXTCRAFT,
+        args=args,
+        processing_class=textcraft_tokenizer(),
+        algorithm=Doubled(factor=3.0),
+        horizon=lambda step: 1 + step,
+        agent=Shouting,
+    ) as trainer:
+        trainer.train()
+        assert trainer.trainer.algorithm == Doubled(3.0)
+    store = RunStore.open(tmp_path / "run")
+    assert [row["horizon"] for row in store.metrics()[0]] == [1, 2]
+    episodes, _ = store.trajectories("train")
+    assert {t.horizon for t in episodes} == {1, 2}
+    config = store.read_json("run.json")["config"]
+    assert config["algorithm"].endswith("test_agent_trainer:Doubled")
+    assert (config["algorithm_args"], config["horizon"]) == ({"factor": 3.0}, [1, 2])
+
+
+def test_a_setting_is_given_once():
+    with pytest.raises(ConfigError, match="model is given twice: 'a', and 'b' in args"):
+        AgentTrainer(model="a", env=TEXTCRAFT, args=RLConfig(model="b", output_dir="x"))
+    with pytest.raises(ConfigError, match="missing output_dir and env"):
+        AgentTrainer(model="a")
+    with pytest.raises(ConfigError, match="are for RL"):
+        AgentTrainer(model="a", args=SFTConfig(data=["d"], output_dir="x"), algorithm=Doubled())
+
+
+def test_an_environment_class_is_served_if_it_can_be_imported(tmp_path, policy):
+    from worlds import Guess
+
+    args = RLConfig(output_dir=str(tmp_path / "run"), **{**SHORT, "steps": 1})
+    with AgentTrainer(model=policy, env=Guess, args=args) as trainer:
+        assert trainer.rollout_runner.card.env == "worlds:Guess"
+
+    class Local(Guess):
+        pass
+
+    with pytest.raises(ConfigError, match=r"cannot be imported as .*; define it in a module"):
+        AgentTrainer(model=policy, env=Local, args=args)
+
+
+def test_the_package_has_at_most_15_names_and_loads_no_torch():
+    assert len(agentgym_train.__all__) <= 15
+    for name in agentgym_train.__all__:
+        assert getattr(agentgym_train, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
+        agentgym_train.Trainer  # noqa: B018
+    code = (
+        "import sys, agentgym_train; from agentgym_train import RLConfig, Agent, Horizon, collect; "
+        "print({'torch', 'transformers', 'trl'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "set()"
