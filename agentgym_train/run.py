@@ -211,7 +211,7 @@ class Run:
             after = self.evaluated(trainer.gathered_model(), trained_steps=trainer.args.max_steps)
         except KeyboardInterrupt:
             self.console.print(
-                f"Stopped. To go on: [bold]agentgym train --resume {self.store.path}"
+                f"Interrupted. Resume with: [bold]agentgym train --resume {self.store.path}"
                 f"{trust_option(self.config.as_dict())}[/]",
                 soft_wrap=True,
             )

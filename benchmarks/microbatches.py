@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
@@ -32,7 +31,7 @@ from agentgym_train.trainers.dpo import AgentDPOTrainer, PairCollator, dpo_confi
 from agentgym_train.trainers.sft import AgentSFTTrainer, sft_config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from examples.small_models import small_policy, small_tokenizer  # noqa: E402
+from examples.small_models import small_policy, small_tokenizer
 
 ROWS = 32
 SHARED: dict[str, Any] = {
@@ -90,7 +89,9 @@ def main() -> None:
             ),
         },
     )  # fmt: skip
-    pairs = [pair(row) for row in sft_rows(ROWS // 2 * given.steps, given.longest, random.Random(1))]
+    pairs = [
+        pair(row) for row in sft_rows(ROWS // 2 * given.steps, given.longest, random.Random(1))
+    ]
     table(
         f"DPO, {ROWS // 2} pairs per step",
         {

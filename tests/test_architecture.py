@@ -94,6 +94,12 @@ def imports_of(tree: ast.AST, *, at_import_time: bool = False) -> Iterator[str]:
         node = pending.pop()
         if at_import_time and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
+        if (
+            at_import_time
+            and isinstance(node, ast.If)
+            and "TYPE_CHECKING" in ast.unparse(node.test)
+        ):
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

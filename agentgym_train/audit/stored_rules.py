@@ -46,22 +46,22 @@ def replayed(trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat)
             turn_max_tokens=_NO_LIMIT, max_tokens=_NO_LIMIT, agent=agent, action_format=form.name
         ),
     )()
-    lessons = _lessons(trajectory, type(agent_factory(agent, form)()), agent)
-    return asyncio.run(_told_of_replay(actor, trajectory, lessons))
+    reflections = _reflections(trajectory, type(agent_factory(agent, form)()), agent)
+    return asyncio.run(_replay_rows(actor, trajectory, reflections))
 
 
-async def _told_of_replay(actor: Any, trajectory: Trajectory, lessons: set[int]) -> list[Tokens]:
+async def _replay_rows(actor: Any, trajectory: Trajectory, reflections: set[int]) -> list[Tokens]:
     # The players of models need no session.
     await actor.begin(cast(AsyncSession, None), trajectory.observation, 0)
     turns = trajectory.turns
     acted = False
     for number, turn in enumerate(turns):
-        if number in lessons:
-            lesson = await actor.lesson("failure", turns[number - 1].observation)
-            await actor.begin_again(lesson, turn.observation)
+        if number in reflections:
+            reflection = await actor.reflection("failure", turns[number - 1].observation)
+            await actor.begin_again(reflection, turn.observation)
             continue
         acted = (await actor.act()).action is not None
-        if acted and number + 1 < len(turns) and number + 1 not in lessons:
+        if acted and number + 1 < len(turns) and number + 1 not in reflections:
             await actor.observe(turn.observation)
     rows: list[Tokens] = await actor.end()
     stored = trajectory.rows[-1]
@@ -72,9 +72,9 @@ async def _told_of_replay(actor: Any, trajectory: Trajectory, lessons: set[int])
     return rows
 
 
-def _lessons(trajectory: Trajectory, kind: type[Agent], name: str) -> set[int]:
+def _reflections(trajectory: Trajectory, kind: type[Agent], name: str) -> set[int]:
     """Which of the turns are answers to a question after the episode."""
-    if kind.lesson is Agent.lesson:
+    if kind.reflection is Agent.reflection:
         return set()
     if name != "reflect":
         raise NotApplicable(f"where the trials of {name} end is not stored")

@@ -87,14 +87,14 @@ class Replay:
         await actor.begin(None, trajectory.observation, trajectory.seed)  # type: ignore[arg-type]
         last = len(trajectory.turns)
         for number, turn in enumerate(trajectory.turns, 1):
-            move = await actor.act()
-            if move is None or (move.action is None and turn.action):
+            output = await actor.act()
+            if output is None or (output.action is None and turn.action):
                 raise ConfigError(
                     f"the agent {self._config.agent} requests a turn without an action where the "
                     f"episode of task {trajectory.task!r} by {trajectory.policy} has the action "
                     f"{turn.action[:60]!r}; train with the agent that played it, or with plain"
                 )
-            if move.action is not None and number < last:
+            if output.action is not None and number < last:
                 await actor.observe(turn.observation)
         return await actor.end()
 

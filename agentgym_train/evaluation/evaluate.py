@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import ConfigError, UnknownEnvironment
 from agentgym_env.printable import one_line
+from agentgym_env.registration import full_id
 from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, each_line, move_aside
 from agentgym_env.task_set import TaskSet
@@ -78,6 +79,56 @@ def first_tasks(
                 first.append(task)
         ids = first
     return ids[:limit]
+
+
+def chosen_tasks(
+    known: TaskSet,
+    named: Sequence[str] | None,
+    split: str,
+    limit: int | None,
+    per_category: int | None,
+) -> tuple[list[str], str]:
+    """(the tasks in order, without repetitions; the name of their split)."""
+    if not named:
+        ids = list(known.split(split))
+    else:
+        ids = [task for text in named for task in _named_tasks(known, text)]
+        ids = list(dict.fromkeys(known.canonical(task) for task in ids))
+        splits = {known.split_of(task) for task in ids}
+        split = splits.pop() if len(splits) == 1 else "several"
+    if not ids:
+        raise ConfigError(f"{'--tasks' if named else f'split {split!r}'} has no task")
+    return list(first_tasks(known, ids, limit, per_category)), split
+
+
+def check_served(wanted: str, served: str) -> None:
+    """Raise `ConfigError` if a running server has another environment than the named one."""
+    try:
+        meant = full_id(wanted)
+    except UnknownEnvironment:
+        meant = wanted  # what runs elsewhere need not be known here
+    if served != meant:
+        raise ConfigError(f"the server serves {served}, not {meant}; use that id or its server")
+
+
+def _named_tasks(known: TaskSet, text: str) -> list[str]:
+    """The tasks of `--tasks TEXT`: one id, or those in a file."""
+    if known.canonical(text) in known:
+        return [text]
+    path = Path(text)
+    if not path.is_file():
+        try:
+            known.split_of(text)
+        except LookupError as error:
+            raise ConfigError(f"--tasks {text!r} is not a file, and {error}") from error
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--tasks {text!r} cannot be read: {error}") from error
+    found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    for task in found:
+        known.split_of(task)
+    return found
 
 
 def starts_of(tasks: TaskSet, ids: Sequence[str], samples: int, seed: int) -> list[EpisodeSpec]:

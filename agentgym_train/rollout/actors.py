@@ -23,7 +23,7 @@ from agentgym_train.rollout.chat import Chat
 
 @dataclass(slots=True)
 class EpisodeTokens:
-    """Append-only; see `Tokens` for the shapes. What was sampled is never encoded again."""
+    """The tokens of a context; append-only, see `Tokens` for the shapes."""
 
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)
@@ -34,7 +34,7 @@ class EpisodeTokens:
 
     @property
     def ids(self) -> list[int]:
-        """The whole conversation: what the next turn is sampled after."""
+        """The whole conversation so far."""
         return self.prompt_ids + self.completion_ids
 
     def add_response(self, generation: Generation) -> None:
@@ -47,14 +47,14 @@ class EpisodeTokens:
         self.turn_ends.append(len(self.completion_ids))
 
     def add_observation(self, ids: Sequence[int]) -> None:
-        """Append what stands between two sampled turns; no loss on it."""
+        """Append the ids between two sampled turns, without loss."""
         self.completion_ids += ids
         self.loss_mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
         self.versions += [-1] * len(ids)
 
     def freeze(self) -> Tokens:
-        """The episode's tokens as they are kept in its trajectory."""
+        """The tokens as a trajectory stores them."""
         return Tokens(
             self.prompt_ids,
             self.completion_ids,
@@ -67,53 +67,52 @@ class EpisodeTokens:
 
 @dataclass(frozen=True, slots=True)
 class ActorOutput:
-    """What a player answers in one turn."""
+    """The output of an actor in one turn."""
 
     response: str
     """Its text as sampled."""
     action: str | ActionError | None
-    """What is sent to the world, or why the text holds no action; None for a turn without an
-    environment step, such as a plan."""
+    """The action, or why the response has none; None for a non-action turn, such as a plan."""
     answer: str = ""
-    """What the agent itself answers to a turn without an environment step."""
+    """The agent's message after a non-action turn."""
     tokens: int = 0
-    """How many tokens were sampled."""
+    """Number of sampled tokens."""
 
 
 class Actor(Protocol):
-    """Plays one episode; made anew for each."""
+    """Acts in one episode."""
 
     name: str
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
-        """Take in the first observation. `seed` is of this player's own draws."""
+        """Receive the first observation. `seed` is for the actor's own sampling."""
         ...
 
     async def act(self) -> ActorOutput | None:
-        """The next move; None when the token budget is used up."""
+        """The next turn; None when the token budget is used up."""
         ...
 
     async def observe(self, observation: str) -> None:
-        """Take in the world's answer to the last move."""
+        """Receive the observation after the last action."""
         ...
 
-    async def lesson(self, outcome: Outcome, observation: str) -> str | None:
-        """What the player takes from this trial into another; None if there is to be no other.
+    async def reflection(self, outcome: Outcome, observation: str) -> str | None:
+        """The reflection that starts another trial; None if there is to be no other trial.
 
-        `observation` is the last, which was not observed before.
+        `observation` is the last one, which `observe` did not receive.
         """
         return None
 
-    async def begin_again(self, lesson: str, observation: str) -> None:
-        """Take in the first observation of another trial."""
-        raise ConfigError(f"the player {self.name} plays an episode once")
+    async def begin_again(self, reflection: str, observation: str) -> None:
+        """Receive the first observation of another trial."""
+        raise ConfigError(f"the actor {self.name} has no further trials")
 
     async def end(self) -> list[Tokens]:
-        """The episode is over: release what is held, and give its rows of tokens."""
+        """Release resources and return the episode's rows of tokens."""
         ...
 
     def used(self) -> dict[str, int]:
-        """What an endpoint counted for this episode; see `Trajectory.usage`."""
+        """Token usage of this episode; see `Trajectory.usage`."""
         return {}
 
 
@@ -121,7 +120,7 @@ ActorFactory = Callable[[], Actor]
 
 
 class AgentActor(Actor):
-    """A conversation that an agent builds; what samples and keeps it is a subclass's."""
+    """An actor whose conversation an agent builds; subclasses sample and store it."""
 
     def __init__(self, agent: Agent, name: str) -> None:
         self.name = name
@@ -129,62 +128,62 @@ class AgentActor(Actor):
         self._acts = True
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
-        """Open the conversation."""
+        """Start the conversation."""
         message = self.agent.begin(observation)
         self._acts = message.acts
         self.open(message.text, seed)
 
     async def act(self) -> ActorOutput | None:
-        """Sample a turn; None when there is no room for one."""
+        """Sample a turn; None if no tokens are left."""
         sampled = await self.sample()
         if sampled is None:
             return None
         text, tokens = sampled
         if self._acts:
             return ActorOutput(text, self.agent.format.parse(text), tokens=tokens)
-        message = self.agent.said(text)
-        self._say(message)
+        message = self.agent.after_non_action(text)
+        self._send(message)
         return ActorOutput(text, None, message.text, tokens)
 
     async def observe(self, observation: str) -> None:
-        """Tell the policy what the agent makes of it."""
-        self._say(self.agent.observed(observation))
+        """Send the agent's message about the observation."""
+        self._send(self.agent.observed(observation))
 
-    async def lesson(self, outcome: Outcome, observation: str) -> str | None:
-        """The policy's answer, where the agent has a question."""
-        message = self.agent.lesson(outcome, observation)
+    async def reflection(self, outcome: Outcome, observation: str) -> str | None:
+        """The policy's answer to the agent's question, if it asks one."""
+        message = self.agent.reflection(outcome, observation)
         if message is None:
             return None
-        self._say(message)
+        self._send(message)
         sampled = await self.sample()
         return None if sampled is None else sampled[0]
 
-    async def begin_again(self, lesson: str, observation: str) -> None:
-        """Begin another trial, with the lesson of the last one."""
-        self._say(self.agent.begin_again(lesson, observation))
+    async def begin_again(self, reflection: str, observation: str) -> None:
+        """Start another trial with the reflection on the last one."""
+        self._send(self.agent.begin_again(reflection, observation))
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._acts = message.acts
-        self.tell(message)
+        self.append(message)
 
     def open(self, text: str, seed: int) -> None:
-        """Begin a conversation with its first message. `seed` is of this episode's draws."""
+        """Start a conversation with its first message. `seed` is for this episode's sampling."""
         raise NotImplementedError
 
     async def sample(self) -> tuple[str, int] | None:
-        """The next turn's text and number of tokens; None when there is no room for it."""
+        """The text of the next turn and its number of tokens; None if no tokens are left."""
         raise NotImplementedError
 
-    def tell(self, message: Message) -> None:
-        """Append a message to the context, or begin the new context that it asks for."""
+    def append(self, message: Message) -> None:
+        """Append a message to the context, or start the new context that it requests."""
         raise NotImplementedError
 
 
 class ModelActor(AgentActor):
-    """A model: an agent's messages become ids by a `Chat`, turns are sampled by an engine.
+    """A model: a `Chat` turns messages into ids, an engine samples turns.
 
-    What was sampled is never encoded again. Where the agent cuts the context, a new row of tokens
-    begins: what it repeats of earlier turns is in its prompt, as the ids that were sampled.
+    Sampled ids are never re-tokenized. A new context starts a new row of tokens: repeated turns
+    are in its prompt, with the ids that were sampled.
     """
 
     def __init__(
@@ -210,7 +209,7 @@ class ModelActor(AgentActor):
         self._rows = [EpisodeTokens(self._chat.start(text))]
 
     async def sample(self) -> tuple[str, int] | None:
-        """One turn of the engine's, as long as the context's budget leaves room for a token."""
+        """One turn of the engine, if the context has room for a token."""
         row = self._rows[-1]
         room = min(self._config.turn_max_tokens, self._config.max_tokens - len(row.ids))
         if room < 1:
@@ -226,27 +225,27 @@ class ModelActor(AgentActor):
         self._exchanges.append((generation.token_ids, []))
         return self._chat.text_of(generation.token_ids), len(generation.token_ids)
 
-    def tell(self, message: Message) -> None:
-        """Append the message's delta, or begin a new row."""
+    def append(self, message: Message) -> None:
+        """Append the message's delta, or start a new row."""
         response, _ = self._exchanges[-1]
         delta = self._chat.delta(response, message.text)
         self._exchanges[-1] = response, delta
-        if message.cut is None:
+        if message.context_reset is None:
             self._rows[-1].add_observation(delta)
             return
-        kept = self._exchanges[len(self._exchanges) - message.cut.keep :]
-        prompt = self._chat.start(message.cut.opening)
+        kept = self._exchanges[len(self._exchanges) - message.context_reset.keep :]
+        prompt = self._chat.start(message.context_reset.opening)
         self._rows.append(EpisodeTokens([*prompt, *(i for r, d in kept for i in (*r, *d))]))
 
     async def end(self) -> list[Tokens]:
-        """Let the engine drop the conversation's cache."""
+        """Drop the conversation's cache and return the rows."""
         await self._engine.forget(self._conversation)
         first, *further = self._rows or [EpisodeTokens([])]
         return [row.freeze() for row in (first, *(r for r in further if r.turn_ends))]
 
 
 class ExpertActor(Actor):
-    """The world's own oracle."""
+    """The environment's own expert."""
 
     name = "expert"
 
@@ -254,24 +253,24 @@ class ExpertActor(Actor):
         self._session: AsyncSession | None = None
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
-        """Remember whom to ask."""
+        """Keep the session."""
         self._session = session
 
     async def act(self) -> ActorOutput | None:
-        """The oracle's action; None when it gives up."""
+        """The expert's action; None if it has none."""
         action = await self._session.expert_action() if self._session else None
         return None if action is None else ActorOutput(action, action)
 
     async def observe(self, observation: str) -> None:
-        """The oracle reads the world itself."""
+        """The expert reads the environment itself."""
 
     async def end(self) -> list[Tokens]:
-        """There are no tokens."""
+        """No tokens are sampled."""
         return []
 
 
 class RandomActor(Actor):
-    """One of the available actions at random; where the world lists none, a random short text."""
+    """A random available action; a short random text if the environment lists none."""
 
     name = "random"
 
@@ -280,12 +279,12 @@ class RandomActor(Actor):
         self._draws = random.Random(0)
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
-        """Remember whom to ask, and seed the draws."""
+        """Keep the session and the seed."""
         self._session = session
         self._draws = random.Random(seed)
 
     async def act(self) -> ActorOutput | None:
-        """Draw an action."""
+        """A random action."""
         actions = await self._session.available_actions() if self._session else None
         if actions:
             action = actions[int(self._draws.random() * len(actions))]
@@ -294,10 +293,10 @@ class RandomActor(Actor):
         return ActorOutput(action, action)
 
     async def observe(self, observation: str) -> None:
-        """Chance learns nothing."""
+        """Observations are ignored."""
 
     async def end(self) -> list[Tokens]:
-        """There are no tokens."""
+        """No tokens are sampled."""
         return []
 
 
@@ -313,15 +312,15 @@ def model_actor(
 
 
 def draw_seed(*parts: object) -> int:
-    """A 63-bit seed out of anything that prints the same in every process."""
+    """A 63-bit seed from values that print the same in every process."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 class ChatActor(AgentActor):
-    """A conversation as messages, built by the same agents as a model's own.
+    """A chat endpoint: a conversation as messages, built by the same agents as a model's.
 
-    Endpoints have no seed that can be relied on: the same episode played twice may differ.
+    Endpoints have no reliable seed: the same episode may differ when it is run again.
     """
 
     def __init__(
@@ -341,11 +340,11 @@ class ChatActor(AgentActor):
         self._usage: Counter[str] = Counter()
 
     def open(self, text: str, seed: int) -> None:
-        """Begin with the instruction and the first message."""
+        """Start with the system prompt and the first message."""
         self._messages = [*self._system, _user(text)]
 
     async def sample(self) -> tuple[str, int] | None:
-        """Ask for a turn, as long as the context has room."""
+        """Request a turn, if the context has room."""
         room = min(self._config.turn_max_tokens, self._config.max_tokens - self._used)
         if room < 1:
             return None
@@ -362,20 +361,20 @@ class ChatActor(AgentActor):
         self._messages.append({"role": "assistant", "content": reply.text})
         return reply.text, reply.completion_tokens
 
-    def tell(self, message: Message) -> None:
-        """Append the message, or begin anew with what is kept."""
+    def append(self, message: Message) -> None:
+        """Append the message, or start a new context."""
         self._messages.append(_user(message.text))
-        if message.cut is not None:
-            kept = self._messages[len(self._messages) - 2 * message.cut.keep :]
-            self._messages = [*self._system, _user(message.cut.opening), *kept]
+        if message.context_reset is not None:
+            kept = self._messages[len(self._messages) - 2 * message.context_reset.keep :]
+            self._messages = [*self._system, _user(message.context_reset.opening), *kept]
             self._used = 0
 
     async def end(self) -> list[Tokens]:
-        """An endpoint gives no token ids."""
+        """An endpoint reports no token ids."""
         return []
 
     def used(self) -> dict[str, int]:
-        """What the endpoint counted."""
+        """Token usage as the endpoint reports it."""
         return dict(self._usage)
 
 

@@ -1,7 +1,7 @@
 """Agents: how a conversation is built around a policy; knows nothing about tokens or engines.
 
-An agent turns what happens into messages. Its own words never pass as the policy's: only what the
-policy sampled trains, whatever an agent puts around it.
+An agent turns observations into messages. Only tokens that the policy sampled are trained on,
+whatever text an agent adds.
 """
 
 from __future__ import annotations
@@ -18,54 +18,56 @@ from agentgym_env.named_code import load_named
 
 @dataclass(frozen=True, slots=True)
 class ContextReset:
-    """A new context, in place of one that grew long."""
+    """Starts a new context in place of a long one."""
 
     opening: str
     """Its first message."""
     keep: int = 0
-    """So many of the last exchanges follow, as they were sampled, and the policy goes on from the
-    last of them; with 0 the opening has to say everything."""
+    """Number of latest exchanges that follow the opening, with the ids that were sampled. With 0
+    the opening must contain everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What the policy is told next."""
+    """The next message to the policy."""
 
     text: str
     acts: bool = True
-    """Whether the answer holds an action; else it is the agent's own, such as a plan."""
-    cut: ContextReset | None = None
-    """Begin a new context, which is a new training row: sampled tokens stay in the row of the
+    """Whether the response contains an action; False for a non-action turn, such as a plan."""
+    context_reset: ContextReset | None = None
+    """Start a new context, which is a new training row: sampled tokens stay in the row of the
     context in which they were sampled."""
 
 
 class Agent:
-    """One episode's conversation: the observations as they come. Subclasses say what differs."""
+    """The conversation of one episode: observations as they come. Subclasses change parts of it."""
 
     def __init__(self, form: ActionFormat) -> None:
         self.format = form
-        """Where the action stands in the policy's text."""
+        """How the policy writes an action."""
 
     def begin(self, observation: str) -> Message:
         """The first observation."""
         return Message(observation)
 
     def observed(self, observation: str) -> Message:
-        """The world's answer to an action."""
+        """The observation after an action."""
         return Message(observation)
 
-    def said(self, text: str) -> Message:
-        """The policy's answer to a message that does not act."""
-        raise ConfigError(f"the agent {type(self).__name__} asks for actions alone; define `said`")
+    def after_non_action(self, text: str) -> Message:
+        """Follows the response to a message with `acts=False`."""
+        raise ConfigError(
+            f"the agent {type(self).__name__} requests a non-action turn; define `after_non_action`"
+        )
 
-    def lesson(self, outcome: Outcome, observation: str) -> Message | None:
-        """A question after the episode, if it is to be played once more."""
+    def reflection(self, outcome: Outcome, observation: str) -> Message | None:
+        """A question after the episode, if there is to be another trial; None ends it."""
         return None
 
-    def begin_again(self, lesson: str, observation: str) -> Message:
-        """The first observation of the episode's repetition, in a context of its own."""
+    def begin_again(self, reflection: str, observation: str) -> Message:
+        """The first observation of another trial, in a new context."""
         raise ConfigError(
-            f"the agent {type(self).__name__} asks for a lesson; define `begin_again` to use it"
+            f"the agent {type(self).__name__} asks for a reflection; define `begin_again` to use it"
         )
 
 
@@ -79,16 +81,16 @@ class PlanThenAct(Agent):
         """Ask for the plan."""
         return Message(f"{observation}\n\n{self.ask}", acts=False)
 
-    def said(self, text: str) -> Message:
-        """The plan is there."""
+    def after_non_action(self, text: str) -> Message:
+        """Ask for actions after the plan."""
         return Message(self.go)
 
 
 class Reflect(Agent):
-    """Reflexion (arXiv:2303.11366): after a failure, a lesson, and the same episode once more.
+    """Reflexion (arXiv:2303.11366): after a failure, a reflection, and the same episode once more.
 
-    The trajectory has both trials and the lesson between them. Its reward is the second trial's:
-    the first one's are kept in `Turn.info` and do not count, so that to fail first does not pay.
+    The trajectory has both trials and the reflection between them. Only the rewards of the second
+    trial count, so that failing first is not rewarded; `Turn.info` keeps those of the first.
     """
 
     trials = 2
@@ -101,31 +103,30 @@ class Reflect(Agent):
         super().__init__(form)
         self._trial = 1
 
-    def lesson(self, outcome: Outcome, observation: str) -> Message | None:
-        """Ask for it after a failure, as long as there is another trial."""
+    def reflection(self, outcome: Outcome, observation: str) -> Message | None:
+        """Ask for a reflection after a failure, while trials are left."""
         if outcome not in ("failure", "horizon") or self._trial >= self.trials:
             return None
         self._trial += 1
         return Message(f"{observation}\n\n{self.ask}", acts=False)
 
-    def begin_again(self, lesson: str, observation: str) -> Message:
-        """The lesson, and then the observation."""
-        opening = f"What you learned from an earlier trial:\n{lesson}\n\n{observation}"
-        return Message(observation, cut=ContextReset(opening))
+    def begin_again(self, reflection: str, observation: str) -> Message:
+        """The reflection, then the observation."""
+        opening = f"What you learned from an earlier trial:\n{reflection}\n\n{observation}"
+        return Message(observation, context_reset=ContextReset(opening))
 
 
 class Window(Agent):
-    """At most `size` exchanges in the context, beside the first observation.
+    """At most `size` exchanges in the context, after the first observation.
 
-    When they are there, the older half goes. So each context has half as many exchanges again as a
-    prompt, and a long episode makes about 2 / size rows a turn; to cut at every turn would make one
-    each and encode everything every time.
+    When the context is full, the older half is dropped, so a long episode has about 2 / size rows
+    per turn. Dropping one exchange per turn would need one row per turn.
     """
 
     def __init__(self, form: ActionFormat, size: int = 8) -> None:
         super().__init__(form)
         if size < 2:
-            raise ConfigError(f"a window holds at least 2 exchanges, got {size}; try `window:8`")
+            raise ConfigError(f"a window has at least 2 exchanges, got {size}; try `window:8`")
         self._size = size
         self._first = ""
         self._seen: list[str] = []
@@ -137,7 +138,7 @@ class Window(Agent):
         return Message(observation)
 
     def observed(self, observation: str) -> Message:
-        """Cut when the window is full."""
+        """Start a new context when the window is full."""
         self._seen.append(observation)
         self._here += 1
         if self._here < self._size:
@@ -148,18 +149,18 @@ class Window(Agent):
         opening = (
             f"{self._first}\n\n[{left_out} earlier {turns} left out]\n\n{self._seen[-1 - keep]}"
         )
-        return Message(observation, cut=ContextReset(opening, keep))
+        return Message(observation, context_reset=ContextReset(opening, keep))
 
 
 class Summary(Agent):
-    """After each `size` exchanges the policy sums them up, and goes on from its summary alone."""
+    """After every `size` exchanges the policy summarizes them; the context restarts from that."""
 
     ask = "Sum up what happened so far and what matters for the goal. Only this will be left of it."
 
     def __init__(self, form: ActionFormat, size: int = 8) -> None:
         super().__init__(form)
         if size < 1:
-            raise ConfigError(f"a summary is of at least 1 exchange, got {size}; try `summary:8`")
+            raise ConfigError(f"a summary has at least 1 exchange, got {size}; try `summary:8`")
         self._size = size
         self._first = self._last = ""
         self._here = 0
@@ -170,7 +171,7 @@ class Summary(Agent):
         return Message(observation)
 
     def observed(self, observation: str) -> Message:
-        """Ask for a summary when it is time."""
+        """Ask for a summary after every `size` exchanges."""
         self._last = observation
         self._here += 1
         if self._here < self._size:
@@ -178,10 +179,10 @@ class Summary(Agent):
         self._here = 0
         return Message(f"{observation}\n\n{self.ask}", acts=False)
 
-    def said(self, text: str) -> Message:
-        """Go on from the summary."""
+    def after_non_action(self, text: str) -> Message:
+        """Continue from the summary."""
         opening = f"{self._first}\n\n[Your summary of what followed]\n{text}\n\n{self._last}"
-        return Message(self._last, cut=ContextReset(opening))
+        return Message(self._last, context_reset=ContextReset(opening))
 
 
 AgentFactory = Callable[[], Agent]
@@ -195,7 +196,7 @@ _KINDS: Final[dict[str, Callable[..., Agent]]] = {
     "summary": Summary,
 }
 _FORMATS: Final = {"react": "react", "act_only": "act"}
-"""The agents whose conversation is the plain one, and whose name is their action format."""
+"""Agents with the plain conversation and an action format of their own."""
 _SIZED: Final = ("window", "summary")
 
 
@@ -216,7 +217,9 @@ def agent_factory(agent: str, form: ActionFormat) -> AgentFactory:
     if kind in _KINDS and (not rest or kind in _SIZED):
         made = _KINDS[kind]
         if rest and not rest.isdecimal():
-            raise ConfigError(f"the size of {agent!r} is no number; write, say, {kind}:8")
+            raise ConfigError(
+                f"the size of {agent!r} is not a number; write, for example, {kind}:8"
+            )
         sizes = [int(rest)] if rest else []
     elif rest:
         made, sizes = _imported(agent), []

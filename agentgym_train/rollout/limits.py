@@ -14,9 +14,10 @@ Party = Literal["policy", "environment"]
 
 
 class Deadline:
-    """An episode's deadline, and how long it waited for whom. It stands still while traffic rests.
+    """The deadline of an episode, and how long it waited for policy and environment.
 
-    Queueing for a limit counts as waiting for what is limited.
+    Time does not count while calls are paused. Waiting for a limit counts as waiting for what is
+    limited.
     """
 
     def __init__(self, timeout_s: float = 0.0) -> None:
@@ -28,14 +29,14 @@ class Deadline:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[asyncio.Timeout]:
-        """Raise `TimeoutError` within when what is left of the time is over."""
+        """Raise `TimeoutError` within when the remaining time is over."""
         began = asyncio.get_running_loop().time()
         when = began + self._left_s if self.timeout_s and not self._held else None
         async with asyncio.timeout_at(when) as self._timeout:
             try:
                 yield self._timeout
             finally:
-                self.hold()
+                self.pause()
                 self._timeout, self._held = None, False
 
     @contextmanager
@@ -47,8 +48,8 @@ class Deadline:
         finally:
             self.waited[party] += time.monotonic() - began
 
-    def hold(self) -> None:
-        """Stand still."""
+    def pause(self) -> None:
+        """Stop the clock."""
         if self._timeout is None or not self.timeout_s or self._held:
             return
         self._held = True
@@ -57,8 +58,8 @@ class Deadline:
             self._left_s = when - asyncio.get_running_loop().time()
             self._timeout.reschedule(None)
 
-    def go_on(self) -> None:
-        """Run again."""
+    def resume(self) -> None:
+        """Restart the clock."""
         if self._timeout is None or not self._held:
             return
         self._held = False
@@ -67,25 +68,25 @@ class Deadline:
 
 
 class Limiter:
-    """The calls of one kind: how many are under way, and how many may be."""
+    """Limits the concurrent calls of one kind."""
 
     def __init__(self, limit: int, concurrency_limits: ConcurrencyLimits, party: Party) -> None:
         self._slots = asyncio.Semaphore(limit) if limit else None
         self._concurrency_limits = concurrency_limits
         self._party: Party = party
         self.waiting = 0
-        """Episodes that wait here, in a call or for a place."""
+        """Episodes in a call or waiting for a slot."""
 
     @asynccontextmanager
     async def call(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Make a call within, once there is a place and traffic flows."""
+        """Enter when a slot is free and calls are not paused."""
         self.waiting += 1
         with deadline.waiting(self._party):
             try:
                 if self._slots is not None:
                     await self._slots.acquire()
                 try:
-                    async with self._concurrency_limits.flowing():
+                    async with self._concurrency_limits.running():
                         yield
                 finally:
                     if self._slots is not None:
@@ -95,10 +96,10 @@ class Limiter:
 
 
 class ConcurrencyLimits:
-    """All calls of the episodes under way on one event loop.
+    """Limits all calls of the episodes on one event loop.
 
-    It can be brought to rest: then no call is under way and none begins, so weights can change
-    while episodes are in the middle; they go on afterwards, each with a turn of the new weights.
+    Calls can be paused: then no call is running and none begins, so that weights can change in the
+    middle of episodes. After `resume` their next turns use the new weights.
     """
 
     def __init__(self, limits: RolloutLimits | None = None) -> None:
@@ -118,7 +119,7 @@ class ConcurrencyLimits:
 
     @contextmanager
     def episode(self) -> Iterator[Deadline]:
-        """An episode's deadline, kept while traffic rests."""
+        """The deadline of an episode, which pauses with the calls."""
         deadline = Deadline(self.limits.episode_timeout_s)
         self._deadlines.add(deadline)
         try:
@@ -127,8 +128,8 @@ class ConcurrencyLimits:
             self._deadlines.discard(deadline)
 
     @asynccontextmanager
-    async def flowing(self) -> AsyncIterator[None]:
-        """Within, one call is under way."""
+    async def running(self) -> AsyncIterator[None]:
+        """Wait until calls are not paused, then count one call."""
         while not self._open.is_set():
             await self._open.wait()
         self._calls += 1
@@ -140,16 +141,16 @@ class ConcurrencyLimits:
             if not self._calls:
                 self._idle.set()
 
-    async def rest(self) -> None:
-        """Let no call begin, and wait for those under way."""
+    async def pause(self) -> None:
+        """Let no call begin, and wait for the running ones."""
         self._open.clear()
         for deadline in self._deadlines:
-            deadline.hold()
+            deadline.pause()
         await self._idle.wait()
 
-    def flow(self) -> None:
+    def resume(self) -> None:
         """Let calls begin again."""
         if not self._open.is_set():
             for deadline in self._deadlines:
-                deadline.go_on()
+                deadline.resume()
             self._open.set()

@@ -23,18 +23,18 @@ from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 
 _MAX_NON_ACTION_TURNS = 8
 
-"""Turns in a row without an environment step, after which an agent is taken for broken."""
+"""Consecutive non-action turns after which an agent is considered broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """Which episode to play."""
+    """Describes an episode to run."""
 
     task: str
     seed: int
-    """The world's seed: the same task and seed give the same first observation."""
+    """Seed of the environment: the same task and seed give the same first observation."""
     sample: int = 0
-    """Tells episodes of the same start apart: each samples its own turns."""
+    """Number of the episode among those of the same task and seed; each samples its own turns."""
     group: int = -1
     split: str = ""
     category: str | None = None
@@ -42,7 +42,7 @@ class EpisodeSpec:
 
 @dataclass(slots=True)
 class EpisodeResult:
-    """What one attempt at an episode brought."""
+    """The result of one attempt at an episode."""
 
     outcome: Outcome
     observation: str
@@ -55,15 +55,15 @@ class EpisodeResult:
 
 
 class DeadlinePassed(EnvironmentLost):
-    """The episode's time is over, and most of it went by in waiting for the environment."""
+    """The time limit passed, mostly while waiting for the environment."""
 
 
 class EpisodeRun:
-    """Plays one episode once; a loss of world or engine is raised.
+    """Runs one attempt at an episode; raises if the environment or the engine is lost.
 
-    When the episode's time is over the attempt ends as `policy_timeout`, and teaches as far as it
-    came, if it waited longer for the policy than for the environment. Otherwise nothing can be
-    blamed on the policy: it raises `DeadlinePassed`, and the episode is lost.
+    After the time limit the attempt ends as `policy_timeout`, and its turns are trained on, if it
+    waited longer for the policy than for the environment. Otherwise it raises `DeadlinePassed`, and
+    the episode is lost.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class EpisodeRun:
         self._unanswered: ActorOutput | None = None
 
     async def play(self, client: AsyncEnvClient, step: int) -> EpisodeResult:
-        """Open a session, play, and close it whatever the end."""
+        """Open a session, run the episode, and close the session in any case."""
         session: AsyncSession | None = None
         ended = False
         try:
@@ -99,7 +99,7 @@ class EpisodeRun:
                     raise
                 outcome = self._out_of_time()
             ended = True
-            return await self._played(outcome)
+            return await self._result(outcome)
         finally:
             if not ended:
                 await self._actor.end()
@@ -107,7 +107,7 @@ class EpisodeRun:
                 await session.close()
 
     async def _trials(self, session: AsyncSession, step: int) -> Outcome:
-        """The episode, and again from its start as long as the player asks for it."""
+        """Run the episode, and again from its start while the actor asks for another trial."""
         first = await self._reset(session)
         draws = draw_seed(self._start.seed, self._start.task, self._start.sample, step)
         await self._actor.begin(session, first, draws)
@@ -116,14 +116,14 @@ class EpisodeRun:
         while True:
             async with self._concurrency_limits.policy.call(self._clock):
                 last = self._turns[-1].observation if self._turns else first
-                lesson = await self._actor.lesson(outcome, last)
-            if lesson is None:
+                reflection = await self._actor.reflection(outcome, last)
+            if reflection is None:
                 return outcome
-            # What counts is how the last trial ends: to fail first must not pay.
+            # Only the last trial counts: failing first must not be rewarded.
             self._turns = [_unpaid(turn) for turn in self._turns]
             again = await self._reset(session)
-            self._turns.append(Turn(lesson, "", again))
-            await self._actor.begin_again(lesson, again)
+            self._turns.append(Turn(reflection, "", again))
+            await self._actor.begin_again(reflection, again)
             outcome = await self._take_turns(session)
 
     async def _reset(self, session: AsyncSession) -> str:
@@ -133,26 +133,26 @@ class EpisodeRun:
         return reply.observation
 
     async def _take_turns(self, session: AsyncSession) -> Outcome:
-        """Play until the world ends, the horizon is reached, or the player has no tokens left."""
+        """Run until the environment ends, the horizon is reached, or no tokens are left."""
         steps = non_action_turns = 0
         while steps < self._horizon:
             async with self._concurrency_limits.policy.call(self._clock):
-                move = await self._actor.act()
-            if move is None:
+                output = await self._actor.act()
+            if output is None:
                 return "token_budget"
             self._concurrency_limits.turns += 1
-            self._concurrency_limits.tokens += move.tokens
-            if move.action is None:
+            self._concurrency_limits.tokens += output.tokens
+            if output.action is None:
                 non_action_turns += 1
                 if non_action_turns > _MAX_NON_ACTION_TURNS:
                     raise ConfigError(
-                        f"the agent of {self._actor.name} took {non_action_turns} turns without an "
-                        "environment step; let it act in between"
+                        f"the agent of {self._actor.name} took {non_action_turns} turns in a row "
+                        "without an environment step; let it act in between"
                     )
-                self._turns.append(Turn(move.response, "", move.answer))
+                self._turns.append(Turn(output.response, "", output.answer))
                 continue
             steps, non_action_turns = steps + 1, 0
-            ending = await self._step(session, move, move.action)
+            ending = await self._step(session, output, output.action)
             if ending is not None:
                 return ending
             if steps < self._horizon:
@@ -160,19 +160,21 @@ class EpisodeRun:
         return "horizon"
 
     async def _step(
-        self, session: AsyncSession, move: ActorOutput, action: str | ActionError
+        self, session: AsyncSession, output: ActorOutput, action: str | ActionError
     ) -> Outcome | None:
-        """Take the move's turn; the outcome if it was the last."""
+        """Send the action; returns the outcome if the episode is over."""
         if isinstance(action, ActionError):
-            # The text holds no action: the policy is told so, and the turn is spent.
-            told = action.message
-            self._turns.append(Turn(move.response, "", told, info={"invalid_action": True}))
+            # The response has no action: the observation says so, and the turn counts.
+            invalid = {"invalid_action": True}
+            self._turns.append(Turn(output.response, "", action.message, info=invalid))
             return None
-        self._unanswered = move
+        self._unanswered = output
         async with self._concurrency_limits.environment.call(self._clock):
             reply = await session.step(action)
         self._unanswered = None
-        self._turns.append(Turn(move.response, action, reply.observation, reply.reward, reply.info))
+        self._turns.append(
+            Turn(output.response, action, reply.observation, reply.reward, reply.info)
+        )
         if reply.terminated:
             return "success" if reply.info.get("success") else "failure"
         return "horizon" if reply.truncated else None
@@ -181,16 +183,16 @@ class EpisodeRun:
         policy_s, world_s = self._clock.waited["policy"], self._clock.waited["environment"]
         if world_s >= policy_s:
             raise DeadlinePassed(
-                f"the episode took longer than episode_timeout_s {self._clock.timeout_s:g}, and "
-                f"{world_s:.1f} s of it for the environment; raise the limit or use more servers",
+                f"the episode exceeded episode_timeout_s {self._clock.timeout_s:g} and waited "
+                f"{world_s:.1f} s for the environment; raise the limit or use more servers",
                 "deadline",
             )
         if isinstance(self._unanswered, ActorOutput) and isinstance(self._unanswered.action, str):
-            # Its tokens were sampled, and the world's answer is not known.
+            # Its tokens were sampled; the observation is unknown.
             self._turns.append(Turn(self._unanswered.response, self._unanswered.action, ""))
         return "policy_timeout"
 
-    async def _played(self, outcome: Outcome) -> EpisodeResult:
+    async def _result(self, outcome: Outcome) -> EpisodeResult:
         infos = (turn.info for turn in reversed(self._turns))
         info = next((info for info in infos if "success" in info), self._info)
         return EpisodeResult(
@@ -206,7 +208,7 @@ class EpisodeRun:
 
 
 async def _opened(client: AsyncEnvClient) -> AsyncSession:
-    """A new session; one that was opened for an episode that is given up meanwhile is closed."""
+    """A new session; closed if the episode is cancelled while the session opens."""
     opening = asyncio.ensure_future(client.open())
     try:
         return await asyncio.shield(opening)
@@ -229,11 +231,10 @@ logger = logging.getLogger(__name__)
 
 
 class Rollouts:
-    """Plays episodes side by side against one environment; a slow one holds up nobody.
+    """Runs concurrent episodes of one environment; none waits for another.
 
-    An episode whose world or engine is lost is tried again on a fresh session, as often as the
-    limits say; if it stays lost it comes back with that outcome and its error, and never as a zero
-    reward.
+    An episode whose environment or engine is lost is retried on a new session, as often as the
+    limits allow. If it stays lost, its trajectory has that outcome and the error, never a reward.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ class Rollouts:
         concurrency: int = 256,
         concurrency_limits: ConcurrencyLimits | None = None,
     ) -> None:
-        """`concurrency` is the maximum of episodes under way; `concurrency_limits` the rest."""
+        """`concurrency` is the maximum number of concurrent episodes."""
         self._client = client
         self._instruction = instruction
         self._new_actor = new_actor
@@ -262,7 +263,7 @@ class Rollouts:
         step: int = -1,
         on_episode: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play every start for at most `horizon` turns; the trajectories come in its order."""
+        """Run every episode for at most `horizon` turns; trajectories are in their order."""
 
         async def one(start: EpisodeSpec) -> Trajectory:
             trajectory = await self.play(start, horizon, step)
@@ -275,7 +276,7 @@ class Rollouts:
         return [task.result() for task in tasks]
 
     async def play(self, start: EpisodeSpec, horizon: int, step: int) -> Trajectory:
-        """Play one episode as soon as there is a place."""
+        """Run one episode as soon as a slot is free."""
         async with self._slots:
             with self.concurrency_limits.episode() as clock:
                 return await self._play_with_retries(start, horizon, step, clock)
@@ -284,48 +285,48 @@ class Rollouts:
         self, start: EpisodeSpec, horizon: int, step: int, clock: Deadline
     ) -> Trajectory:
         began = time.monotonic()
-        attempt = 0
-        played: EpisodeResult | None = None
+        attempts = 0
+        result: EpisodeResult | None = None
         error: EpisodeFailure | EngineLost | None = None
-        for attempt in range(1, self.concurrency_limits.limits.retries + 2):
-            trial = EpisodeRun(self._new_actor(), start, horizon, self.concurrency_limits, clock)
+        for attempts in range(1, self.concurrency_limits.limits.retries + 2):
+            run = EpisodeRun(self._new_actor(), start, horizon, self.concurrency_limits, clock)
             try:
-                played = await trial.play(self._client, step)
+                result = await run.play(self._client, step)
                 break
             except (EpisodeFailure, EngineLost) as failure:
                 error = failure
                 logger.warning(
                     "episode of task %s lost (attempt %d): %s",
                     one_line(start.task),
-                    attempt,
+                    attempts,
                     one_line(str(error)),
                 )
                 if isinstance(failure, DeadlinePassed):
                     break
-        played = played or EpisodeResult(_outcome_of(error), "", [], False, 0.0, [], "")
+        result = result or EpisodeResult(_outcome_of(error), "", [], False, 0.0, [], "")
         return Trajectory(
             env=self._env_id,
             task=start.task,
             seed=start.seed,
             instruction=self._instruction,
-            observation=played.observation,
-            turns=played.turns,
-            outcome=played.outcome,
-            policy=played.policy,
+            observation=result.observation,
+            turns=result.turns,
+            outcome=result.outcome,
+            policy=result.policy,
             horizon=horizon,
             split=start.split,
             category=start.category,
-            success=played.success,
-            score=played.score,
+            success=result.success,
+            score=result.score,
             error=None if error is None else f"{type(error).__name__}: {error}",
-            attempts=attempt,
+            attempts=attempts,
             step=step,
             group=start.group,
             sample=start.sample,
             seconds=time.monotonic() - began,
-            tokens=played.rows[0] if played.rows else None,
-            usage=played.usage,
-            further_rows=played.rows[1:],
+            tokens=result.rows[0] if result.rows else None,
+            usage=result.usage,
+            further_rows=result.rows[1:],
         )
 
 

@@ -81,7 +81,7 @@ class OversamplingPool:
         for group in groups[: max(0, len(groups) - len(self._under_way))]:
             playing = _play(rollouts, group, horizon, step, on_episode)
             self._under_way.append(_UnderWay(version, len(group), asyncio.create_task(playing)))
-        self._concurrency_limits.flow()
+        self._concurrency_limits.resume()
         try:
             complete = await self._first(wanted)
             played = [trajectory for group in complete for trajectory in group.task.result()]
@@ -89,7 +89,7 @@ class OversamplingPool:
             await self.close()
             raise
         if self._carries:
-            await self._concurrency_limits.rest()
+            await self._concurrency_limits.pause()
         else:
             await self._drop(self._under_way)
         return played
@@ -267,7 +267,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
     def _end_pool(self) -> None:
         if self._pool is not None:
             self.run(self._pool.close())
-            self.concurrency_limits.flow()
+            self.concurrency_limits.resume()
             self._pool = None
 
     def _rollouts(self, new_actor: ActorFactory, instruction: str) -> Rollouts:

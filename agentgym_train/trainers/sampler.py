@@ -20,7 +20,7 @@ from agentgym_train.rollout.runner import OversamplingPool, RolloutBar, RolloutR
 Play = Callable[[], list[Trajectory]]
 
 
-class Ahead:
+class AsyncRollouts:
     """One step off-policy: what is trained on was sampled by weights one update older.
 
     The episodes of a step are begun when those of the step before are complete, with the weights

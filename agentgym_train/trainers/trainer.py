@@ -53,7 +53,7 @@ from agentgym_train.trainers.callbacks import (
     Shown,
     StepMetrics,
 )
-from agentgym_train.trainers.sampler import Ahead, StepSampler
+from agentgym_train.trainers.sampler import AsyncRollouts, StepSampler
 from agentgym_train.trainers.update import PackedUpdate, ragged_gather
 
 
@@ -96,7 +96,7 @@ class StepTokens:
         )
 
 
-def step_figures(
+def step_metrics(
     trajectories: Sequence[Trajectory], horizon: int, tokens: StepTokens
 ) -> dict[str, float]:
     """What is kept of a step's episodes of every process; means are over those not lost."""
@@ -284,12 +284,12 @@ class RLTrainer(PackedUpdate):
             rank=PartialState().process_index,
             processes=PartialState().num_processes,
         )
-        self.ahead = Ahead()
+        self.async_rollouts = AsyncRollouts()
         if config.async_steps and isinstance(policy.engine, HFEngine):
             policy.engine.keep_own_weights()
         # The weight of the divergence in the loss; the algorithm's own is in its rewards.
         self.beta = config.beta
-        self.credit = StepAdvantages(
+        self.step_advantages = StepAdvantages(
             self,
             self.algorithm,
             group_size=config.num_generations,
@@ -300,7 +300,7 @@ class RLTrainer(PackedUpdate):
             ),
             engine_is_exact=policy.engine.is_exact and not config.samples_stale,
         )
-        self.keeper = TokenWriter(
+        self.token_writer = TokenWriter(
             self.store, config.keep_tokens, config.num_generations, policy.tokenizer
         )
 
@@ -313,11 +313,13 @@ class RLTrainer(PackedUpdate):
         self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self.beta = self.config.beta
-        output["advantages"] = self.credit.advantages(  # (R, T)
+        output["advantages"] = self.step_advantages.advantages(  # (R, T)
             output, self._trajectories, self._rows
         )
-        self.keeper.keep("train", self._trajectories, self.credit.per_token, self._starts)
-        for name, value in self.credit.figures.items():
+        self.token_writer.keep(
+            "train", self._trajectories, self.step_advantages.per_token, self._starts
+        )
+        for name, value in self.step_advantages.figures.items():
             self._metrics["train"][name].append(value)
         return output
 
@@ -339,23 +341,23 @@ class RLTrainer(PackedUpdate):
         # Ours first: a checkpoint counts as whole when TRL's own files are there.
         folder = Path(self._get_output_dir(trial=trial))
         folder = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        if self.credit.critic is not None:
-            self.credit.critic.save(folder)
+        if self.step_advantages.critic is not None:
+            self.step_advantages.critic.save(folder)
         if self.config.async_steps:
-            self.ahead.save(folder, self.accelerator.process_index)
+            self.async_rollouts.save(folder, self.accelerator.process_index)
             gathered(None)
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self.credit.critic is not None:
-            self.credit.critic.load(Path(checkpoint))
+        if checkpoint is not None and self.step_advantages.critic is not None:
+            self.step_advantages.critic.load(Path(checkpoint))
         if checkpoint is not None and self.config.async_steps:
-            self.ahead.load(Path(checkpoint), self.accelerator.process_index)
+            self.async_rollouts.load(Path(checkpoint), self.accelerator.process_index)
 
     def close(self) -> None:
         """Give up the episodes that are played ahead, if training ended before it was through."""
-        self.ahead.close(self.rollout_runner.stop)
+        self.async_rollouts.close(self.rollout_runner.stop)
 
     @property
     def _dummy_row(self) -> int:
@@ -365,7 +367,7 @@ class RLTrainer(PackedUpdate):
         """Have the step's episodes played, and lay out their rows."""
         step = self.state.global_step
         began = time.monotonic()
-        played = self.ahead.take(step)
+        played = self.async_rollouts.take(step)
         self.rollout_runner.run(self.policy.engine.update_weights(self.gathered_model(), step))
         horizon = self.horizon(step)
         if played is None:
@@ -380,7 +382,9 @@ class RLTrainer(PackedUpdate):
         if self.config.async_steps and further < self.args.max_steps:
             # From here to the next rollout nothing else may use the collector or the engine.
             longest = self.horizon(further)
-            self.ahead.begin(further, lambda: self.episodes.play(further, longest, version=step))
+            self.async_rollouts.begin(
+                further, lambda: self.episodes.play(further, longest, version=step)
+            )
 
     def _hand_over(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """TRL's rollout hook: what was played."""
@@ -407,7 +411,7 @@ class RLTrainer(PackedUpdate):
         own = StepTokens.of(trajectories, step, self.episodes.dropped, seconds)
         shares = gathered((light, own, len(rows.tokens)))
         everyone = [t for share, _, _ in shares for t in share]
-        figures = step_figures(everyone, horizon, StepTokens.of_all([s for _, s, _ in shares]))
+        figures = step_metrics(everyone, horizon, StepTokens.of_all([s for _, s, _ in shares]))
         for name, value in figures.items():
             self._metrics["train"][name].append(value)
         if self.accelerator.is_main_process:

@@ -76,13 +76,13 @@ def main() -> None:
         Stage("read", args.read, 5e-3, 0.0),
         Stage("wander", args.wander, 2e-3, args.careless),
     )
-    lessons = Lessons(args.env, args.turns, tuple(stage for stage in stages if stage.steps))
-    words = texts(demonstrations(lessons, lessons.stages[-1], args.seed))
+    reflections = Lessons(args.env, args.turns, tuple(stage for stage in stages if stage.steps))
+    words = texts(demonstrations(reflections, reflections.stages[-1], args.seed))
     tokenizer = small_tokenizer(words, vocab_size=320)
     model = new_model(tokenizer, args.seed)
     fits = {
-        stage.name: fit(model, tokenizer, lessons, stage, args.seed + number, args.out)
-        for number, stage in enumerate(lessons.stages)
+        stage.name: fit(model, tokenizer, reflections, stage, args.seed + number, args.out)
+        for number, stage in enumerate(reflections.stages)
     }
     tokenizer.save_pretrained(args.out)
     (args.out / "training_args.bin").unlink(missing_ok=True)
@@ -108,13 +108,13 @@ def new_model(tokenizer: Any, seed: int) -> Qwen3ForCausalLM:
 
 
 def fit(
-    model: Any, tokenizer: Any, lessons: Lessons, stage: Stage, seed: int, out: Path
+    model: Any, tokenizer: Any, reflections: Lessons, stage: Stage, seed: int, out: Path
 ) -> dict[str, float]:
     """Take the model through one stage, in place; the figures of the fit."""
     replay = Replay(tokenizer, PolicyConfig(instruction=""))
     rows = [
         training_row(tokens)
-        for episode in demonstrations(lessons, stage, seed)
+        for episode in demonstrations(reflections, stage, seed)
         for tokens in replay.rows(episode)
     ]
     settings = SFTConfig(
@@ -131,23 +131,23 @@ def fit(
     return {"rows": len(rows), "train_loss": round(metrics["train_loss"], 4)}
 
 
-def demonstrations(lessons: Lessons, stage: Stage, seed: int) -> Iterator[Trajectory]:
+def demonstrations(reflections: Lessons, stage: Stage, seed: int) -> Iterator[Trajectory]:
     """A stage's episodes, all of training tasks."""
     rng = random.Random(seed)
-    env = env_class(lessons.env_id)()
+    env = env_class(reflections.env_id)()
     tasks = env.tasks.split("train")
     for number in range(stage.steps * ROWS_PER_STEP):
         task = tasks[int(rng.random() * len(tasks))]
-        yield demonstrate(env, lessons, task, number, rng, stage.careless)
+        yield demonstrate(env, reflections, task, number, rng, stage.careless)
 
 
 def demonstrate(
-    env: TextEnv, lessons: Lessons, task: str, seed: int, rng: random.Random, careless: float
+    env: TextEnv, reflections: Lessons, task: str, seed: int, rng: random.Random, careless: float
 ) -> Trajectory:
     """One episode in which a share of the moves is any that the world lists."""
     observation, info = env.reset(seed=seed, options={"task": task})
     turns, ended = [], False
-    while not ended and len(turns) < lessons.turns:
+    while not ended and len(turns) < reflections.turns:
         choices = env.available_actions() or [""]
         action = (env.expert_action() if env.has_expert() else None) or ""
         if rng.random() < careless:
@@ -155,7 +155,7 @@ def demonstrate(
         answer, reward, ended, _, info = env.step(action)
         turns.append(Turn(action, action, answer, reward))
     return Trajectory(
-        env=lessons.env_id,
+        env=reflections.env_id,
         task=task,
         seed=seed,
         instruction="",
@@ -163,7 +163,7 @@ def demonstrate(
         turns=turns,
         outcome=("success" if info["success"] else "failure") if ended else "horizon",
         policy=f"expert, careless {careless}",
-        horizon=lessons.turns,
+        horizon=reflections.turns,
         success=bool(info["success"]),
     )
 

@@ -37,7 +37,7 @@ class Nagging(Agent):
     def begin(self, observation):
         return Message(observation, acts=False)
 
-    def said(self, text):
+    def after_non_action(self, text):
         return Message("why?", acts=False)
 
 
@@ -167,7 +167,7 @@ def test_an_agent_is_named_in_the_config_with_its_size_or_as_a_class():
         assert config_from({**needed, "agent": name}).agent == name
     for name, said in (
         ("planner", "no agent 'planner'; choose from plain"),
-        ("window:x", "write, say, window:8"),
+        ("window:x", "write, for example, window:8"),
         ("window:1", "at least 2 exchanges, got 1"),
         ("summary:0", "at least 1 exchange"),
         ("plain:3", "package.module:Class"),
@@ -191,6 +191,6 @@ def test_agents_of_two_episodes_share_nothing():
     one, two = make(), make()
     one.begin("a")
     two.begin("b")
-    assert one.observed("x").cut is None
-    assert two.observed("y").cut is None
-    assert "a" in one.observed("z").cut.opening
+    assert one.observed("x").context_reset is None
+    assert two.observed("y").context_reset is None
+    assert "a" in one.observed("z").context_reset.opening

@@ -28,7 +28,7 @@ INSTRUCTION = "Guess."
 class Twice(Agent):
     """Plays every episode again, and does not say where."""
 
-    def lesson(self, outcome: str, observation: str) -> Message | None:
+    def reflection(self, outcome: str, observation: str) -> Message | None:
         """None yet."""
         return None
 

@@ -134,7 +134,7 @@ def test_the_first_step_of_ppo_is_that_of_reinforce_with_whitened_returns(tmp_pa
     )
     row = trainer.state.log_history[0]
     assert {"critic/loss", "critic/grad_norm"} <= set(row)
-    head = trainer.credit.critic._model.head
+    head = trainer.step_advantages.critic._model.head
     assert head.weight.abs().max() > 0, "the critic learned"
     if algorithm == "ppo":
         other, _ = train_one_step(tmp_path / "b", guesses(script), algorithm="reinforce_pp")
@@ -152,7 +152,7 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tmp_path):
     )  # fmt: skip
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(weight, before[name]), name
-    assert trainer.credit.critic._model.head.weight.abs().max() > 0
+    assert trainer.step_advantages.critic._model.head.weight.abs().max() > 0
 
 
 @pytest.mark.slow

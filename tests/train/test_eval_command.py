@@ -155,7 +155,7 @@ def test_ctrl_c_keeps_what_is_over(tmp_path):
     process.send_signal(signal.SIGINT)
     status, said = finish(process)
     assert status == 130, said
-    assert "Stopped. What is over is kept in here; the same command goes on." in said
+    assert "Interrupted. Finished episodes are in here. Resume with the same command." in said
     kept, broken = RunStore.open(tmp_path / "here").trajectories("random")
     assert len(kept) >= 20 and broken == []
 
@@ -169,7 +169,7 @@ def test_tasks_are_named_one_by_one_or_by_a_file(tmp_path):
     assert sorted(t.task for t in kept) == ["birch boat", "stick", "torch"]
     assert {t.split for t in kept} <= {"train", "test"}
     said = run(tmp_path, *base, "--tasks", "stik", status=2)
-    assert "is no file" in said and "did you mean 'stick'" in said
+    assert "is not a file" in said and "did you mean 'stick'" in said
     (tmp_path / "wrong.txt").write_text("nothing like it\n")
     assert "no task" in run(tmp_path, *base, "--tasks", "wrong.txt", status=2)
 

@@ -61,9 +61,9 @@ def test_a_replayed_row_is_the_row_that_was_sampled(agent):
         turns: list[Turn] = []
         await actor.begin(None, "Goal: craft torch.", 0)
         while sum(bool(turn.action) for turn in turns) < 7:
-            move = await actor.act()
-            turns.append(Turn(move.response, move.action or "", move.answer))
-            if move.action is not None:
+            output = await actor.act()
+            turns.append(Turn(output.response, output.action or "", output.answer))
+            if output.action is not None:
                 turns[-1] = msgspec.structs.replace(turns[-1], observation=f"Seen {len(turns)}.")
                 if sum(bool(turn.action) for turn in turns) < 7:
                     await actor.observe(turns[-1].observation)

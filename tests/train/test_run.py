@@ -194,7 +194,7 @@ def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
     status, output = finish(Command("train", "--resume", tmp_path, "steps=2"))
     assert status == 2 and "keeps its config; leave out steps=2" in output
     status, output = finish(Command("train"))
-    assert status == 2 and "name a config file, or a run with --resume" in output
+    assert status == 2 and "pass a config file, or a run with --resume" in output
     status, output = finish(Command("train", "--resume", tmp_path))
     assert status == 2 and "no run in" in output
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentgym_env.trajectory import Tokens, Trajectory
-from agentgym_train.trainers.trainer import StepTokens, step_figures, without_tokens
+from agentgym_train.trainers.trainer import StepTokens, step_metrics, without_tokens
 
 
 def episode(*versions, outcome="success", further=()) -> Trajectory:
@@ -23,7 +23,7 @@ def test_staleness_is_the_mean_age_of_the_sampled_tokens_of_all_rows():
     tokens = StepTokens.of(played, 5, dropped=2, seconds=1.5)
     assert tokens == StepTokens(sampled=4, behind=2, dropped=2, seconds=1.5)
     both = StepTokens.of_all([tokens, StepTokens(4, 0, 1, 2.5)])
-    figures = step_figures(played, 7, both)
+    figures = step_metrics(played, 7, both)
     assert (figures["staleness"], figures["dropped"], figures["rollout_seconds"]) == (0.25, 3, 2.5)
     assert (figures["sampled_tokens"], figures["lost"], figures["horizon"]) == (8, 1, 7)
 

@@ -13,7 +13,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import config_from
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.trainers.sampler import Ahead
+from agentgym_train.trainers.sampler import AsyncRollouts
 from tests.train.command import Command, finish
 from tests.train.small import tiny_model
 from tests.train.test_run import SAME, texts, wait_for, write_config
@@ -23,13 +23,13 @@ OFF = {"async_steps": 1, "eval_before": False, "eval_after": False, "save_every"
 
 
 def test_episodes_are_for_the_step_they_were_begun_for_and_outlive_a_process(tmp_path):
-    ahead, gate = Ahead(), threading.Event()
+    ahead, gate = AsyncRollouts(), threading.Event()
     assert ahead.take(0) is None
     ahead.begin(1, lambda: [episode(0)] if gate.wait(5) else [])
     gate.set()
     ahead.save(tmp_path / "checkpoint-1", rank=0)
     assert ahead.take(1) == [episode(0)] and ahead.take(1) is None
-    resumed = Ahead()
+    resumed = AsyncRollouts()
     resumed.load(tmp_path / "checkpoint-1", rank=0)
     assert resumed.take(1) == [episode(0)]
     resumed.load(tmp_path / "checkpoint-1", rank=1)
@@ -38,10 +38,10 @@ def test_episodes_are_for_the_step_they_were_begun_for_and_outlive_a_process(tmp
 
 
 def test_what_is_under_way_is_given_up_and_what_broke_is_raised():
-    ahead, gate = Ahead(), threading.Event()
+    ahead, gate = AsyncRollouts(), threading.Event()
     ahead.begin(1, lambda: gate.wait(30) and [])
     ahead.close(gate.set)
-    broken = Ahead()
+    broken = AsyncRollouts()
     broken.begin(1, lambda: [1 / 0])
     with pytest.raises(ZeroDivisionError):
         broken.take(1)

@@ -65,7 +65,7 @@ async def test_an_episode_whose_world_is_too_slow_is_lost_and_not_tried_again(ma
     assert (lost.outcome, lost.turns, lost.tokens, lost.attempts) == (
         "environment_lost", [], None, 1,
     )  # fmt: skip
-    assert lost.error.startswith("DeadlinePassed: the episode took longer than episode_timeout_s")
+    assert lost.error.startswith("DeadlinePassed: the episode exceeded episode_timeout_s")
     assert (SilentWorld.steps, len(host.table)) == (1, 0)
 
 
@@ -88,13 +88,13 @@ async def test_while_traffic_rests_no_call_is_under_way_and_no_deadline_passes(m
     playing = asyncio.create_task(loop.collect([EpisodeSpec("5", s) for s in range(4)], 9))
     while loop.concurrency_limits.turns < 4:
         await asyncio.sleep(0)
-    await loop.concurrency_limits.rest()
+    await loop.concurrency_limits.pause()
     turns = loop.concurrency_limits.turns
     assert engine.under_way == 0
     await asyncio.sleep(0.4)  # twice the deadline
     assert (engine.under_way, loop.concurrency_limits.turns, playing.done()) == (0, turns, False)
     engine.version = 1
-    loop.concurrency_limits.flow()
+    loop.concurrency_limits.resume()
     played = await playing
     assert {(t.outcome, t.attempts) for t in played} == {("success", 1)}
     versions = [v for t in played for v in t.tokens.versions if v >= 0]
