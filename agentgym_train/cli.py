@@ -408,8 +408,6 @@ def evaluate(
             help="Environment variable with the API key; default: OPENAI_API_KEY, or VLLM_API_KEY."
         ),
     ] = None,
-    price_in: Annotated[float, typer.Option(min=0.0, help="Of a million prompt tokens.")] = 0.0,
-    price_out: Annotated[float, typer.Option(min=0.0, help="Of a million sampled tokens.")] = 0.0,
     requests_per_minute: Annotated[
         float, typer.Option(min=0.0, help="Rate limit of an openai: endpoint; 0 sets none.")
     ] = 0.0,
@@ -465,9 +463,7 @@ def evaluate(
             ),
             policies=policies,
         )
-        _carry_out(
-            plan, specs, rollout_runner, out, fresh, baseline, (price_in, price_out), json_path
-        )
+        _carry_out(plan, specs, rollout_runner, out, fresh, baseline, json_path)
 
 
 def _carry_out(
@@ -477,7 +473,6 @@ def _carry_out(
     out: Path | None,
     fresh: bool,
     baseline: str | None,
-    prices: tuple[float, float],
     json_path: Path | None,
 ) -> None:
     """Play the missing episodes and write the report."""
@@ -492,7 +487,7 @@ def _carry_out(
                 soft_wrap=True, markup=False,
             )  # fmt: skip
             raise typer.Exit(INTERRUPTED) from None
-        reports = reports_of(plan, played, prices)
+        reports = reports_of(plan, played)
         conclude(store, plan, reports, comparisons_of(plan, played, baseline), console, json_path)
 
 

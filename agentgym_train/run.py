@@ -26,9 +26,9 @@ from agentgym_train.console import progress_bar
 from agentgym_train.distributed import gathered, join
 from agentgym_train.evaluation.evaluate import EvalReport, evaluate
 from agentgym_train.models import keep_base, quiet_libraries, use_attention
-from agentgym_train.report import success_table
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.run_summary import show_end, success_table
 from agentgym_train.trainers.callbacks import (
     LastStepReached,
     MakeTrainer,
@@ -253,7 +253,4 @@ class Run:
         if last_words is not None:
             console.print(last_words)
         picture = self.method.plot(config, store)
-        console.print(f"Figures: {store.path}/summary.json   Curves: {picture}", soft_wrap=True)
-        console.print("What next:")
-        for command, purpose in self.method.next_commands(config, store):
-            console.print(f"  [bold]{command}[/]\n      {purpose}", soft_wrap=True, highlight=False)
+        show_end(store, picture, self.method.next_commands(config, store), console)

@@ -26,7 +26,10 @@ from typing import Any
 
 from agentgym_train.engines.base import GenerationEngine, Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.models import load_policy, small_policy, small_tokenizer
+from agentgym_train.models import load_policy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from examples.small_models import small_policy, small_tokenizer
 
 NO_VLLM = "vLLM is not installed here and is left out; `make setup-vllm` makes .venv-vllm with it."
 
@@ -155,7 +158,6 @@ def on_vllm(model: Any, plan: Plan, *, keeps: bool) -> Held:
 def the_model(name: str) -> Any:
     """SmolLM2-135M, a small random one, or what is in a folder."""
     if name == "smollm2":
-        sys.path.insert(0, str(Path(__file__).parents[1]))
         from tests.train.smollm2 import smollm2
 
         return smollm2()[0]

@@ -30,9 +30,11 @@ import asyncio
 import json
 import random
 import re
+import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentgym_env import TaskSet, TextEnv
@@ -42,10 +44,12 @@ from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.models import small_policy, small_tokenizer
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from examples.small_models import small_policy, small_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import ctypes
 import gc
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,8 +28,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_train.models import small_tokenizer
 from agentgym_train.trainers.update import PackedUpdate
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from examples.small_models import small_tokenizer
 
 SIZES = {
     "small": {"vocab_size": 1024, "hidden_size": 128, "num_hidden_layers": 4},

@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -251,17 +251,6 @@ class ChatEndpoint:
 class _Failure:
     why: str
     wait_s: float | None = None
-
-
-def cost(usage: Usage, per_million_in: float, per_million_out: float) -> float:
-    """What the usage costs at prices a million tokens."""
-    paid = usage.prompt_tokens * per_million_in + usage.completion_tokens * per_million_out
-    return paid / 1e6
-
-
-def usage_dict(usage: Usage) -> dict[str, int]:
-    """Plain values, for JSON."""
-    return asdict(usage)
 
 
 def _wait_s(retry_after: str | None) -> float | None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.engines.openai import Usage, cost
 
 RESAMPLES: Final = 2000
 
@@ -246,8 +245,6 @@ class EvalReport:
     did not understand or refused. None where the world does not tell."""
     usage: dict[str, int] = field(default_factory=dict)
     """By an endpoint's own count, of all finished episodes together."""
-    cost: float | None = None
-    """Of that usage, at the prices that were given."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -287,12 +284,8 @@ def report_of(
     horizon: int,
     samples: int,
     seed: int,
-    prices: tuple[float, float] = (0.0, 0.0),
 ) -> EvalReport:
-    """The report of one policy's episodes; raises `ConfigError` when every one was lost.
-
-    `prices` are of a million prompt tokens and of a million sampled ones, by the endpoint's count.
-    """
+    """The report of one policy's episodes; raises `ConfigError` when every one was lost."""
     kept = [episode for episode in episodes if episode.counts]
     if not kept:
         error = next((episode.error for episode in episodes), "nothing was played")
@@ -305,7 +298,6 @@ def report_of(
     usage = Counter[str]()
     for episode in episodes:
         usage.update(episode.usage)
-    used = Usage(prompt_tokens=usage["prompt_tokens"], completion_tokens=usage["completion_tokens"])
     return EvalReport(
         policy=kept[0].policy,
         env=env,
@@ -332,7 +324,6 @@ def report_of(
         tokens=fmean(e.tokens for e in kept),
         invalid_actions=_invalid_rate(kept),
         usage=dict(sorted(usage.items())),
-        cost=cost(used, *prices) if usage and any(prices) else None,
     )
 
 

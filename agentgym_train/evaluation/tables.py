@@ -156,7 +156,7 @@ Reports = Mapping[str, EvalReport]
 _CSV_COLUMNS: Final = (
     "policy", "category", "tasks", "samples", "episodes", "lost", "success", "success_low",
     "success_high", "avg_at_k", "score", "score_low", "score_high", "reward", "turns", "turns_low",
-    "turns_high", "tokens", "invalid_actions", "cost",
+    "turns_high", "tokens", "invalid_actions",
 )  # fmt: skip
 
 
@@ -235,8 +235,6 @@ def policy_grid(reports: Reports) -> Grid:
     columns["episodes"] = lambda r: str(r.episodes)
     if any(report.lost for report in reports.values()):
         columns["lost"] = lambda r: str(r.lost)
-    if any(report.cost is not None for report in reports.values()):
-        columns["cost"] = lambda r: "-" if r.cost is None else f"{r.cost:.2f}"
     rows = [[label, *(cell(r) for cell in columns.values())] for label, r in reports.items()]
     return Grid(_title(shown), ["", *columns], rows)
 
@@ -306,8 +304,7 @@ def as_csv(reports: Reports) -> str:
     for label, report in reports.items():
         whole = {
             "lost": report.lost, "avg_at_k": report.avg_at_k, "reward": report.reward,
-            "cost": report.cost, **_ends("score", report.score_interval),
-            **_ends("turns", report.turns_interval),
+            **_ends("score", report.score_interval), **_ends("turns", report.turns_interval),
         }  # fmt: skip
         parts = {} if list(report.categories) == ["all"] else report.categories
         writer.writerow(_csv_row(label, "", report, report.samples) | whole)
@@ -389,10 +386,8 @@ EpisodeResult = Mapping[str, Sequence[EpisodeFigures]]
 _COMPARED = ("success", "score")
 
 
-def reports_of(
-    plan: EvalPlan, played: EpisodeResult, prices: tuple[float, float] = (0.0, 0.0)
-) -> dict[str, EvalReport]:
-    """A report a policy; `prices` are those of the endpoints among them."""
+def reports_of(plan: EvalPlan, played: EpisodeResult) -> dict[str, EvalReport]:
+    """One report per policy."""
     return {
         label: report_of(
             episodes,
@@ -401,7 +396,6 @@ def reports_of(
             horizon=plan.horizon,
             samples=plan.samples,
             seed=plan.seed,
-            prices=prices,
         )
         for label, episodes in played.items()
     }
@@ -499,5 +493,4 @@ def _lost(report: EvalReport) -> str:
 
 
 def _used(report: EvalReport) -> str:
-    counted = ", ".join(f"{value:,} {name}" for name, value in report.usage.items())
-    return counted + (f", cost {report.cost:,.4f}" if report.cost is not None else "")
+    return ", ".join(f"{value:,} {name}" for name, value in report.usage.items())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import HFSettings
-from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings, usage_dict
+from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
 from agentgym_train.local_models import check_folder
 from agentgym_train.rollout.actors import (
     ActorFactory,
@@ -164,7 +164,7 @@ class PolicySpec:
 
     def used(self) -> dict[str, int]:
         """What an endpoint counted so far, whatever came of it."""
-        return {} if self._endpoint is None else usage_dict(self._endpoint.usage)
+        return {} if self._endpoint is None else asdict(self._endpoint.usage)
 
     def _model_actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
         from agentgym_train.local_models import check_available

@@ -31,18 +31,16 @@ from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import Replay
 from agentgym_train.distributed import WholeModel
 from agentgym_train.models import lora_config
-from agentgym_train.report import learning_summary, next_learning_commands, plot_learning
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.run_summary import learning_summary, next_learning_commands, plot_learning
 from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics
 from agentgym_train.trainers.sampler import row_order
 from agentgym_train.trainers.sft import callbacks
 from agentgym_train.trainers.update import (
-    backward,
+    loss_in_microbatches,
     make_microbatches,
-    merge_figures,
     rows_of,
-    synced,
 )
 
 
@@ -171,32 +169,29 @@ class AgentDPOTrainer(DPOTrainer):
     def _compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False
     ) -> Any:
-        """TRL's loss of all pairs. All passes but the last have had their backward pass already."""
+        """TRL's loss of all pairs; all micro-batches but the last have run their backward pass."""
         if return_outputs or self.aux_loss_enabled or _COUPLE_PAIRS & set(self.loss_types):
             return super()._compute_loss(model, inputs, return_outputs)
         lengths = inputs["attention_mask"].sum(1)  # (2 P,)
         longest = torch.stack(lengths.chunk(2)).amax(0)  # (P,)
         count = len(longest)
-        passes = make_microbatches(
+        microbatches = make_microbatches(
             self.accelerator,
             (2 * longest).tolist(),
             self._tokens_per_forward,
             shared_rows=False,
         )
-        figures = self._metrics["train"]
-        before = {name: len(values) for name, values in figures.items()}
-        computed = torch.zeros((), device=longest.device)
-        for number, pairs in enumerate(passes, 1):
+        trl_loss = super()._compute_loss
+
+        def loss_of(pairs: list[int]) -> Tensor:
             rows = [*pairs, *(pair + count for pair in pairs)]
             part = _narrowed(rows_of(inputs, rows), int(longest[pairs].max()))
-            is_last = number == len(passes)
-            with synced(self.accelerator, model, is_last):
-                loss = super()._compute_loss(model, part, False) * (len(pairs) / count)
-                if not is_last:
-                    backward(self.accelerator, loss)
-            computed = computed + loss.detach()
-        merge_figures(figures, before, [len(pairs) for pairs in passes])
-        return loss + (computed - loss.detach())
+            return trl_loss(model, part, False) * (len(pairs) / count)
+
+        metrics, weights = self._metrics["train"], [len(pairs) for pairs in microbatches]
+        return loss_in_microbatches(
+            self.accelerator, model, microbatches, loss_of, metrics, weights
+        )
 
     def gathered_model(self) -> Any:
         """The model as one process may call it alone. A collective."""

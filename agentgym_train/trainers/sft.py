@@ -27,23 +27,21 @@ from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.distributed import WholeModel
 from agentgym_train.models import lora_config
-from agentgym_train.report import learning_summary, next_learning_commands, plot_learning
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.run_summary import learning_summary, next_learning_commands, plot_learning
 from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics, Whole
 from agentgym_train.trainers.sampler import row_order
 from agentgym_train.trainers.update import (
     Layout,
     backbone_of,
-    backward,
     check_packing,
     hidden_states_at,
+    loss_in_microbatches,
     make_microbatches,
-    merge_figures,
     pack,
     shares_rows_of,
     summed,
-    synced,
 )
 
 Row = Mapping[str, list[int]]
@@ -89,43 +87,37 @@ class AgentSFTTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """TRL's loss of all rows. All passes but the last have had their backward pass already."""
+        """TRL's loss of all rows; all micro-batches but the last have run their backward pass."""
         if return_outputs or num_items_in_batch is None or self._only_at_once():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         ids, attention = inputs["input_ids"], inputs["attention_mask"]  # (R, W)
         trained = inputs["labels"] != IGNORED  # (R, W)
         core = self.accelerator.unwrap_model(model)
         shared = shares_rows_of(core) if self._packing is None else self._packing
-        passes = make_microbatches(
+        microbatches = make_microbatches(
             self.accelerator,
             attention.sum(1).tolist(),
             self._config.max_tokens_per_microbatch,
             shared_rows=shared,
         )
-        figures = self._metrics["train"]
-        before = {name: len(values) for name, values in figures.items()}
-        seen = self._total_train_tokens
-        computed = torch.zeros((), device=ids.device)
-        for number, rows in enumerate(passes, 1):
-            is_last = number == len(passes)
+        counts = torch.stack([trained[rows].sum() for rows in microbatches])  # (micro-batches,)
+        trl_loss = super().compute_loss
+
+        def loss_of(rows: list[int]) -> Tensor:
             layout = pack(ids[rows], attention[rows], trained[rows], shared_rows=shared)
-            with (
-                synced(self.accelerator, model, is_last),
-                hidden_states_at(backbone_of(core), layout),
-            ):
-                loss = super().compute_loss(
-                    model, _inputs(layout), num_items_in_batch=num_items_in_batch
-                )
-                if not is_last:
-                    backward(self.accelerator, loss)
-            computed = computed + loss.detach()
-        counts = torch.stack([trained[rows].sum() for rows in passes])  # (passes,)
-        merge_figures(figures, before, summed(self.accelerator, counts))
-        # TRL counts the columns of a pass; ours are not all tokens.
+            with hidden_states_at(backbone_of(core), layout):
+                return trl_loss(model, _inputs(layout), num_items_in_batch=num_items_in_batch)
+
+        metrics, seen = self._metrics["train"], self._total_train_tokens
+        weights = summed(self.accelerator, counts)
+        loss = loss_in_microbatches(
+            self.accelerator, model, microbatches, loss_of, metrics, weights
+        )
+        # TRL counts the columns of a micro-batch, padding included.
         tokens = sum(summed(self.accelerator, attention.sum()[None]))
         self._total_train_tokens = seen + int(tokens)
-        figures["num_tokens"] = [self._total_train_tokens]
-        return loss + (computed - loss.detach())
+        metrics["num_tokens"] = [self._total_train_tokens]
+        return loss
 
     def _only_at_once(self) -> bool:
         """Whether the loss needs all rows, or all logits, in one call of the model."""

@@ -39,9 +39,9 @@ from agentgym_train.distributed import WholeModel, gathered
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.horizon import Horizon
 from agentgym_train.models import lora_config
-from agentgym_train.report import lost_episodes, next_commands, plot, summary
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutBar, RolloutRunner
+from agentgym_train.run_summary import lost_episodes, next_commands, plot, summary
 from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
 from agentgym_train.trainers.batch import Rows, rollout_output
 from agentgym_train.trainers.callbacks import (

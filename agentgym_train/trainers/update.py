@@ -7,7 +7,7 @@ gradient are those of the whole step however it was cut, and on however many pro
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -258,6 +258,32 @@ def merge_figures(
         values[first:] = [merged]
 
 
+def loss_in_microbatches(
+    accelerator: Accelerator,
+    model: Any,
+    microbatches: MicroBatches,
+    loss_of: Callable[[list[int]], Tensor],
+    metrics: dict[str, list[float]],
+    weights: Sequence[float],
+) -> Tensor:
+    """The loss of a step; the gradients of all micro-batches but the last are added already.
+
+    `loss_of` gives TRL's loss of some rows, scaled so that the losses of all micro-batches add up.
+    The values that TRL appends to `metrics` for each of them are merged by `weights`.
+    """
+    before = {name: len(values) for name, values in metrics.items()}
+    computed: Tensor | float = 0.0
+    for number, rows in enumerate(microbatches, 1):
+        is_last = number == len(microbatches)
+        with synced(accelerator, model, is_last):
+            loss = loss_of(rows)
+            if not is_last and torch.is_grad_enabled():
+                backward(accelerator, loss)
+        computed = computed + loss.detach()
+    merge_figures(metrics, before, weights)
+    return loss + (computed - loss.detach())
+
+
 def summed(accelerator: Accelerator, values: Tensor) -> list[float]:
     """The sums over all processes of one number a pass. A collective."""
     total: Tensor = accelerator.reduce(values.float(), reduction="sum")
@@ -419,24 +445,17 @@ class PackedUpdate(GRPOTrainer):
         lengths = (inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)).tolist()
         shared = shares_rows_of(self.accelerator.unwrap_model(model))
         passes = self.passes(lengths, shared_rows=shared)
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        before = {name: len(values) for name, values in metrics.items()}
-        computed = torch.zeros((), device=mask.device)
-        for number, rows in enumerate(passes, 1):
-            part = rows_of(inputs, rows)
-            is_last = number == len(passes)
-            with (
-                self._scoring(mask[rows], in_one_pass=True),
-                self.synced(model, is_last),
-                ragged_gather(self.accelerator),
-            ):
-                loss = super()._compute_loss(model, part) * self._weight(part, inputs, mask[rows])
-                if not is_last and torch.is_grad_enabled():
-                    backward(self.accelerator, loss)
-            computed = computed + loss.detach()
         tokens = torch.stack([mask[rows].sum() for rows in passes])  # (passes,)
-        merge_figures(metrics, before, summed(self.accelerator, tokens))
-        return loss + (computed - loss.detach())
+        trl_loss = super()._compute_loss
+
+        def loss_of(rows: list[int]) -> Tensor:
+            part = rows_of(inputs, rows)
+            with self._scoring(mask[rows], in_one_pass=True), ragged_gather(self.accelerator):
+                return trl_loss(model, part) * self._weight(part, inputs, mask[rows])
+
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        weights = summed(self.accelerator, tokens)
+        return loss_in_microbatches(self.accelerator, model, passes, loss_of, metrics, weights)
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -29,8 +29,11 @@ from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import Replay, training_row
-from agentgym_train.models import quiet_libraries, small_policy, small_tokenizer
+from agentgym_train.models import quiet_libraries
 from agentgym_train.trainers.sft import imitate
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from examples.small_models import small_policy, small_tokenizer
 
 ROWS_PER_STEP = 16
 

@@ -12,7 +12,7 @@ from trl.chat_template_utils import qwen3_chat_template
 
 from agentgym_adapters.trl_hooks import LOST, environment_factory, trl_dataset
 from agentgym_env.errors import BadRequest, EnvironmentLost
-from agentgym_train.models import small_policy, small_tokenizer
+from examples.small_models import small_policy, small_tokenizer
 from hosting import GUESS, TROUBLE
 from tests.adapters.native_road import TEXTCRAFT, expert_episodes
 from worlds import Guess, Trouble

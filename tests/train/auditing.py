@@ -6,7 +6,8 @@ from agentgym_train.audit import audit
 from agentgym_train.audit.episodes import Subject
 from agentgym_train.audit.rules import Settings, apply
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.models import CHATML, small_policy
+from agentgym_train.models import CHATML
+from examples.small_models import small_policy
 from tests.train.templates import tokenizer_with
 
 QUICK = Settings(turns=2, episodes=2, turn_max_tokens=8, instruction="Craft.")

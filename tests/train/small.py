@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from agentgym_servers.worlds.textcraft.env import TextCraft
-from agentgym_train.models import small_policy, small_tokenizer
+from examples.small_models import small_policy, small_tokenizer
 
 
 @cache

@@ -6,7 +6,8 @@ from functools import cache
 
 from transformers import PreTrainedTokenizerFast
 
-from agentgym_train.models import CHATML, small_tokenizer
+from agentgym_train.models import CHATML
+from examples.small_models import small_tokenizer
 
 LLAMA3 = (
     "{{ '<|begin_of_text|>' }}{% for m in messages %}"

@@ -11,11 +11,12 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.audit import audit
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.models import CHATML, small_policy
+from agentgym_train.models import CHATML
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import Agent, Message, format_of
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.loop import EpisodeSpec
+from examples.small_models import small_policy
 from tests.train.auditing import findings
 from tests.train.inprocess import rollouts
 from tests.train.templates import tokenizer_with

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Turn
-from agentgym_train.agent_evol import Found, good, merged, weighted
+from agentgym_train.agent_evol import ExplorationResult, merged, select_demonstrations, weighted
 from agentgym_train.config.methods import AgentEvolConfig, World, method_config
 from tests.train.command import MAIN, Command, finish
 from tests.train.demonstrating import demonstration
@@ -48,26 +48,26 @@ def test_an_iteration_keeps_the_first_good_episode_of_each_task():
         said("bowl", "a bowl"),
     ]
     (world,) = config().worlds
-    found = Found.of(config(), world, episodes)
-    assert [t.turns[0].response for t in found.kept] == ["one way", "a bowl"]
+    found = ExplorationResult.of(config(), world, episodes)
+    assert [t.turns[0].response for t in found.selected] == ["one way", "a bowl"]
     assert (found.played, found.success) == (5, 0.8)
-    every = Found.of(config(per_task=0), world, episodes)
-    assert [t.turns[0].response for t in every.kept] == ["one way", "another way", "a bowl"]
+    every = ExplorationResult.of(config(per_task=0), world, episodes)
+    assert [t.turns[0].response for t in every.selected] == ["one way", "another way", "a bowl"]
 
 
 def test_a_world_that_pays_in_parts_has_a_threshold_of_its_own():
     episodes = [said("1", "a", success=False, reward=0.6), said("2", "b", reward=0.4)]
     (world,) = config(envs=[World(env=TEXTCRAFT, min_reward=0.5)]).worlds
-    assert [t.task for t in Found.of(config(), world, episodes).kept] == ["1"]
+    assert [t.task for t in ExplorationResult.of(config(), world, episodes).selected] == ["1"]
     told = config(envs=[World(env=TEXTCRAFT, min_reward=0.5), World(env=UNEVEN)])
     mixed = [*episodes, said("3", "c", success=False, env=UNEVEN), said("4", "d", env="x/Y-v0")]
-    assert [t.task for t in good(told, mixed).kept] == ["1", "4"]
+    assert [t.task for t in select_demonstrations(told, mixed).kept] == ["1", "4"]
 
 
 def test_what_is_merged_with_what_is_an_option():
     demos = [said("stick", "as shown")]
-    first = [Found([said("bowl", "first"), said("stick", "as shown")], 2, 1.0)]
-    second = [Found([said("bowl", "second")], 1, 1.0)]
+    first = [ExplorationResult([said("bowl", "first"), said("stick", "as shown")], 2, 1.0)]
+    second = [ExplorationResult([said("bowl", "second")], 1, 1.0)]
 
     def words(merge: str) -> list[str]:
         chosen = merged(config(merge=merge), demos, [first, second])
@@ -94,8 +94,8 @@ def test_a_weight_says_how_often_an_environments_rows_come():
         ({"envs": [], "env": ""}, "name the environments with envs, or one with env"),
         ({"env": TEXTCRAFT}, "name the environments with envs, or one with env"),
         ({"envs": [{"env": TEXTCRAFT, "horizn": 3}]}, "unknown key horizn in envs; did you mean"),
-        ({"envs": ["textcraft"]}, "envs holds 'textcraft'; write"),
-        ({"envs": [{"env": TEXTCRAFT}, {"env": "textcraft"}]}, "is among envs twice"),
+        ({"envs": ["textcraft"]}, "an entry of envs is 'textcraft'; write"),
+        ({"envs": [{"env": TEXTCRAFT}, {"env": "textcraft"}]}, "is twice in envs"),
         ({"envs": [{"env": TEXTCRAFT, "weight": 0}]}, "weight is above 0, got 0"),
         ({"envs": [{"env": "agentgym/TextCart-v0"}]}, "TextCraft"),
         ({"iterations": 0}, "iterations is at least 1, got 0"),

@@ -70,7 +70,7 @@ def qwen(tmp_path_factory):
     """A tiny model with the chat template of Qwen3."""
     folder = tmp_path_factory.mktemp("qwen")
     tokenizer = tokenizer_with(qwen3_chat_template)
-    from agentgym_train.models import small_policy
+    from examples.small_models import small_policy
 
     small_policy(tokenizer, layers=2, hidden=32, heads=1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

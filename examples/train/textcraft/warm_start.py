@@ -17,6 +17,7 @@ import argparse
 import json
 import random
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,8 +32,10 @@ from agentgym_servers.worlds.textcraft.recipes import recipe_book
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import Replay, training_row
-from agentgym_train.models import small_policy, small_tokenizer
 from agentgym_train.trainers.sft import imitate
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from examples.small_models import small_policy, small_tokenizer
 
 ROWS_PER_STEP = 16
 MAX_ROW_TOKENS = 768

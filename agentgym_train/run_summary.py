@@ -1,0 +1,316 @@
+"""The end of a run: summary.json, the table, the curves, and the commands to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from agentgym_env.run_store import RunStore
+from agentgym_train.config.base import RunConfig
+from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.evaluation.evaluate import EvalReport
+from agentgym_train.evaluation.tables import category_grid
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SMOOTHED_OVER = 10
+"""Steps of the plot's moving average."""
+
+
+def summary(
+    config: RLConfig, store: RunStore, before: EvalReport | None, after: EvalReport | None
+) -> dict[str, Any]:
+    """The summary.json of an RL run."""
+    rows, _ = store.metrics()
+    return _evaluations(config, before, after) | {
+        "train_seconds": _seconds(rows, "seconds"),
+        "env_steps": int(sum(row["env_steps"] for row in rows)),
+        "sampled_tokens": int(sum(row["sampled_tokens"] for row in rows)),
+        "episodes": len(rows) * config.episodes_per_step,
+        "lost_episodes": int(sum(row["lost"] for row in rows)),
+        "retried_episodes": int(sum(row["retried"] for row in rows)),
+        "steps": len(rows),
+    }
+
+
+def learning_summary(
+    config: RunConfig, store: RunStore, before: EvalReport | None, after: EvalReport | None
+) -> dict[str, Any]:
+    """The summary.json of a run of SFT or DPO."""
+    rows, _ = store.metrics()
+    return _evaluations(config, before, after) | {
+        "method": config.method,
+        "loss_first": rows[0]["loss"] if rows else None,
+        "loss_last": rows[-1]["loss"] if rows else None,
+        "train_seconds": _seconds(rows, "seconds"),
+        "steps": len(rows),
+    }
+
+
+def _evaluations(
+    config: RunConfig, before: EvalReport | None, after: EvalReport | None
+) -> dict[str, Any]:
+    return {
+        "success_before": before.success if before else None,
+        "success_after": after.success if after else None,
+        "seed": config.seed,
+        "env": config.env,
+        "eval_split": config.eval_split,
+        "eval_horizon": config.fixed_eval_horizon,
+        "before": before.as_dict() if before else None,
+        "after": after.as_dict() if after else None,
+    }
+
+
+def _seconds(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    return round(sum(row[name] for row in rows), 1)
+
+
+def success_table(reports: dict[str, EvalReport]) -> Table:
+    """Success and mean turns by category, with two columns per report."""
+    return category_grid(reports).as_table()
+
+
+def lost_episodes(store: RunStore) -> str | None:
+    """How many episodes were retried and how many stayed lost; None if none was retried."""
+    rows, _ = store.metrics()
+    retried, lost = (int(sum(row[name] for row in rows)) for name in ("retried", "lost"))
+    if not retried:
+        return None
+    return (
+        f"[yellow]{retried} episodes were retried; {lost} of them stayed lost and are excluded "
+        "from loss and baseline.[/]"
+    )
+
+
+def plot(store: RunStore, title: str) -> Path | None:
+    """Plot reward, success and horizon over the steps as PNG; None if nothing was trained."""
+    rows, _ = store.metrics()
+    return _save(figure_of(rows, title), store.path) if rows else None
+
+
+def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """The plot of an RL run. Rewards outside 0 to 1 have an axis of their own."""
+    from matplotlib.figure import Figure
+
+    steps = [row["step"] for row in rows]
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    rewards = [row["reward"] for row in rows]
+    of_reward = upper if min(rewards) >= 0 and max(rewards) <= 1 else upper.twinx()
+    # Reward is dashed and on top: in a world that rewards only success the two lines coincide.
+    drawn = []
+    for axis, name, color, dashes in (
+        (upper, "success", "#00798c", "-"),
+        (of_reward, "reward", "#d1495b", "--"),
+    ):
+        drawn += _smoothed(axis, rows, name, color, dashes, label=name)
+    upper.set_ylim(-0.02, 1.02)
+    upper.set_ylabel("mean over the step's episodes")
+    if of_reward is not upper:
+        upper.set_ylabel("success, mean over the step's episodes")
+        of_reward.set_ylabel("reward, mean over the step's episodes")
+        of_reward.spines["top"].set_visible(False)
+    upper.legend(
+        handles=drawn, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2,
+        frameon=False, ncols=2,
+    )  # fmt: skip
+    upper.set_title(title, loc="left")
+    horizons = [row["horizon"] for row in rows]
+    lower.step(steps, horizons, where="post", color="#30343f", label="horizon")
+    lower.plot(steps, [row["turns"] for row in rows], color="#edae49", label="turns taken")
+    lower.set_ylabel("turns")
+    lower.set_xlabel("optimizer step")
+    lower.set_ylim(bottom=0)
+    lower.legend(loc="lower right", frameon=False, ncols=2)
+    _plain_axes(upper, lower)
+    return figure
+
+
+def plot_learning(store: RunStore, title: str, curves: Mapping[str, str]) -> Path | None:
+    """Plot one panel per metric as PNG; None if nothing was trained.
+
+    `curves` has the name of each metric and the label of its axis.
+    """
+    from matplotlib.figure import Figure
+
+    rows, _ = store.metrics()
+    if not rows:
+        return None
+    figure = Figure(figsize=(8, 2.8 * len(curves)), layout="constrained")
+    axes = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
+    for number, (axis, (name, label)) in enumerate(zip(axes, curves.items(), strict=True)):
+        _smoothed(axis, rows, name, f"C{number}")
+        axis.set_ylabel(label)
+    _plain_axes(*axes)
+    axes[0].set_title(title, loc="left")
+    axes[-1].set_xlabel("optimizer step")
+    return _save(figure, store.path)
+
+
+def plot_iterations(
+    config: AgentEvolConfig,
+    base: Mapping[str, float],
+    rows: Sequence[Mapping[str, Any]],
+    folder: Path,
+) -> Path | None:
+    """Plot success per iteration of AgentEvol, with the base policy as dashed lines."""
+    from matplotlib.figure import Figure
+
+    evaluated = [row for row in rows if "success" in row]
+    if not evaluated:
+        return None
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    axis = figure.subplots()
+    steps = [row["step"] for row in evaluated]
+    for number, world in enumerate(config.worlds):
+        values = [row[f"success/{world.env}"] for row in evaluated]
+        axis.plot(steps, values, "o-", color=f"C{number}", label=world.env)
+        if world.env in base:
+            axis.axhline(base[world.env], color=f"C{number}", linestyle="--", linewidth=1)
+    axis.set_xticks(steps)
+    axis.set_xlabel("iteration (dashed: the base policy)")
+    axis.set_ylabel("success on held-out tasks")
+    axis.set_ylim(-0.02, 1.02)
+    axis.legend(frameon=False)
+    axis.set_title(f"AgentEvol, seed {config.seed}", loc="left")
+    _plain_axes(axis)
+    return _save(figure, folder)
+
+
+def smooth(values: list[float]) -> list[float]:
+    """The moving average over the last steps."""
+    return [fmean(values[max(0, end - SMOOTHED_OVER) : end]) for end in range(1, len(values) + 1)]
+
+
+def _smoothed(
+    axis: Any,
+    rows: Sequence[Mapping[str, Any]],
+    name: str,
+    color: str,
+    dashes: str = "-",
+    label: str | None = None,
+) -> list[Any]:
+    """Draw a metric pale, and its moving average over it; the lines of the latter."""
+    steps, values = [row["step"] for row in rows], [row[name] for row in rows]
+    axis.plot(steps, values, color=color, alpha=0.25, linewidth=1)
+    lines: list[Any] = axis.plot(
+        steps, smooth(values), dashes, color=color, linewidth=2, label=label
+    )
+    return lines
+
+
+def _plain_axes(*axes: Any) -> None:
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25)
+
+
+def _save(figure: Figure, folder: Path) -> Path:
+    path = folder / "curves.png"
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
+    """(command, purpose) of what to do after RL."""
+    run = store.path
+    return [
+        (
+            _eval_command(config, config.env, run, config.split, config.fixed_eval_horizon),
+            "evaluate the trained policy on another split",
+        ),
+        (
+            f"agentgym eval --env {config.env} --policy expert --split {config.eval_split}",
+            "evaluate the oracle",
+        ),
+        (
+            f"agentgym train {run}/config.yaml --output_dir {run}-longer "
+            f"--model {run}/model --steps {config.steps}",
+            "continue training from here",
+        ),
+    ]
+
+
+def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
+    """(command, purpose) of what to do after SFT or DPO."""
+    run, env = store.path, config.env or "ENV"
+    return [
+        (
+            _eval_command(config, env, run, config.eval_split, config.fixed_eval_horizon),
+            "evaluate the policy",
+        ),
+        (
+            f"agentgym collect --env {env} --policy {run}/model --split train "
+            f"--out {run}/model-episodes",
+            "collect its episodes: pairs for method: dpo, or more data for method: sft",
+        ),
+        (
+            f"agentgym train CONFIG --model {run}/model --output_dir {run}-rl",
+            "continue with another method from here",
+        ),
+    ]
+
+
+def _eval_command(config: RunConfig, env: str, run: Path, split: str, horizon: int) -> str:
+    instruction = ' --instruction ""' if config.instruction == "" else ""
+    return (
+        f"agentgym eval --env {env} --policy {run}/model --split {split} "
+        f"--horizon {horizon}{instruction}"
+    )
+
+
+def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Console) -> None:
+    """Write the summary of AgentEvol, and show its table and the next command."""
+    rows, _ = store.metrics()
+    before = store.read_json("eval_before.json")
+    base = {env: report["success"] for env, report in (before or {}).items()}
+    console.print(_iterations_table(config, base, rows))
+    picture = plot_iterations(config, base, rows, store.path)
+    summary = {
+        "method": config.method,
+        "success_before": fmean(base.values()) if base else None,
+        "success_after": rows[-1].get("success") if rows else None,
+        "train_seconds": _seconds(rows, "train_seconds"),
+        "seed": config.seed,
+        "envs": [world.env for world in config.worlds],
+        "before": before,
+        "iterations": rows,
+    }
+    store.write_json("summary.json", summary)
+    world = config.worlds[0]
+    horizon = config.eval_horizon_of(world)
+    command = _eval_command(config, world.env, store.path, world.split, horizon)
+    show_end(store, picture, [(command, "evaluate the policy on another split")], console)
+
+
+def _iterations_table(
+    config: AgentEvolConfig, base: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
+) -> Table:
+    envs = [world.env for world in config.worlds]
+    table = Table(title="AgentEvol: success on held-out tasks")
+    for name in ("iteration", "explored", "selected", "learned", *envs):
+        table.add_column(name, justify="right")
+    if base:
+        table.add_row("base", "", "", "", *(f"{base[env]:.2f}" for env in envs))
+    for row in rows:
+        counts = (f"{row[name]:.0f}" for name in ("step", "explored", "kept", "rows"))
+        successes = (f"{row.get(f'success/{env}', float('nan')):.2f}" for env in envs)
+        table.add_row(*counts, *successes)
+    return table
+
+
+def show_end(
+    store: RunStore, picture: Path | None, commands: Sequence[tuple[str, str]], console: Console
+) -> None:
+    """Show where the results are, and what to type next."""
+    console.print(f"Figures: {store.path}/summary.json   Curves: {picture}", soft_wrap=True)
+    console.print("What next:")
+    for command, purpose in commands:
+        console.print(f"  [bold]{command}[/]\n      {purpose}", soft_wrap=True, highlight=False)
