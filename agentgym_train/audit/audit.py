@@ -24,8 +24,8 @@ from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig, config_from
-from agentgym_train.local_models import is_model
-from agentgym_train.models import load_policy
+from agentgym_train.models.loading import load_policy
+from agentgym_train.models.local import is_model
 from agentgym_train.rollout.agent import format_of
 
 RULES: Final[Sequence[Rule[Subject]]] = [

@@ -21,7 +21,7 @@ from agentgym_train.config.base import (
 )
 from agentgym_train.config.reading import check_keys
 from agentgym_train.config.values import EpisodeFilter, PairRules, trained_outcomes
-from agentgym_train.horizon import Horizon, make_horizon
+from agentgym_train.rollout.horizon import Horizon, make_horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,10 +501,10 @@ def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return method_config(read_values(path, overrides))
 
 
-_RUNNERS: Final = {"evolve": "agentgym_train.agent_evol"}
-"""Methods that consist of several trainings; `agentgym_train.run` runs the others."""
+_RUNNERS: Final = {"evolve": "agentgym_train.runs.agent_evol"}
+"""Methods that consist of several trainings; `agentgym_train.runs.run` runs the others."""
 
 
 def runner_of(config: RunConfig) -> Any:
     """The module with `start` and `resume` of a config's method; loads torch."""
-    return import_module(_RUNNERS.get(config.method, "agentgym_train.run"))
+    return import_module(_RUNNERS.get(config.method, "agentgym_train.runs.run"))

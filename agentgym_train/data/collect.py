@@ -22,12 +22,11 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import EpisodeFilter
-from agentgym_train.console import progress_bar
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec
-from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner
+from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner, progress_bar
 
 
 @dataclass(slots=True)

@@ -148,7 +148,7 @@ def token_counter(tokenizer: str | None) -> CountTokens:
     """Counts by the tokenizer of a model; None counts what was sampled."""
     if tokenizer is None:
         return sampled_tokens
-    from agentgym_train.models import load_tokenizer
+    from agentgym_train.models.loading import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     chats: dict[str, Chat] = {}

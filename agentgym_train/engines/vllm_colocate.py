@@ -36,7 +36,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from agentgym_train.engines.base import EngineLost, Generation
-from agentgym_train.models import checkpoint_weights
+from agentgym_train.models.loading import checkpoint_weights
 
 
 def inner_engine(model: Any, settings: ColocateSettings, max_len: int) -> tuple[LLMEngine, bool]:

@@ -23,11 +23,11 @@ from torch import distributed
 
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_train.config.engines import ServerSettings, check_address
-from agentgym_train.distributed import gathered
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.hf import UpdateGate
 from agentgym_train.engines.vllm_process import READER
-from agentgym_train.models import checkpoint_weights
+from agentgym_train.models.distributed import gathered
+from agentgym_train.models.loading import checkpoint_weights
 
 _CONNECT_S = 10.0
 

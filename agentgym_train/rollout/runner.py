@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from rich.progress import Progress
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import AgentGymError, ConfigError
@@ -26,6 +27,19 @@ from agentgym_train.rollout.actors import ActorFactory
 from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits, Rollouts
 from agentgym_train.rollout.wrapping import Wrapping
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar whose tasks carry a `figures` field, shown at the end of the line."""
+    return Progress(
+        TextColumn("[bold]{task.description:<12}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+    )
+
 
 Group = Sequence[EpisodeSpec]
 

@@ -17,7 +17,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm
 from agentgym_train.algorithms.base import TokenBatch
 from agentgym_train.algorithms.gae import ActorCritic, CriticTargets
-from agentgym_train.distributed import gathered
+from agentgym_train.models.distributed import gathered
 from agentgym_train.trainers.batch import Rows, joined_batches, rows_of, token_batch
 from agentgym_train.trainers.critic import Critic
 from agentgym_train.trainers.update import MEANS_OVER_EPISODES, PackedUpdate

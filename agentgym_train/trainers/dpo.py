@@ -29,19 +29,19 @@ from agentgym_train.config.reading import check_keys
 from agentgym_train.data.datasets import read_demonstrations, replay_of, told_of
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import Replay
-from agentgym_train.distributed import WholeModel
-from agentgym_train.models import lora_config
+from agentgym_train.models.distributed import WholeModel
+from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.run_summary import learning_summary, next_learning_commands, plot_learning
 from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics
+from agentgym_train.trainers.run_summary import (
+    learning_summary,
+    next_learning_commands,
+    plot_learning,
+)
 from agentgym_train.trainers.sampler import row_order
 from agentgym_train.trainers.sft import callbacks
-from agentgym_train.trainers.update import (
-    loss_in_microbatches,
-    make_microbatches,
-    rows_of,
-)
+from agentgym_train.trainers.update import loss_in_microbatches, make_microbatches, rows_of
 
 
 @dataclass(frozen=True, slots=True)

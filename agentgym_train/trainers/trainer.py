@@ -35,13 +35,12 @@ from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.reading import check_keys
 from agentgym_train.config.values import trained_outcomes
 from agentgym_train.data.token_store import PIECES, KeptTokens, pack, write_pieces
-from agentgym_train.distributed import WholeModel, gathered
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.horizon import Horizon
-from agentgym_train.models import lora_config
+from agentgym_train.models.distributed import WholeModel, gathered
+from agentgym_train.models.loading import lora_config
+from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutBar, RolloutRunner
-from agentgym_train.run_summary import lost_episodes, next_commands, plot, summary
 from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
 from agentgym_train.trainers.batch import Rows, rollout_output
 from agentgym_train.trainers.callbacks import (
@@ -52,6 +51,7 @@ from agentgym_train.trainers.callbacks import (
     Shown,
     StepMetrics,
 )
+from agentgym_train.trainers.run_summary import lost_episodes, next_commands, plot, summary
 from agentgym_train.trainers.sampler import AsyncRollouts, StepSampler
 from agentgym_train.trainers.update import PackedUpdate, ragged_gather
 

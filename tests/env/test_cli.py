@@ -9,13 +9,7 @@ import sys
 
 import pytest
 
-from agentgym_env.cli.main import (
-    _OWN,
-    SUMMARIES,
-    _commands,
-    _ending_on_errors,
-    _naming_the_extra,
-)
+from agentgym_env.cli.main import _OWN, SUMMARIES, _commands, _ending_on_errors, _naming_the_extra
 from agentgym_env.errors import MissingExtra
 
 

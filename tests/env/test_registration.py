@@ -12,14 +12,7 @@ from gymnasium.utils.env_checker import check_env
 import agentgym_env
 from agentgym_env import RemoteEnv, RemoteVectorEnv, registration
 from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
-from agentgym_env.registration import (
-    EnvEntry,
-    env_class,
-    find,
-    full_id,
-    register,
-    registered,
-)
+from agentgym_env.registration import EnvEntry, env_class, find, full_id, register, registered
 from hosting import GUESS
 from worlds import Guess
 

@@ -21,7 +21,7 @@ from agentgym_train.engines.vllm_server import (
     VLLMServerEngine,
     VLLMWire,
 )
-from agentgym_train.models import checkpoint_weights
+from agentgym_train.models.loading import checkpoint_weights
 from tests.train.small import tiny_model
 
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.launch import child_environment
 from agentgym_env.run_store import RunStore
-from agentgym_train import launching
 from agentgym_train.config.methods import config_from
-from agentgym_train.launching import Place, launch_if_asked, place
+from agentgym_train.runs import launching
+from agentgym_train.runs.launching import Place, launch_if_asked, place
 from tests.train.command import MAIN, Command, finish
 from tests.train.test_run import write_config
 

@@ -10,7 +10,7 @@ from agentgym_env import TaskSet, TextEnv
 from agentgym_env.cli import main
 from agentgym_env.registration import load_named, register
 from agentgym_env.run_store import RunStore
-from agentgym_train import launching
+from agentgym_train.runs import launching
 from agentgym_train.viewer.export import NoPicture, Pictures
 from agentgym_train.viewer.query import Stored
 from tests.env.test_trust import NAMED, PLACES, agentgym, folder

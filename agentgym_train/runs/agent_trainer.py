@@ -21,16 +21,16 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
-from agentgym_train.distributed import gathered, join
 from agentgym_train.evaluation.report import EvalReport
-from agentgym_train.horizon import Horizon, as_horizon
-from agentgym_train.launching import place
-from agentgym_train.models import load_tokenizer, quiet_libraries
-from agentgym_train.preflight import prepared
+from agentgym_train.models.distributed import gathered, join
+from agentgym_train.models.loading import load_tokenizer, quiet_libraries
 from agentgym_train.rollout.agent import Agent
+from agentgym_train.rollout.horizon import Horizon, as_horizon
 from agentgym_train.rollout.policy import Policy, policy_of
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.run import (
+from agentgym_train.runs.launching import place
+from agentgym_train.runs.preflight import prepared
+from agentgym_train.runs.run import (
     evaluate_policy,
     load_policy_for,
     method_of,

@@ -22,13 +22,11 @@ from agentgym_env.run_store import RunStore, next_free_name, run_facts
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import trust_option
 from agentgym_train.config.base import RunConfig
-from agentgym_train.console import progress_bar
-from agentgym_train.distributed import gathered, join
 from agentgym_train.evaluation.evaluate import EvalReport, evaluate
-from agentgym_train.models import keep_base, quiet_libraries, use_attention
+from agentgym_train.models.distributed import gathered, join
+from agentgym_train.models.loading import keep_base, quiet_libraries, use_attention
 from agentgym_train.rollout.policy import Policy, make_policy
-from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.run_summary import show_end, success_table
+from agentgym_train.rollout.runner import RolloutRunner, progress_bar
 from agentgym_train.trainers.callbacks import (
     LastStepReached,
     MakeTrainer,
@@ -39,6 +37,7 @@ from agentgym_train.trainers.callbacks import (
     StopOnInterrupt,
     last_checkpoint,
 )
+from agentgym_train.trainers.run_summary import show_end, success_table
 
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C stopped, by the shell's convention."""

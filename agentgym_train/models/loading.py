@@ -27,8 +27,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentgym_env.errors import ConfigError, MissingExtra
-from agentgym_train.distributed import gathered
-from agentgym_train.local_models import (
+from agentgym_train.models.distributed import gathered
+from agentgym_train.models.local import (
     GGUFFile,
     base_of,
     check_folder,

@@ -9,8 +9,8 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, method_config
-from agentgym_train.launching import check_libraries
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
+from agentgym_train.runs.launching import check_libraries
 
 
 def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:

@@ -46,16 +46,16 @@ from agentgym_train.data.collect import (
     starts_of,
 )
 from agentgym_train.data.datasets import SFTDataset, read_demonstrations, told_of
-from agentgym_train.distributed import gathered, join
 from agentgym_train.evaluation.report import EvalReport
-from agentgym_train.models import keep_base, load_policy, load_tokenizer, quiet_libraries
+from agentgym_train.models.distributed import gathered, join
+from agentgym_train.models.loading import keep_base, load_policy, load_tokenizer, quiet_libraries
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
-from agentgym_train.run import INTERRUPTED, evaluate_policy, new_folder, say_on, train
-from agentgym_train.run_summary import conclude_evolution
+from agentgym_train.runs.run import INTERRUPTED, evaluate_policy, new_folder, say_on, train
 from agentgym_train.trainers.callbacks import last_checkpoint
+from agentgym_train.trainers.run_summary import conclude_evolution
 from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer, check_sft
 
 
