@@ -291,8 +291,15 @@ def train(
     Any value of the file can be given as key=value or --key value.
     """
     from agentgym_train.config.methods import read_method_config, runner_of
-    from agentgym_train.runs.launching import launch_if_asked, lean_imports, obey_cpu, place
-    from agentgym_train.runs.preflight import is_complete, prepared, resumed_config
+    from agentgym_train.runs.preflight import (
+        is_complete,
+        launch_if_asked,
+        lean_imports,
+        obey_cpu,
+        place,
+        prepared,
+        resumed_config,
+    )
 
     here = place()
     console = Console(quiet=not here.is_first)

@@ -14,8 +14,13 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.engines import EngineSettings, engine_settings
-from agentgym_train.config.reading import check_keys, merge, parse_overrides, read_yaml
-from agentgym_train.config.values import RolloutLimits
+from agentgym_train.config.values import (
+    RolloutLimits,
+    check_keys,
+    merge,
+    parse_overrides,
+    read_yaml,
+)
 from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
 
 _C = TypeVar("_C", bound="RunConfig")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.reading import check_keys
+from agentgym_train.config.values import check_keys
 
 
 def check_address(url: str, api_key: str | None, fitting: str) -> None:

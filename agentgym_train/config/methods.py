@@ -19,8 +19,7 @@ from agentgym_train.config.base import (
     not_sampled,
     read_values,
 )
-from agentgym_train.config.reading import check_keys
-from agentgym_train.config.values import EpisodeFilter, PairRules, trained_outcomes
+from agentgym_train.config.values import EpisodeFilter, PairRules, check_keys, trained_outcomes
 from agentgym_train.rollout.horizon import Horizon, make_horizon
 
 

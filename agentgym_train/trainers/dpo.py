@@ -25,7 +25,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.methods import DPOConfig
-from agentgym_train.config.reading import check_keys
+from agentgym_train.config.values import check_keys
 from agentgym_train.data.datasets import read_demonstrations, replay_of, told_of
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import Replay

@@ -22,7 +22,7 @@ from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
 from agentgym_train.config.methods import SFTConfig
-from agentgym_train.config.reading import check_keys
+from agentgym_train.config.values import check_keys
 from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.models.distributed import WholeModel

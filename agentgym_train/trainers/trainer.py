@@ -32,8 +32,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.config.reading import check_keys
-from agentgym_train.config.values import trained_outcomes
+from agentgym_train.config.values import check_keys, trained_outcomes
 from agentgym_train.data.token_store import PIECES, KeptTokens, pack, write_pieces
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.distributed import WholeModel, gathered

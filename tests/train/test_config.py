@@ -6,7 +6,7 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.methods import config_from, read_config, read_method_config
-from agentgym_train.config.reading import parse_overrides
+from agentgym_train.config.values import parse_overrides
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
 
