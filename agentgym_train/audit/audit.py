@@ -18,13 +18,7 @@ from agentgym_env.registration import env_class
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import names_in, require_trust
-from agentgym_train.audit import (
-    stored_rules,
-    template_rules,
-    token_rules,
-)
-from agentgym_train.audit import (
-)
+from agentgym_train.audit import stored_rules, template_rules, token_rules
 from agentgym_train.audit.episodes import Row, Stored, Subject
 from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
