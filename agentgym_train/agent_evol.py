@@ -45,7 +45,7 @@ from agentgym_train.data.collect import (
     play,
     starts_of,
 )
-from agentgym_train.data.datasets import SFTDataset, read_demonstrations, told_of
+from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
 from agentgym_train.distributed import gathered, join
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models import keep_base, load_policy, load_tokenizer, quiet_libraries
@@ -75,7 +75,7 @@ class ExplorationResult:
         """Select the good episodes, at most `per_task` of each task."""
         selected: list[Trajectory] = []
         of_task: Counter[str] = Counter()
-        for episode in filter_episodes(episodes, config.keep_of(world)).kept:
+        for episode in filter_episodes(episodes, config.keep_of(world)).selected:
             of_task[episode.task] += 1
             if not config.per_task or of_task[episode.task] <= config.per_task:
                 selected.append(episode)
@@ -96,7 +96,7 @@ def select_demonstrations(
         own = filter_episodes(
             [e for e in episodes if e.env == env], rules.get(env, EpisodeFilter(success=True))
         )
-        found.kept += own.kept
+        found.selected += own.selected
         found.left_out += own.left_out
     return found
 
@@ -160,13 +160,16 @@ def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajector
     if not config.data:
         return []
     read, reading = read_demonstrations(config.data)
-    found = select_demonstrations(config, read.kept)
+    found = select_demonstrations(config, read.selected)
     found.left_out += read.left_out
     reasons = f" (left out: {found.reasons()})" if found.left_out else ""
     say = say_on(console)
-    for sentence in (f"{len(found.kept)} demonstrations{reasons}.", *told_of(reading.broken)):
+    for sentence in (
+        f"{len(found.selected)} demonstrations{reasons}.",
+        *describe_broken(reading.broken),
+    ):
         say(sentence)
-    return found.kept
+    return found.selected
 
 
 def _on_main_process(write: Callable[[], object]) -> None:
@@ -343,7 +346,7 @@ class _Run:
         base = config.model if config.from_base else self._model_before(iteration)
         model, tokenizer = load_policy(base)
         repeated = weighted(config, episodes, config.seed)
-        data = SFTDataset.of(config, tokenizer, FilteredEpisodes(kept=repeated), [])
+        data = SFTDataset.of(config, tokenizer, FilteredEpisodes(selected=repeated), [])
         folder = store.path
         if self._exists(folder / "model"):
             return len(data.rows)
