@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens
-from agentgym_train.data.token_store import KeptTokens, read_pieces, unpack
+from agentgym_train.data.token_store import StoredTokens, read_pieces, unpack
 from agentgym_train.viewer.index import Index, Place, read_line
 
 EXACT: Final = {
@@ -263,7 +263,7 @@ class Stored(Struct):
 
 _STORED = msgspec.json.Decoder(Stored)
 
-_KEPT = msgspec.json.Decoder(KeptTokens)
+_KEPT = msgspec.json.Decoder(StoredTokens)
 
 
 class Shelf:
@@ -349,7 +349,7 @@ class Shelf:
             "pieces": {str(i): every[i] for i in sorted(used) if i < len(every)},
         }
 
-    def _kept(self, run: Path, place: Place) -> KeptTokens | None:
+    def _kept(self, run: Path, place: Place) -> StoredTokens | None:
         at = self._index.token_line(place)
         if at is None:
             return None

@@ -49,7 +49,7 @@ def test_an_export_imported_again_gives_the_same_trajectories(tmp_path, form, su
     out = tmp_path / f"x.{suffix}"
     said = call(export, run_of(tmp_path / "run"), "--format", form, "--out", out)
     assert "5 rows from 5 of 5 episodes" in said
-    assert "holds 5 episodes, 3 of them successes" in call(import_, out, "--out", tmp_path / "b")
+    assert "b: 5 episodes, 3 successes." in call(import_, out, "--out", tmp_path / "b")
     assert imported(tmp_path / "b") == EPISODES
 
 
