@@ -1,4 +1,4 @@
-"""Action formats: where the action stands in a policy's text. Never raises on any text."""
+"""Action formats: how a policy's text contains its action. Parsing never raises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ACTION = re.compile(r"^[ \t]*Action:", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ActionError:
-    """Why a text holds no action; the message is the policy's next observation."""
+    """Why a text contains no action; the message becomes the policy's next observation."""
 
     message: str
 
@@ -23,12 +23,12 @@ class ActionFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """What a config calls it."""
+        """Its name in configs."""
         ...
 
     @property
     def instructions(self) -> str:
-        """What to tell the policy about the format; empty where there is nothing to tell."""
+        """The instructions for the policy about the format; may be empty."""
         ...
 
     def parse(self, text: str) -> str | ActionError:
@@ -52,7 +52,7 @@ class Plain:
         return text.strip()
 
     def render(self, action: str, thought: str = "") -> str:
-        """The action; there is no place for a thought."""
+        """The action; the format has no place for a thought."""
         return action
 
 
@@ -68,7 +68,7 @@ class ReAct:
     instructions: str = "Answer in this form:\nThought:\nyour reasoning\n\nAction:\nyour action"
 
     def parse(self, text: str) -> str | ActionError:
-        """What follows the one `Action:`."""
+        """The text after the only `Action:`."""
         return _after_the_marker(text)
 
     def render(self, action: str, thought: str = "") -> str:
@@ -78,17 +78,17 @@ class ReAct:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """`Action:` and nothing before it that is asked for: ReAct without the thought."""
+    """Only `Action:`: ReAct without the thought."""
 
     name: str = "act"
     instructions: str = "Answer in this form:\nAction:\nyour action"
 
     def parse(self, text: str) -> str | ActionError:
-        """What follows the one `Action:`."""
+        """The text after the only `Action:`."""
         return _after_the_marker(text)
 
     def render(self, action: str, thought: str = "") -> str:
-        """The action; there is no place for a thought."""
+        """The action; the format has no place for a thought."""
         return f"Action:\n{action}"
 
 
@@ -96,9 +96,9 @@ FORMATS: Final[dict[str, ActionFormat]] = {"plain": Plain(), "react": ReAct(), "
 
 
 def action_format(name: str) -> ActionFormat:
-    """A format by its name; raises `BadRequest` with the names there are."""
+    """The format with this name; raises `BadRequest` with the available names."""
     if name not in FORMATS:
-        raise BadRequest(f"no action format {name!r}; there are {', '.join(FORMATS)}")
+        raise BadRequest(f"no action format {name!r}; available: {', '.join(FORMATS)}")
     return FORMATS[name]
 
 

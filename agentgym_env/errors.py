@@ -10,16 +10,55 @@ AgentGymError
 ├── BadRequest              a message, option or argument the receiver does not accept
 │   └── ConfigError         a setting of a config or a command is invalid
 ├── FolderInUse             another process writes to the folder
-├── ServerStartFailed       a local environment server did not come up
-└── EpisodeFailure          an episode that cannot go on through no fault of the policy
+├── ServerStartFailed       a local environment server did not start
+├── WrapperFailed           a wrapper of the environment raised an exception
+└── EpisodeFailure          an episode that cannot continue, without fault of the policy
     ├── EnvironmentLost     the server, its connection or the session is gone
     └── EnvironmentFault    the environment's own code failed
 ```
+
+The failure contract is here too: how an episode can end, and which endings a policy is trained on.
+An episode with another ending is retried on a fresh session. If it persists, it is left out of the
+loss and of its group's baseline, and counted; it is never a zero reward.
 """
 
 from __future__ import annotations
 
-from agentgym_env.failures import Outcome
+from typing import Final, Literal
+
+Outcome = Literal[
+    "success",  # the world ended and the task is solved
+    "failure",  # the world ended and the task is not solved
+    "horizon",  # the most turns were used up
+    "token_budget",  # the most tokens were used up
+    "policy_timeout",  # the policy took longer than its deadline
+    "environment_lost",  # the server, its connection or the session is gone
+    "engine_lost",  # the generation engine is gone
+    "environment_error",  # the environment's own code failed
+]
+
+TEACHES: Final[frozenset[str]] = frozenset(
+    {"success", "failure", "horizon", "token_budget", "policy_timeout"}
+)
+
+Party = Literal["policy", "environment", "server", "engine"]
+
+
+def at_fault(outcome: Outcome) -> Party:
+    """Who caused the end of an episode; a policy is trained only on what it caused."""
+    match outcome:
+        case "environment_error":
+            return "environment"
+        case "environment_lost":
+            return "server"
+        case "engine_lost":
+            return "engine"
+    return "policy"
+
+
+def teaches(outcome: str) -> bool:
+    """Whether an episode with this outcome counts in the loss and in its group's baseline."""
+    return outcome in TEACHES
 
 
 class AgentGymError(Exception):
@@ -43,7 +82,7 @@ class EpisodeOver(AgentGymError):
 
 
 class MissingExtra(AgentGymError, ImportError):
-    """An optional dependency is not installed; the message says what to type."""
+    """An optional dependency is not installed; the message contains the install command."""
 
 
 class BadRequest(AgentGymError, ValueError):
@@ -66,11 +105,15 @@ class FolderInUse(AgentGymError):
 
 
 class ServerStartFailed(AgentGymError, RuntimeError):
-    """A local environment server did not come up."""
+    """A local environment server did not start."""
+
+
+class WrapperFailed(AgentGymError, RuntimeError):
+    """A wrapper raised an exception or returned an invalid step; this ends the run."""
 
 
 class EpisodeFailure(AgentGymError):
-    """An episode that cannot go on through no fault of the policy; never a reward.
+    """An episode that cannot continue, without fault of the policy; never a reward.
 
     `code` is the wire's error code, or the name of the transport failure.
     """

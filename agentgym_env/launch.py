@@ -1,4 +1,4 @@
-"""Starts, awaits, shares and ends a local environment server in a process of its own."""
+"""Starts, shares and stops local environment servers, each in its own process."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S: Final = 60.0
 _END_TIMEOUT_S = 8.0
 _KEPT_LINES = 40
+_AGENTGYM: Final = "from agentgym_env.cli import main; main()"
+"""Runs a command of `agentgym`; the package that has it is found by its entry point."""
 
 
 class LocalServer(AbstractContextManager["LocalServer"]):
-    """A hold on a local server; the server ends when its last hold is closed."""
+    """A reference to a local server, which stops when its last reference is closed."""
 
     def __init__(self, shared: _SharedServer) -> None:
         self._shared = shared
@@ -44,7 +46,7 @@ class LocalServer(AbstractContextManager["LocalServer"]):
         return self._shared.process
 
     def close(self) -> None:
-        """Let go of the server; closing twice is harmless."""
+        """Release the server; closing twice has no effect."""
         if not self._closed:
             self._closed = True
             _let_go(self._shared)
@@ -64,7 +66,7 @@ def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Lo
         settings = json.dumps(dict(env_kwargs or {}), sort_keys=True)
     except TypeError as error:
         raise BadRequest(
-            f"{env_id}'s settings go to another process and must be JSON: {error}"
+            f"{env_id}'s keyword arguments are sent to another process and must be JSON: {error}"
         ) from error
     # A forked process has its parent's table but must not end its parent's servers.
     key = (os.getpid(), env_id, settings)
@@ -77,7 +79,7 @@ def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Lo
 
 
 def child_environment() -> dict[str, str]:
-    """The variables of a child process that can import what this one can.
+    """The environment variables for a child process that imports from the same path.
 
     An environment may be a plain file that only this process's path knows.
     """
@@ -85,7 +87,7 @@ def child_environment() -> dict[str, str]:
 
 
 class _SharedServer:
-    """The server's process, and how many hold it."""
+    """The server's process and the number of references to it."""
 
     def __init__(self, env_id: str, entry_point: str, settings: str) -> None:
         self.holds = 0
@@ -94,7 +96,7 @@ class _SharedServer:
         self.process = subprocess.Popen(
             [
                 # -P: the working directory must not shadow the standard library.
-                sys.executable, "-P", "-m", "agentgym_servers", env_id, "--port", "0",
+                sys.executable, "-P", "-c", _AGENTGYM, "serve", env_id, "--port", "0",
                 "--embedded", "--entry-point", entry_point, "--env-kwargs", settings,
             ],
             stdin=subprocess.PIPE,
@@ -113,7 +115,7 @@ class _SharedServer:
             raise
 
     def end(self) -> None:
-        """Ask the process to end; after a while, make it."""
+        """Terminate the process; kill it if it does not end in time."""
         cast("IO[bytes]", self.process.stdin).close()
         self.process.terminate()
         try:
@@ -137,10 +139,10 @@ class _SharedServer:
                 self.process.wait(_END_TIMEOUT_S)
         self.end()
         self._listener.join(1.0)
-        last = "\n".join(self._last_lines) or "(it wrote nothing)"
+        last = "\n".join(self._last_lines) or "(no output)"
         raise ServerStartFailed(
-            f"the local server of {env_id} did not come up (exit status "
-            f"{self.process.returncode}); its last lines were:\n{last}"
+            f"the local server of {env_id} did not start (exit status "
+            f"{self.process.returncode}); its last lines are:\n{last}"
         )
 
     def _read_report(self, lines: queue.Queue[bytes]) -> None:

@@ -1,6 +1,6 @@
-"""Foreign text for a terminal: what it would obey, hide or reorder is written out as escapes.
+"""Makes text safe for a terminal: control, hidden and reordering characters become escapes.
 
-Observations come from web pages and responses from models; either may hold terminal escapes,
+Observations come from web pages and responses from models; both may contain terminal escapes,
 right-to-left marks, Rich's markup, or a line of a megabyte.
 """
 
@@ -17,7 +17,7 @@ _PLAIN: Final = re.compile(r"[^\x20-\x7e]")
 
 
 def printable(text: str, *, keep: str = _LAYOUT, most: int | None = None) -> str:
-    """`text` with what is not shown as itself written out, as Python would.
+    """`text` with unprintable characters escaped as in Python.
 
     The characters of `keep` stay. Of a text longer than `most` characters the middle is left out,
     and how much that was is said.
@@ -31,12 +31,12 @@ def printable(text: str, *, keep: str = _LAYOUT, most: int | None = None) -> str
 
 
 def one_line(text: str, most: int | None = None) -> str:
-    """The same with line ends and tabs written out too."""
+    """The same with line ends and tabs escaped too."""
     return printable(text, keep="", most=most)
 
 
 def as_text(text: str, style: str = "", most: int | None = None) -> Text:
-    """`printable` for Rich, which finds no markup, emoji or links in it."""
+    """`printable` as a Rich text, without markup, emoji or links."""
     return Text(printable(text, most=most), style=style)
 
 

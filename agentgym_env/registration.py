@@ -1,56 +1,101 @@
-"""Which environments there are: the built-in ones, and those of other distributions.
+"""The registered environments, and what else installed distributions add to this package.
 
-A distribution adds environments through the entry-point group `agentgym.environments`, with the
-id as the name and `module:Class` as the value. Nothing is imported until it is made.
+All are found through entry points, also those of this project, and imported when first used. The
+groups:
+
+```
+agentgym.environments   "me/World-v0" = "my_world:World"; in brackets, if any: the extra that it
+                        needs and its time limit, as in "my_world:World [web, max_episode_steps_50]"
+agentgym.hosts          "inprocess" = a function that makes a host for environments in this process
+agentgym.clients        "SCHEME" = a function that makes the environment at an address SCHEME://...
+agentgym.commands       "name" = the function of a command of `agentgym`
+```
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
-from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import Final
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any, Final
 
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE
 
 from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
-from agentgym_env.named_code import load_named, split_name
 from agentgym_env.text_env import TextEnv
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The module and the attribute of `module:name`; raises `BadRequest` for any other form."""
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
+        raise BadRequest(f"an entry point must look like module:Class, got {name!r}")
+    return module, attribute
+
+
+def load_named(name: str, *, search_here: bool = True) -> Any:
+    """The object that `module:name` names.
+
+    `search_here` False leaves out the working directory, for names of installed packages.
+    Raises `BadRequest` for another form or an attribute that is not there, and `ImportError`.
+    """
+    module, attribute = split_name(name)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        is_module = f"{module}.".startswith(f"{error.name}.")
+        if not (is_module and search_here):
+            raise
+        found = _import_from_here(module, error)
+    if not hasattr(found, attribute):
+        raise BadRequest(f"{module} has no {attribute!r}")
+    return getattr(found, attribute)
+
+
+def _import_from_here(module: str, not_found: ModuleNotFoundError) -> ModuleType:
+    try:
+        here = os.getcwd()
+    except OSError:
+        raise not_found from None  # the directory was removed
+    if here in sys.path:
+        raise not_found
+    sys.path.append(here)
+    try:
+        return importlib.import_module(module)
+    except BaseException:
+        sys.path.remove(here)
+        raise
+
 
 logger = logging.getLogger(__name__)
 
-ENTRY_POINT_GROUP: Final = "agentgym.environments"
+ENVIRONMENTS: Final = "agentgym.environments"
+HOSTS: Final = "agentgym.hosts"
+CLIENTS: Final = "agentgym.clients"
+COMMANDS: Final = "agentgym.commands"
+_OURS: Final = "agentgym_"
+"""Begins the modules of this project."""
+_TIME_LIMIT: Final = "max_episode_steps_"
 
 
 @dataclass(frozen=True, slots=True)
 class EnvEntry:
-    """One environment that can be made by its id."""
+    """A registered environment."""
 
     env_id: str
     entry_point: str
     """`module:Class`, imported when the environment is first made."""
     extra: str | None = None
-    """The extra of this distribution that brings what the environment needs."""
+    """The extra of the distribution that installs the environment's dependencies."""
     max_episode_steps: int | None = None
 
-
-BUILT_IN: Final = (
-    EnvEntry("agentgym/BabyAI-v0", "agentgym_servers.worlds.babyai.env:BabyAI", "babyai", 100),
-    EnvEntry("agentgym/BrowserGym-v0", "agentgym_servers.worlds.browsergym:BrowserGym", "web", 30),
-    EnvEntry("agentgym/MiniWoB-v0", "agentgym_servers.worlds.miniwob.env:MiniWoB", "web", 15),
-    EnvEntry(
-        "agentgym/SciWorld-v0", "agentgym_servers.worlds.sciworld.env:SciWorld", "sciworld", 100
-    ),
-    EnvEntry("agentgym/Search-v0", "agentgym_servers.worlds.search.env:Search", "search", 10),
-    EnvEntry(
-        "agentgym/TextCraft-v0", "agentgym_servers.worlds.textcraft.env:TextCraft", "textcraft", 50
-    ),
-    EnvEntry("agentgym/WebArena-v0", "agentgym_servers.worlds.webarena:WebArena", "web", 30),
-    # No world of its own: whatever an OpenEnv server serves.
-    EnvEntry("agentgym/OpenEnv-v0", "agentgym_adapters.openenv_env:OpenEnv", "openenv"),
-)
 
 _entries: dict[str, EnvEntry] = {}
 
@@ -58,26 +103,32 @@ _entries: dict[str, EnvEntry] = {}
 def register(
     env_id: str, entry_point: str, *, extra: str | None = None, max_episode_steps: int | None = None
 ) -> None:
-    """Make an environment known by an id, to this library and to Gymnasium.
+    """Register an environment by its id, in this library and in Gymnasium.
 
     `entry_point` is `module:Class`. The module must be importable in another process too, since
     the local server runs in one.
     """
-    if not ENV_ID_RE.fullmatch(env_id):
-        raise BadRequest(f"an environment id looks like namespace/Name-v0, got {env_id!r}")
-    split_name(entry_point)
-    _entries[env_id] = EnvEntry(env_id, entry_point, extra, max_episode_steps)
+    _add(EnvEntry(env_id, entry_point, extra, max_episode_steps))
+
+
+def _add(entry: EnvEntry) -> None:
+    if not ENV_ID_RE.fullmatch(entry.env_id):
+        raise BadRequest(
+            f"an environment id must look like namespace/Name-v0, got {entry.env_id!r}"
+        )
+    split_name(entry.entry_point)
+    _entries[entry.env_id] = entry
     gymnasium.register(
-        id=env_id,
+        id=entry.env_id,
         entry_point="agentgym_env.remote:make_env",
         vector_entry_point="agentgym_env.vector:RemoteVectorEnv",
-        max_episode_steps=max_episode_steps,
-        kwargs={"env_id": env_id},
+        max_episode_steps=entry.max_episode_steps,
+        kwargs={"env_id": entry.env_id},
     )
 
 
 def registered() -> tuple[EnvEntry, ...]:
-    """Every environment known, by id."""
+    """All registered environments, sorted by id."""
     return tuple(_entries[env_id] for env_id in sorted(_entries))
 
 
@@ -88,24 +139,29 @@ def find(env_id: str) -> EnvEntry:
     if ":" in env_id:
         split_name(env_id)
         # A server is told the class alone; what the class needs is known all the same.
-        known = (entry.extra for entry in _entries.values() if entry.entry_point == env_id)
-        return EnvEntry(env_id, env_id, next(known, None))
+        for entry in _entries.values():
+            if entry.entry_point == env_id:
+                return replace(entry, env_id=env_id, max_episode_steps=None)
+        return EnvEntry(env_id, env_id)
     near = difflib.get_close_matches(env_id[:100], _entries, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(_entries)}"
+    there = (
+        f"there are {', '.join(_entries)}" if _entries else "reinstall agentgym-sdk, which has some"
+    )
+    hint = f"did you mean {' or '.join(near)}?" if near else there
     raise UnknownEnvironment(f"no environment {env_id[:100]!r}; {hint}")
 
 
 def full_id(name: str) -> str:
-    """The id a command's user means: an id, `module:Class`, or a short name such as `textcraft`.
+    """The full id for an id, `module:Class`, or a short name such as `textcraft`.
 
-    Of several versions the newest is meant. Raises `UnknownEnvironment`.
+    Selects the newest of several versions. Raises `UnknownEnvironment`.
     """
     if ":" in name or name in _entries:
         return find(name).env_id
     wanted = name.lower()
     meant = [env_id for env_id in _entries if wanted in _short_names(env_id)]
     if len({env_id.rpartition("-v")[0] for env_id in meant}) > 1:
-        raise UnknownEnvironment(f"{name!r} may be {' or '.join(sorted(meant))}; give the whole id")
+        raise UnknownEnvironment(f"{name!r} may be {' or '.join(sorted(meant))}; use the full id")
     if meant:
         return max(meant, key=lambda env_id: int(env_id.rpartition("-v")[2] or 0))
     return find(name).env_id
@@ -120,7 +176,8 @@ def env_class(env_id: str) -> type[TextEnv]:
     except ModuleNotFoundError as error:
         if entry.extra is not None:
             raise MissingExtra(
-                f"{env_id} needs {error.name}: pip install 'agentgym-sdk[{entry.extra}]'"
+                f"{env_id} needs {error.name}: "
+                f"pip install '{_distribution_of(entry)}[{entry.extra}]'"
             ) from error
         raise UnknownEnvironment(
             f"{env_id} cannot be imported (entry point {entry.entry_point}): {error}. Name a "
@@ -130,34 +187,66 @@ def env_class(env_id: str) -> type[TextEnv]:
         raise UnknownEnvironment(f"{env_id} is {entry.entry_point}, but {error}") from error
     if not (isinstance(found, type) and issubclass(found, TextEnv)):
         raise UnknownEnvironment(
-            f"{env_id} is to be {entry.entry_point}, which is no TextEnv; see its entry point"
+            f"{env_id} is {entry.entry_point}, which is not a TextEnv; check its entry point"
         )
     return found
 
 
 def register_all() -> None:
-    """Register the built-in environments and those of installed distributions, once."""
-    for entry in BUILT_IN:
-        _register_entry(entry)
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        _register_entry(EnvEntry(point.name, point.value))
+    """Register the environments of all installed distributions."""
+    for point in plugins(ENVIRONMENTS):
+        _register_entry(_entry_of(point))
+
+
+def plugins(group: str) -> list[EntryPoint]:
+    """The entry points of a group by name, those of this project first."""
+    return sorted(
+        _all_entry_points().select(group=group),
+        key=lambda point: (not point.value.startswith(_OURS), point.name),
+    )
+
+
+def plugin(group: str, name: str) -> EntryPoint | None:
+    """The entry point of that name, this project's if there are several; None if there is none."""
+    return next((point for point in plugins(group) if point.name == name), None)
+
+
+@cache
+def _all_entry_points() -> Any:  # before Python 3.12 its class has another name
+    # This reads a file of each installed distribution, so it is done once.
+    return entry_points()
+
+
+def _distribution_of(entry: EnvEntry) -> str:
+    # Looked up for the error alone: to read a distribution's name takes a parser of mail.
+    for point in plugins(ENVIRONMENTS):
+        if point.dist is not None and _entry_of(point).entry_point == entry.entry_point:
+            return point.dist.name
+    return "agentgym-sdk"
+
+
+def _entry_of(point: EntryPoint) -> EnvEntry:
+    limits = [text for text in point.extras if text.startswith(_TIME_LIMIT)]
+    extras = [text for text in point.extras if text not in limits]
+    steps = limits[0].removeprefix(_TIME_LIMIT) if limits else ""
+    return EnvEntry(
+        point.name,
+        point.value.partition("[")[0].strip(),
+        extras[0] if extras else None,
+        int(steps) if steps.isdecimal() else None,
+    )
 
 
 def _register_entry(entry: EnvEntry) -> None:
     if entry.env_id in _entries:
         if _entries[entry.env_id].entry_point != entry.entry_point:
-            logger.warning("two environments are called %s; the first one is kept", entry.env_id)
+            logger.warning("two environments have the id %s; the first one is used", entry.env_id)
         return
     try:
-        register(
-            entry.env_id,
-            entry.entry_point,
-            extra=entry.extra,
-            max_episode_steps=entry.max_episode_steps,
-        )
+        _add(entry)
     except BadRequest as error:
-        # Somebody's broken entry point must not keep everything else from being imported.
-        logger.warning("environment %s is left out: %s", entry.env_id, error)
+        # A broken entry point of another distribution must not break this import.
+        logger.warning("environment %s is not registered: %s", entry.env_id, error)
 
 
 def _short_names(env_id: str) -> set[str]:

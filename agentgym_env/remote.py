@@ -1,30 +1,24 @@
-"""RemoteEnv: an environment that lives behind a server, as an ordinary `gymnasium.Env`."""
+"""RemoteEnv: an environment behind a server, as an ordinary `gymnasium.Env`."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import gymnasium
 
-from agentgym_env.client import EnvClient, Session
-from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver
+from agentgym_env.client.sync import EnvClient, Session
+from agentgym_env.client.transports import InProcessTransport
+from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
-from agentgym_env.registration import env_class
+from agentgym_env.registration import CLIENTS, HOSTS, env_class, plugin
 from agentgym_env.spaces import TextSpace
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv, check_options, draw_episode_seed
-from agentgym_env.transports import InProcessTransport
+from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
 from agentgym_env.wire import EnvCard, ResetReply
 
 INPROCESS = "inprocess"
-ORIGINAL = "agentgym+"
-"""Begins the address of an AgentGym server: `agentgym+http://host:port`."""
-OPENENV = ("ws://", "wss://")
-"""Begin the address of an OpenEnv server."""
-OPENENV_ID = "agentgym/OpenEnv-v0"
 
 
 def make_env(
@@ -34,25 +28,24 @@ def make_env(
     render_mode: str | None = None,
     **kwargs: Any,
 ) -> gymnasium.Env[str, str]:
-    """What `gymnasium.make` calls: a `RemoteEnv`, or the class itself for `"inprocess"`."""
+    """The entry point of `gymnasium.make`: a `RemoteEnv`, or the class itself for `"inprocess"`.
+
+    An address with another scheme than HTTP, such as `ws://host:port`, is passed to the client
+    registered for the scheme in the entry-point group `agentgym.clients`.
+    """
     if server == INPROCESS:
         return env_class(env_id)(render_mode=render_mode, **kwargs)
-    if isinstance(server, str) and server.startswith(ORIGINAL):
-        adapter = importlib.import_module("agentgym_adapters.agentgym_v1")
-        address = server.removeprefix(ORIGINAL)
-        original: gymnasium.Env[str, str] = adapter.OriginalEnv(
-            env_id, address, render_mode=render_mode, **kwargs
+    client = _client_of(server)
+    if client is not None:
+        env: gymnasium.Env[str, str] = client.load()(
+            env_id, server, render_mode=render_mode, **kwargs
         )
-        return original
-    if isinstance(server, str) and server.startswith(OPENENV):
-        if env_id != OPENENV_ID:
-            raise BadRequest(f"an OpenEnv server ({server}) is {OPENENV_ID}, whatever it serves")
-        return env_class(env_id)(address=server, render_mode=render_mode, **kwargs)  # type: ignore[call-arg]
+        return env
     return RemoteEnv(env_id, server, render_mode=render_mode, **kwargs)
 
 
 class RemoteEnv(gymnasium.Env[str, str]):
-    """One environment on a server; it behaves as the class that is served there.
+    """One environment on a server; it behaves like the class that is served.
 
     `server` is an address, a list of them, or None for a local server that this process starts
     and shares. Further keyword arguments are the environment's own, for a local server.
@@ -87,7 +80,7 @@ class RemoteEnv(gymnasium.Env[str, str]):
             self.close()
             raise
         self.instruction = card.instruction
-        """What the policy is told before the first observation."""
+        """The instruction for the policy, given before the first observation."""
         self.observation_space = TextSpace(card.observation_max_length)
         self.action_space = TextSpace(card.action_max_length)
 
@@ -115,11 +108,11 @@ class RemoteEnv(gymnasium.Env[str, str]):
         return (reply.observation, reply.reward, reply.terminated, reply.truncated, reply.info)
 
     def expert_action(self) -> str | None:
-        """The oracle's action for this turn, None when it has none left; asking twice is safe."""
+        """The oracle's action for this turn, None if it has none left; repeated calls are safe."""
         return self._episode().expert_action()
 
     def available_actions(self) -> list[str] | None:
-        """What can be done in this turn; None where the environment does not list it."""
+        """The available actions of this turn; None if the environment does not list them."""
         return self._episode().available_actions()
 
     def render(self) -> Any:
@@ -127,7 +120,7 @@ class RemoteEnv(gymnasium.Env[str, str]):
         return self._observation if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """End the session, and the local server if nobody else uses it."""
+        """Close the session, and the local server if it is no longer used."""
         if self._closed:
             return
         self._closed = True
@@ -148,10 +141,10 @@ class RemoteEnv(gymnasium.Env[str, str]):
             try:
                 return self._session.reset(seed=seed, task=task, split=split)
             except EnvironmentLost:
-                # It ended while it stood idle. Nothing is lost with it: an episode begins here.
+                # It expired. Nothing is lost: an episode begins here.
                 self._session = None
         if self._closed:
-            raise BadRequest("the environment is closed; make another")
+            raise BadRequest("the environment is closed; make a new one")
         if self._session is not None:
             self._session.close()
         self._session = self._client.open()
@@ -167,18 +160,16 @@ def connect(
     timeout_s: float,
     retries: int,
 ) -> tuple[EnvClient, LocalServer | None]:
-    """A client of the servers named, and the local server if one is needed."""
+    """A client of the given servers, and the local server if one is needed."""
     if server == INPROCESS:
         make = env_class(env_id)
-        host = importlib.import_module("agentgym_servers.host.sessions")
-        handler = host.in_process_host(lambda: make(**env_kwargs), env_id)
-        return EnvClient(InProcessTransport(handler)), None
+        return EnvClient(in_process(lambda: make(**env_kwargs), env_id)), None
     if server is None:
         local = local_server(env_id, env_kwargs)
         return EnvClient(local.address, timeout_s=timeout_s, retries=retries), local
-    if isinstance(server, str) and server.startswith((ORIGINAL, *OPENENV)):
+    if _client_of(server) is not None:
         raise BadRequest(
-            f"{server} takes one step a call; make a vector of it by "
+            f"{server} allows one step per call; make a vector of it with "
             "gymnasium.make_vec(..., vectorization_mode='sync')"
         )
     if env_kwargs:
@@ -189,16 +180,35 @@ def connect(
     return EnvClient(server, token=token, timeout_s=timeout_s, retries=retries), None
 
 
+def in_process(make_env: Callable[[], TextEnv], env_id: str) -> InProcessTransport:
+    """A transport to a host in this process, which serves what `make_env` makes.
+
+    The host is the one registered as `inprocess` in the entry-point group `agentgym.hosts`.
+    """
+    host = plugin(HOSTS, INPROCESS)
+    if host is None:
+        raise MissingExtra("no in-process host is registered; reinstall agentgym-sdk")
+    return InProcessTransport(host.load()(make_env, env_id))
+
+
 def checked_card(client: EnvClient, env_id: str) -> EnvCard:
-    """What the servers serve, which must be `env_id`."""
+    """The description of the environment, which must be `env_id`."""
     card = client.card()
     if card.env != env_id:
-        raise BadRequest(f"the server serves {card.env}, not {env_id}; use that id or its server")
+        raise BadRequest(
+            f"the server serves {card.env}, not {env_id}; use that id or another server"
+        )
     return card
 
 
 def check_render_mode(render_mode: str | None) -> None:
-    """Raise `BadRequest` for a mode that text behind a server cannot have."""
+    """Raise `BadRequest` for a render mode that remote text does not support."""
     modes = TextEnv.metadata["render_modes"]
     if render_mode is not None and render_mode not in modes:
         raise BadRequest(f"render_mode {render_mode!r} is not one of {modes}")
+
+
+def _client_of(server: str | Sequence[str] | None) -> EntryPoint | None:
+    """The registered client of an address; None for an address of `RemoteEnv`."""
+    scheme, separator, _ = server.partition("://") if isinstance(server, str) else ("", "", "")
+    return plugin(CLIENTS, scheme) if separator and scheme not in ("http", "https") else None

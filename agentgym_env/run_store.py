@@ -1,15 +1,15 @@
-"""The run store: a folder that everything which trains, evaluates or views reads and writes.
+"""The run store: the folder of a run, for training, evaluation and the viewer.
 
 ```
-RUN/run.json                what was asked for: config, versions, git revision, seed, command
-RUN/metrics.jsonl           one line an optimizer step
-RUN/trajectories/*.jsonl    one episode a line, append-only
-RUN/tokens/                 what training keeps of tokens: agentgym_train/data/token_store.py
+RUN/run.json                the config, versions, git revision, seed and command
+RUN/metrics.jsonl           one line per optimizer step
+RUN/trajectories/*.jsonl    one episode per line, append-only
+RUN/tokens/                 the tokens that training stores: agentgym_train/data/token_store.py
 RUN/checkpoints/            the trainer's
 RUN/summary.json            written at the end
-RUN/.lock                   the process that writes to the folder now: run_lock.py
+RUN/.lock                   the process that currently writes to the folder: run_lock.py
 ```
-A process killed while writing leaves at most one cut line, which readers report and pass over.
+A process killed while writing leaves at most one incomplete line, which readers report and skip.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class BrokenLine:
 
 
 class RunStore:
-    """One run folder. `create` starts a new one, `open` goes on in it or reads it."""
+    """One run folder. `create` starts a new one, `open` continues or reads one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path, run: Mapping[str, Any]) -> RunStore:
-        """Start a run in `path`; whatever was there is moved aside, never overwritten."""
+        """Start a run in `path`; an existing folder is renamed, never overwritten."""
         if not is_unused(path):
             move_aside(path)
         (path / "trajectories").mkdir(parents=True, exist_ok=True)
@@ -62,18 +62,18 @@ class RunStore:
 
     @classmethod
     def open(cls, path: Path) -> RunStore:
-        """Go on in a run; raises `BadRequest` where there is none."""
+        """Open a run; raises `BadRequest` if there is none."""
         if not (path / "run.json").is_file():
             raise BadRequest(f"no run in {path}: it has no run.json. Name the folder of a run")
         return cls(path)
 
     @property
     def checkpoints(self) -> Path:
-        """Where the trainer keeps its checkpoints."""
+        """The trainer's checkpoints."""
         return self.path / "checkpoints"
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write one JSON file, whole or not at all."""
+        """Write a JSON file atomically."""
         target = self.path / name
         partial = target.with_name(target.name + ".partial")
         # A file or link of this name is an earlier write's, or a trap: it is not written through.
@@ -83,33 +83,33 @@ class RunStore:
         partial.replace(target)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """One JSON file of the run; None if it was not written yet."""
+        """Read a JSON file of the run; None if it does not exist."""
         target = self.path / name
         if not target.is_file():
             return None
         try:
             found = json.loads(target.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise BadRequest(f"{target} was damaged ({error}); put it back or remove it") from error
+            raise BadRequest(f"{target} is damaged ({error}); restore or remove it") from error
         if not isinstance(found, dict):
-            raise BadRequest(f"{target} holds no JSON object; put it back or remove it")
+            raise BadRequest(f"{target} is not a JSON object; restore or remove it")
         return found
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one step's metrics."""
+        """Append one step's metrics."""
         self._append("metrics.jsonl", [msgspec.json.encode(row)])
 
     def append_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> list[int]:
-        """Add episodes to `trajectories/NAME.jsonl`; the byte at which the line of each begins."""
+        """Append episodes to `trajectories/NAME.jsonl`; return the byte offset of each line."""
         return self._append(f"trajectories/{name}.jsonl", map(msgspec.json.encode, trajectories))
 
     def append_tokens(self, name: str, kept: Iterable[msgspec.Struct]) -> None:
-        """Add what is kept of episodes' tokens to `tokens/NAME.jsonl`."""
+        """Append stored tokens to `tokens/NAME.jsonl`."""
         (self.path / "tokens").mkdir(exist_ok=True)
         self._append(f"tokens/{name}.jsonl", map(msgspec.json.encode, kept))
 
     def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
-        """Every step's metrics, in the order of steps; of a step run twice, the later."""
+        """The metrics of all steps in order; for a repeated step, the last."""
         rows, broken = read_lines(self.path / "metrics.jsonl", dict[str, Any])
         by_step = {row.get("step", -1): row for row in rows}
         return [by_step[step] for step in sorted(by_step)], broken
@@ -119,22 +119,26 @@ class RunStore:
         return read_lines(self.path / "trajectories" / f"{name}.jsonl", Trajectory)
 
     def _append(self, name: str, lines: Iterable[bytes]) -> list[int]:
-        path = self.path / name
-        block, begins = bytearray(), []
-        with path.open("ab") as file:
-            before = file.tell()
-            if before and _last_byte(path) != b"\n":
-                # The line that a killed process left behind ends here and spoils no other.
-                block += b"\n"
-            for line in lines:
-                begins.append(before + len(block))
-                block += line + b"\n"
-            file.write(block)
-        return begins
+        return append_lines(self.path / name, lines)
+
+
+def append_lines(path: Path, lines: Iterable[bytes]) -> list[int]:
+    """Append lines to a file in one write; return the byte offset of each."""
+    block, begins = bytearray(), []
+    with path.open("ab") as file:
+        before = file.tell()
+        if before and _last_byte(path) != b"\n":
+            # End the incomplete line that a killed process left behind.
+            block += b"\n"
+        for line in lines:
+            begins.append(before + len(block))
+            block += line + b"\n"
+        file.write(block)
+    return begins
 
 
 def read_lines(path: Path, kind: type[_T]) -> tuple[list[_T], list[BrokenLine]]:
-    """The lines of a JSON-lines file as `kind`, and those that are not; none if it is absent."""
+    """The lines of a JSON-lines file as `kind`, and the invalid ones; empty if there is no file."""
     rows: list[_T] = []
     broken: list[BrokenLine] = []
     for _, row in each_line(path, kind):
@@ -146,7 +150,7 @@ def read_lines(path: Path, kind: type[_T]) -> tuple[list[_T], list[BrokenLine]]:
 
 
 def each_line(path: Path, kind: type[_T]) -> Iterator[tuple[int, _T | BrokenLine]]:
-    """(its number from 1, what it holds) of each line; a file of gigabytes needs no memory."""
+    """Yield (line number from 1, value) for each line, without loading the whole file."""
     if not path.is_file():
         return
     decoder = msgspec.json.Decoder(kind)
@@ -161,7 +165,7 @@ def each_line(path: Path, kind: type[_T]) -> Iterator[tuple[int, _T | BrokenLine
 
 
 def next_free_name(path: Path) -> Path:
-    """`NAME.old-1`, `NAME.old-2`, ...: the first that is not taken, beside a link's target."""
+    """The first free name of `NAME.old-1`, `NAME.old-2`, ..., next to a link's target."""
     path, number = _target(path), 1
     while (candidate := path.with_name(f"{path.name}.old-{number}")).exists():
         number += 1
@@ -192,7 +196,7 @@ def move_aside(path: Path) -> None:
 
 
 def _target(path: Path) -> Path:
-    """What a link leads to: a run on another disk is replaced there, and the link stays."""
+    """The target of a link: a run on another disk is replaced there, and the link stays."""
     return path.resolve() if path.is_symlink() else path
 
 

@@ -1,7 +1,7 @@
 """TextSpace: any Unicode text up to a length.
 
-Gymnasium's own `Text` refuses characters outside a fixed charset and, in 1.4, hands back garbage
-from `AsyncVectorEnv` with shared memory, so text environments need a space of their own.
+Gymnasium's `Text` rejects characters outside a fixed charset and, in 1.4, returns wrong values from
+`AsyncVectorEnv` with shared memory, so text environments have their own space.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TextEnv: what an author subclasses; knows nothing about servers, models or chat.
+"""TextEnv: the base class of text environments; knows nothing about servers, models or chat.
 
 ```python
 class Guess(TextEnv):
@@ -17,21 +17,105 @@ class Guess(TextEnv):
 
 from __future__ import annotations
 
-import importlib
+import difflib
 import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
 
-from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver
+from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
+from agentgym_env.gymnasium_text import Translation, translation
 from agentgym_env.spaces import TextSpace, clean_text
-from agentgym_env.task_set import TaskSet
+
+
+class TaskSet:
+    """Task ids in named splits that share no task, with optional categories for evaluation tables.
+
+    `aliases` are other names that `reset` accepts, such as another project's numbers.
+
+    Order is part of the contract: `split("test")[0]` is the same task on every machine.
+    """
+
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[str]],
+        categories: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        if not splits or not any(splits.values()):
+            raise ValueError("a TaskSet needs at least one split with one task")
+        self._splits = MappingProxyType({name: tuple(ids) for name, ids in splits.items()})
+        self._split_of: dict[str, str] = {}
+        for name, ids in self._splits.items():
+            for task in ids:
+                if not isinstance(task, str):
+                    raise TypeError(f"task ids are strings, got {task!r} in split {name!r}")
+                if task in self._split_of:
+                    raise ValueError(
+                        f"task {task!r} is listed twice: in split {self._split_of[task]!r} and in "
+                        f"{name!r}; splits share no task"
+                    )
+                self._split_of[task] = name
+        self._categories = MappingProxyType(dict(categories or {}))
+        self._aliases = MappingProxyType(dict(aliases or {}))
+
+    @property
+    def splits(self) -> Mapping[str, tuple[str, ...]]:
+        """Split name -> its task ids, in order."""
+        return self._splits
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Alias -> task id."""
+        return self._aliases
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Every task id, split after split."""
+        return tuple(self._split_of)
+
+    def split(self, name: str) -> tuple[str, ...]:
+        """The task ids of one split; raises `UnknownSplit`."""
+        if name not in self._splits:
+            raise UnknownSplit(
+                f"no split {name!r}; available: {', '.join(map(repr, self._splits))}"
+            )
+        return self._splits[name]
+
+    def canonical(self, task: str) -> str:
+        """The id of a task, given by its id or an alias."""
+        return self._aliases.get(task, task)
+
+    def split_of(self, task: str) -> str:
+        """The split of `task`; raises `UnknownTask` with the nearest ids."""
+        task = self.canonical(task)
+        if task not in self._split_of:
+            near = difflib.get_close_matches(str(task)[:100], self._split_of, n=3)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise UnknownTask(
+                f"no task {str(task)[:100]!r} among {len(self)}; {hint or 'see TaskSet.ids'}"
+            )
+        return self._split_of[task]
+
+    def category(self, task: str) -> str | None:
+        """The world's own category of a task (TextCraft's depth, BabyAI's level), if it has one."""
+        return self._categories.get(task)
+
+    def __contains__(self, task: object) -> bool:
+        return task in self._split_of
+
+    def __len__(self) -> int:
+        return len(self._split_of)
+
 
 OPTION_KEYS = frozenset({"task", "split"})
+_STARTS = 800
+_TEST_STARTS = 200
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -45,20 +129,20 @@ class TextEnv(gymnasium.Env[str, str]):
     """
 
     instruction: ClassVar[str]
-    """What the policy is told before the first observation."""
+    """The instruction for the policy, given before the first observation."""
     tasks: ClassVar[TaskSet]
     default_split: ClassVar[str] = "train"
-    """Where `reset` draws from when neither a task nor a split is named."""
+    """The split that `reset` draws from if neither a task nor a split is given."""
 
     isolated: ClassVar[bool] = False
-    """Whether a server steps it in processes of their own: for worlds that block or may crash."""
+    """Whether a server steps it in separate processes: for environments that block or may crash."""
     step_timeout_s: ClassVar[float] = 60.0
-    """Seconds that an isolated world may take for one reset or step before its process is killed,
-    unless the server says otherwise."""
+    """Timeout of one reset or step of an isolated environment, after which its process is killed; a
+    server may set another."""
 
     max_sessions: ClassVar[int] = 16_384
-    """Sessions that a server holds at most, unless it is told otherwise: for worlds whose sessions
-    are heavy."""
+    """Maximum sessions per server, for environments with expensive sessions; a server may set
+    another."""
 
     observation_space = TextSpace()
     action_space = TextSpace()
@@ -66,9 +150,9 @@ class TextEnv(gymnasium.Env[str, str]):
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
 
     rng: random.Random
-    """The episode's randomness. Only `random()` is promised to be stable over Python versions."""
+    """The episode's randomness. Only `random()` is stable across Python versions."""
     episode_seed: int
-    """The episode's seed, for a world that hands it on to another; all else draws from `rng`."""
+    """The episode's seed, for a simulator that takes one; use `rng` for everything else."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
@@ -76,9 +160,8 @@ class TextEnv(gymnasium.Env[str, str]):
                 f"render_mode {render_mode!r} is not one of {self.metadata['render_modes']}"
             )
         self.render_mode = render_mode
-        self.incidents: list[str] = []
-        """What failed around the world, such as a search engine, by name; a server counts and
-        clears it."""
+        self.env_errors: list[str] = []
+        """Names of failed services, such as a search engine; a server counts and clears them."""
         self._task: str | None = None
         self._turn = 0
         self._over = True
@@ -90,7 +173,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @classmethod
     def for_serving(cls, settings: Mapping[str, Any]) -> type[TextEnv]:
-        """The class whose `isolated`, `step_timeout_s` and `max_sessions` a server goes by.
+        """The class whose `isolated`, `step_timeout_s` and `max_sessions` a server uses.
 
         `settings` are the constructor's arguments. Default: this class, whatever they are.
         """
@@ -107,19 +190,23 @@ class TextEnv(gymnasium.Env[str, str]):
         refused: float = 0.0,
         **settings: Any,
     ) -> type[TextEnv]:
-        """A class around an environment of Gymnasium's with discrete actions.
+        """A subclass of `GymnasiumText` for an environment of Gymnasium's with discrete actions.
 
-        `env` is its id, made with `settings`, or a callable that makes it. `describe` tells an
+        `env` is its id, made with `settings`, or a callable that makes it. `describe` writes an
         observation as text, given the environment too; default: its numbers. `parse` is the names
-        of the actions, in the order of their numbers, or what makes an action of a text and None
-        of anything else, whose reward is `refused`; default: the numbers. See
-        `agentgym_env.gymnasium_text`.
+        of the actions, in the order of their numbers, or a function from a text to an action, or
+        to None for a text that is not an action; default: the numbers. The reward of such a text
+        is `refused`.
         """
-        text_class = importlib.import_module("agentgym_env.gymnasium_text").text_class
-        made: type[TextEnv] = text_class(
-            env, describe, parse, instruction=instruction, refused=refused, **settings
-        )
-        return made
+        translated = translation(env, describe, parse, settings)
+        attributes = {
+            "__doc__": f"{translated.title} of Gymnasium, as text.",
+            "instruction": instruction or translated.instruction,
+            "translation": translated,
+            "names": translated.names,
+            "refused": refused,
+        }
+        return type(translated.class_name, (GymnasiumText,), attributes)
 
     @abstractmethod
     def _reset(self, task: str) -> str:
@@ -130,15 +217,15 @@ class TextEnv(gymnasium.Env[str, str]):
         """Apply one action; return the observation, this step's reward, and whether it ended."""
 
     def available_actions(self) -> list[str] | None:
-        """What can be done now, or None where the world does not list it."""
+        """The available actions, or None if the environment does not list them."""
         return None
 
     def expert(self) -> Iterator[str]:
-        """Yield the oracle's actions from the present state on; read `self` freely between them."""
+        """Yield the oracle's actions from the current state on; `self` may be read between them."""
         raise NotImplementedError(f"{type(self).__name__} has no expert")
 
     def has_expert(self) -> bool:
-        """Whether `expert` can be asked. Default: where the class has one."""
+        """Whether the environment has an expert. Default: whether the class defines one."""
         return type(self).expert is not TextEnv.expert
 
     def success(self) -> bool:
@@ -146,15 +233,15 @@ class TextEnv(gymnasium.Env[str, str]):
         return self._over and self._return > 0
 
     def score(self) -> float:
-        """The world's own score. Default: the sum of rewards so far."""
+        """The environment's own score. Default: the sum of rewards so far."""
         return self._return
 
     def invalid_action(self) -> bool | None:
-        """Whether the last action was none: not understood, or refused. None: it is not known."""
+        """Whether the last action was invalid; None if this is not known."""
         return None
 
     def details(self) -> dict[str, str | int | float]:
-        """What else the info tells: texts and finite numbers, by names that may come and go."""
+        """Further entries of the info: texts and finite numbers."""
         return {}
 
     def reset(
@@ -193,9 +280,9 @@ class TextEnv(gymnasium.Env[str, str]):
         return self._observation, value, self._over, False, {**info, **self._info()}
 
     def expert_action(self) -> str | None:
-        """The oracle's action for this turn, None when it has none left; asking twice is safe."""
+        """The oracle's action for this turn, None if it has none left; repeated calls are safe."""
         if self._over:
-            raise EpisodeOver("the expert acts within an episode; call reset() first")
+            raise EpisodeOver("the expert needs an episode; call reset() first")
         if self._expert_turn != self._turn:
             if self._expert is None:
                 self._expert = self.expert()
@@ -235,8 +322,78 @@ class TextEnv(gymnasium.Env[str, str]):
         )
 
 
+class GymnasiumText(TextEnv):
+    """A `TextEnv` around a Gymnasium environment; `TextEnv.from_gymnasium` makes subclasses.
+
+    Tasks: numbers in the splits `train` (0 to 799) and `test` (800 to 999). They are starts: the
+    environment's randomness is seeded by the episode's seed and its task.
+    Reward: the environment's. Success: it ended, and its last reward was above 0.
+    """
+
+    translation: ClassVar[Translation]
+    names: ClassVar[tuple[str, ...]]
+    """Names of the actions, in the order of their numbers; empty where only `parse` knows them."""
+    refused: ClassVar[float] = 0.0
+    """Reward for a text that is not an action. Where another turn costs, and waiting does not, a
+    policy learns to write such texts: let that cost too."""
+
+    tasks = TaskSet(
+        {
+            "train": [str(number) for number in range(_STARTS)],
+            "test": [str(number) for number in range(_STARTS, _STARTS + _TEST_STARTS)],
+        }
+    )
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.env = self.translation.make()
+        """The environment of Gymnasium's."""
+        self.observation: Any = None
+        """Its last observation."""
+        self._native_info: dict[str, Any] = {}
+        self._reward = 0.0
+        self._truncated = False
+
+    def _reset(self, task: str) -> str:
+        self.observation, self._native_info = self.env.reset(seed=int(self.rng.random() * 2**31))
+        self._reward, self._truncated = 0.0, False
+        return self.translation.describe(self.observation, self.env)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """As `TextEnv.step`; the environment's own time limit truncates."""
+        observation, reward, terminated, _, info = super().step(action)
+        self._over = terminated or self._truncated
+        return observation, reward, terminated, self._truncated, info
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        chosen = self.translation.parse(action)
+        if chosen is None:
+            text = self.translation.describe(self.observation, self.env)
+            return f"{self.translation.reject(action)}\n{text}", self.refused, False
+        self.observation, reward, ended, self._truncated, self._native_info = self.env.step(chosen)
+        self._reward = float(reward)
+        text = self.translation.describe(self.observation, self.env)
+        return text, self._reward, bool(ended)
+
+    def success(self) -> bool:
+        """Whether the environment ended with a reward above 0."""
+        return self._over and self._reward > 0
+
+    def available_actions(self) -> list[str] | None:
+        """The actions' names; where the environment gives an `action_mask`, those it allows."""
+        allowed = self._native_info.get("action_mask")
+        if allowed is None:
+            return list(self.names) or None
+        return [name for name, is_allowed in zip(self.names, allowed, strict=False) if is_allowed]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+        super().close()
+
+
 def draw_episode_seed(generator: np.random.Generator) -> int:
-    """The seed of an episode that names none: the same on both sides of the wire."""
+    """The seed of an episode without one: the same for client and server."""
     # PCG64's raw stream is stable over numpy versions; Generator's methods are not.
     return int(generator.bit_generator.random_raw()) >> 12
 
@@ -244,7 +401,7 @@ def draw_episode_seed(generator: np.random.Generator) -> int:
 def choose_task(
     tasks: TaskSet, default_split: str, episode_seed: int, options: dict[str, Any] | None
 ) -> str:
-    """The task of an episode: the one named, or one drawn from the split by the episode's seed."""
+    """The task of an episode: the given one, or one drawn with the episode's seed."""
     check_options(options)
     options = options or {}
     task, split = options.get("task"), options.get("split")

@@ -1,4 +1,4 @@
-"""Turn and Trajectory: one episode as it is kept, read, viewed, imitated and compared."""
+"""Turn and Trajectory: the record of one episode."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 from msgspec import Struct
 
-from agentgym_env.failures import Outcome
+from agentgym_env.errors import Outcome
 
 
 class Turn(Struct, frozen=True, omit_defaults=True):
-    """One exchange: what the policy said, what the world answered."""
+    """One turn: the policy's response and the environment's answer."""
 
     response: str
     """The policy's text as it was sampled (or the oracle's action)."""
     action: str
-    """What was sent to the world."""
+    """The action sent to the environment."""
     observation: str
-    """The world's answer; empty if none came."""
+    """The environment's answer; empty if there was none."""
     reward: float = 0.0
     info: dict[str, Any] = {}
 
@@ -55,29 +55,29 @@ class Trajectory(Struct, frozen=True, omit_defaults=True):
     turns: list[Turn]
     outcome: Outcome
     policy: str
-    """Who played: `expert`, `random`, or a model's name."""
+    """The policy: `expert`, `random`, or a model's name."""
     horizon: int
-    """Most turns the episode was allowed."""
+    """Maximum turns of the episode."""
     split: str = ""
     category: str | None = None
     success: bool = False
     score: float = 0.0
     error: str | None = None
-    """Why an attempt at the episode was lost, the last if there were several; None if none was."""
+    """Why the last lost attempt at the episode was lost; None if none was."""
     attempts: int = 1
-    """How many sessions the episode took; above 1, earlier ones were lost."""
+    """Number of sessions used; above 1, earlier ones were lost."""
     step: int = -1
     """Optimizer step the episode was sampled at; -1 outside training."""
     group: int = -1
     """Episodes of one group share task and seed."""
     sample: int = 0
-    """Tells the episodes of one group apart."""
+    """Number of the episode within its group."""
     seconds: float = 0.0
     tokens: Tokens | None = None
     """The first row of tokens, and the only one unless the context was cut."""
     usage: dict[str, int] = {}
-    """`requests`, `prompt_tokens` and `completion_tokens` by an endpoint's own count, where one
-    played."""
+    """`requests`, `prompt_tokens` and `completion_tokens` as counted by an endpoint, if one was
+    used."""
     further_rows: list[Tokens] = []
     """The rows after the first, in the order of their turns."""
 

@@ -1,7 +1,7 @@
-"""Trust: what stored data names that would be imported, run or connected to, and the check of it.
+"""Trust: finds the code and addresses that stored data names, and requires `--trust` for them.
 
-A run folder may come from somebody else. Names of registered environments and built-in agents and
-algorithms are plain data, and so are models, of which no code is run.
+A run folder may come from somebody else. Names of registered environments, built-in agents and
+algorithms are plain data, and so are models, whose code is never run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Trust = Annotated[
 """The option of every command that reads a run folder."""
 
 KEYS: Final = (
-    "env", "env_kwargs", "servers", "envs", "agent", "algorithm", "attention", "engine_args",
-    "trainer_args", "lora", "horizon_schedule",
+    "env", "env_kwargs", "servers", "envs", "wrappers", "agent", "algorithm", "attention",
+    "engine_args", "trainer_args", "lora", "horizon_schedule",
 )  # fmt: skip
 """The settings of a run that can name code or addresses."""
 _PLAIN: Final = re.compile(r"[\w\s.,;'!?()+=%-]*")
@@ -53,9 +53,9 @@ _NOT_CODE: Final = ("lora.target_modules", "lora.exclude_modules", "lora.modules
 
 
 def names_in(settings: Mapping[str, Any], keys: Sequence[str] = KEYS) -> dict[str, str]:
-    """What a run's settings name, by its place in them, such as `env_kwargs.judge`.
+    """The code and addresses in a run's settings, by place, such as `env_kwargs.judge`.
 
-    An unusual text that names nothing may be among it; it is for somebody to read.
+    May include an unusual text that is neither; the user decides.
     """
     return {
         place: str(value)
@@ -77,7 +77,7 @@ def require_trust(source: object, names: Mapping[str, str], *, trusted: bool) ->
 
 
 def trust_option(settings: Mapping[str, Any]) -> str:
-    """What a command needs at its end to use these settings once they are stored."""
+    """The option that a command needs to use these settings from a run folder, or nothing."""
     return " --trust" if names_in(settings) else ""
 
 

@@ -1,4 +1,4 @@
-"""RemoteVectorEnv: many environments behind servers, stepped by one call a server.
+"""RemoteVectorEnv: many environments behind servers, stepped with one request per server.
 
 ```python
 envs = gymnasium.make_vec("agentgym/TextCraft-v0", num_envs=64)
@@ -23,13 +23,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from agentgym_env.client import Session
-from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, EpisodeOver
-from agentgym_env.failures import at_fault
+from agentgym_env.client.sync import Session
+from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, EpisodeOver, at_fault
 from agentgym_env.remote import check_render_mode, checked_card, connect
 from agentgym_env.spaces import TextSpace
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv, check_options, draw_episode_seed
+from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
 from agentgym_env.wire import StepReply
 
 Observations = tuple[str, ...]
@@ -38,7 +36,7 @@ Flags = NDArray[np.bool_]
 
 
 class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
-    """`num_envs` episodes side by side; observations are a tuple of texts.
+    """`num_envs` parallel episodes; observations are a tuple of texts.
 
     Episodes are reset by the caller (`AutoresetMode.DISABLED`, by `reset_mask`) unless another
     mode is asked for: the next-step mode would waste one generation an episode. An episode that
@@ -77,7 +75,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
             self._release()
             raise
         self.instruction = card.instruction
-        """What the policy is told before the first observation."""
+        """The instruction for the policy, given before the first observation."""
         self.single_observation_space = TextSpace(card.observation_max_length)
         self.single_action_space = TextSpace(card.action_max_length)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -122,7 +120,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
     def step(
         self, actions: Sequence[str]
     ) -> tuple[Observations, Floats, Flags, Flags, dict[str, Any]]:
-        """Take one turn in every episode; raises `EpisodeOver` for one that waits for a reset."""
+        """Take one turn in every episode; raises `EpisodeOver` if one needs a reset."""
         self._check_actions(actions)
         restarted: dict[int, dict[str, Any]] = {}
         if self._mode is AutoresetMode.NEXT_STEP:
@@ -159,7 +157,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         return tuple(self._observations), rewards, terminations, truncations, infos
 
     def expert_actions(self) -> list[str | None]:
-        """The oracle's action for each episode's next turn; None where it has none."""
+        """The oracle's action for each episode's next turn; None if it has none."""
         playing = [(i, s) for i, s in enumerate(self._sessions) if s is not None]
         actions: list[str | None] = [None] * self.num_envs
         replies = self._client.expert_actions([session for _, session in playing])
@@ -195,7 +193,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
     def _reset_some(
         self, indices: Sequence[int], seeds: Sequence[int | None], options: Mapping[str, Any]
     ) -> dict[int, dict[str, Any]]:
-        """Start these episodes on sessions that are fit for it; give their infos."""
+        """Start these episodes, on new sessions where needed; return their infos."""
         tasks = self._tasks_of(options)
         self._ended[list(indices)] = (
             True  # until they have begun: a refusal may leave some half-way
@@ -230,7 +228,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         return infos
 
     def _open_sessions(self, indices: Iterable[int]) -> None:
-        """Give a fresh session to each that has none of use."""
+        """Open a new session for each episode without a usable one."""
         lacking = [i for i in indices if (s := self._sessions[i]) is None or s.state.is_lost]
         if not lacking:
             return
@@ -247,7 +245,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
     def _step_some(
         self, indices: Sequence[int], actions: Sequence[str]
     ) -> list[StepReply | EpisodeFailure]:
-        """What each of these turns brought."""
+        """The results of these turns."""
         results: dict[int, StepReply | EpisodeFailure] = {}
         items: list[tuple[int, Session]] = []
         for index in indices:
@@ -311,7 +309,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
 
 
 def failure_info(failure: EpisodeFailure) -> dict[str, Any]:
-    """What an info says of an episode that was lost."""
+    """The info of an episode that was lost."""
     return {
         "failure": failure.kind,
         "at_fault": at_fault(failure.kind),

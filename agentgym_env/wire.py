@@ -1,4 +1,4 @@
-"""The messages between client and server; knows nothing about how they travel.
+"""The messages between client and server; knows nothing about transports.
 
 Every POST route takes and returns a list: one item or thousands. An item that failed carries
 `error` and nothing else of use. JSON by default, MessagePack on request.
@@ -15,9 +15,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 PROTOCOL_VERSION: Final = 1
 MAX_SEED: Final = 2**63 - 1
-"""The widest integer that every JSON and MessagePack reader can hold."""
+"""The largest integer that every JSON and MessagePack reader supports."""
 MAX_ITEMS: Final = 4096
-"""Maximum items of one call, unless the server is told otherwise."""
+"""Default maximum of items per call."""
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 
@@ -66,7 +66,7 @@ STATUS: Final[dict[str, int]] = {
 
 
 class WireError(Struct, frozen=True):
-    """What went wrong with one item, or with the whole call."""
+    """The error of one item, or of the whole call."""
 
     code: str
     message: str
@@ -87,7 +87,7 @@ class CreateReply(Struct, frozen=True):
 
 
 class ResetRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Start an episode in a session. With `seed`, sending it again is harmless."""
+    """Start an episode in a session. With `seed`, it can be repeated safely."""
 
     session: str
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
@@ -114,7 +114,7 @@ class StepRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepReply(Struct, frozen=True):
-    """What the step brought. A repeated turn gets the stored reply."""
+    """The result of the step. A repeated turn gets the stored reply."""
 
     session: str = ""
     turn: int = 0
@@ -133,7 +133,7 @@ class SessionRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CloseReply(Struct, frozen=True):
-    """`closed` is false when there was no such session; closing twice is harmless."""
+    """`closed` is false if there was no such session; closing twice has no effect."""
 
     session: str = ""
     closed: bool = False
@@ -148,7 +148,7 @@ class ExpertReply(Struct, frozen=True):
 
 
 class ActionsReply(Struct, frozen=True):
-    """What can be done in the session's next turn; null where the world does not list it."""
+    """The available actions of the next turn; null if the environment does not list them."""
 
     session: str = ""
     actions: list[str] | None = None
@@ -156,7 +156,7 @@ class ActionsReply(Struct, frozen=True):
 
 
 class EnvCard(Struct, frozen=True):
-    """`GET /v1/env`: what is served here."""
+    """`GET /v1/env`: the description of the environment."""
 
     env: str
     instruction: str
@@ -210,5 +210,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise NotImplementedError(
-        f"{type(value).__name__} cannot travel; use str, number, list or dict"
+        f"{type(value).__name__} cannot be sent; use str, number, list or dict"
     )

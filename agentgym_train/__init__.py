@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from agentgym_train.agent_trainer import AgentTrainer
     from agentgym_train.algorithms import Algorithm, TokenBatch
     from agentgym_train.config.base import PolicyConfig
     from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, SFTConfig
     from agentgym_train.data.collect import CollectConfig, collect
     from agentgym_train.evaluation.report import EvalReport
-    from agentgym_train.horizon import Horizon
     from agentgym_train.rollout.agent import Agent
+    from agentgym_train.rollout.horizon import Horizon
     from agentgym_train.rollout.policy import Policy
+    from agentgym_train.runs.run import AgentTrainer
     from agentgym_train.trainers.trl_rollout import TrlRollout
 
 __all__ = [
@@ -41,12 +41,12 @@ __all__ = [
 _MODULES: Final = {
     "Agent": "rollout.agent",
     "AgentEvolConfig": "config.methods",
-    "AgentTrainer": "agent_trainer",
+    "AgentTrainer": "runs.run",
     "Algorithm": "algorithms",
     "CollectConfig": "data.collect",
     "DPOConfig": "config.methods",
     "EvalReport": "evaluation.report",
-    "Horizon": "horizon",
+    "Horizon": "rollout.horizon",
     "Policy": "rollout.policy",
     "PolicyConfig": "config.base",
     "RLConfig": "config.methods",

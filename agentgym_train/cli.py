@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from agentgym_env.cli.options import json_object
 from agentgym_env.errors import ConfigError
-from agentgym_env.options import json_object
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
@@ -82,13 +82,13 @@ def audit(
         raise ConfigError(f"dtype {dtype!r} is invalid; choose from {', '.join(_DTYPES)}")
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
-    from agentgym_train.local_models import check_available
+    from agentgym_train.models.local import check_available
 
     if not Path(run_or_model).is_dir():
         check_available(run_or_model)
     from agentgym_train.audit import audit as check
     from agentgym_train.audit import audit as report
-    from agentgym_train.models import quiet_libraries
+    from agentgym_train.models.loading import quiet_libraries
 
     quiet_libraries()
     console = Console(highlight=False)
@@ -291,8 +291,15 @@ def train(
     Any value of the file can be given as key=value or --key value.
     """
     from agentgym_train.config.methods import read_method_config, runner_of
-    from agentgym_train.launching import launch_if_asked, obey_cpu, place
-    from agentgym_train.preflight import is_complete, prepared, resumed_config
+    from agentgym_train.runs.preflight import (
+        is_complete,
+        launch_if_asked,
+        lean_imports,
+        obey_cpu,
+        place,
+        prepared,
+        resumed_config,
+    )
 
     here = place()
     console = Console(quiet=not here.is_first)
@@ -322,7 +329,8 @@ def train(
     obey_cpu()
     lock = folder_lock(folder, ANOTHER_FOLDER) if here.is_first else nullcontext()
     with lock, prepared(values, here.processes) or nullcontext() as stage:
-        runner = runner_of(values)
+        with lean_imports():
+            runner = runner_of(values)
         if resume is None:
             status = runner.start(values, console, stage, here.processes)
         else:
@@ -626,7 +634,7 @@ def models(
             raise ConfigError("to save a model: agentgym models NAME --save FOLDER")
         _save(name, save, chat_template, console)
         return
-    from agentgym_train.local_models import find_local_models
+    from agentgym_train.models.local import find_local_models
 
     found = find_local_models(folder or [Path()])
     if as_json:
@@ -653,10 +661,10 @@ def _save(name: str, folder: Path, template: str | None, console: Console) -> No
         raise ConfigError(f"no chat template {template!r}; there is chatml")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; choose a new folder")
-    from agentgym_train.local_models import check_available
+    from agentgym_train.models.local import check_available
 
     check_available(name)
-    from agentgym_train.models import load_policy, quiet_libraries, speak_chatml
+    from agentgym_train.models.loading import load_policy, quiet_libraries, speak_chatml
 
     quiet_libraries()
     model, tokenizer = load_policy(name)

@@ -26,7 +26,7 @@ from transformers import TrainerCallback
 from trl import DPOTrainer, SFTTrainer
 
 from agentgym_train.config.methods import DPOConfig, SFTConfig
-from agentgym_train.models import quiet_libraries
+from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.trainers.dpo import AgentDPOTrainer, PairCollator, dpo_config
 from agentgym_train.trainers.sft import AgentSFTTrainer, sft_config
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from agentgym_train.engines.base import GenerationEngine, Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.models import load_policy
+from agentgym_train.models.loading import load_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.small_models import small_policy, small_tokenizer

@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_env import TaskSet, TextEnv
-from agentgym_env.async_client import AsyncEnvClient
-from agentgym_env.transports import Answer, AsyncInProcessTransport, Call
+from agentgym_env.client.aio import AsyncEnvClient
+from agentgym_env.client.transports import Answer, AsyncInProcessTransport, Call
 from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling

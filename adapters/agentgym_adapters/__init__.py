@@ -11,7 +11,7 @@ __all__ = ["AgentGymEnv", "AgentGymTaskset", "TurnHarness", "load_environment"]
 
 
 def __getattr__(name: str) -> Any:
-    """What verifiers' loaders look up: classes in v1, a function in v0."""
+    """The names that verifiers' loaders look up: classes in v1, a function in v0."""
     if name == "load_environment":
         try:
             return import_module("agentgym_adapters.verifiers_v0").load_environment

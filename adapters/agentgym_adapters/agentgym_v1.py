@@ -13,14 +13,15 @@ from typing import Any, Final
 import gymnasium
 import msgspec
 
+from agentgym_env.client.transports import Call, HttpTransport
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeOver
 from agentgym_env.registration import env_class
 from agentgym_env.remote import check_render_mode
 from agentgym_env.spaces import TextSpace, clean_text
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv, choose_task, draw_episode_seed
-from agentgym_env.transports import Call, HttpTransport
+from agentgym_env.text_env import TaskSet, TextEnv, choose_task, draw_episode_seed
 
+SCHEME: Final = "agentgym+"
+"""Begins the address, as in `agentgym+http://host:port`."""
 SPLIT: Final = "all"
 _MAX_MESSAGE = 300
 
@@ -52,7 +53,7 @@ WORLDS: Final = {
 
 
 class OriginalEnv(gymnasium.Env[str, str]):
-    """One environment on an AgentGym server. Task ids are its numbers, all in the split `all`.
+    """One environment on an AgentGym server. Task ids are its numbers, in the only split `all`.
 
     The server ends no session by itself: `close()` it. Its episodes take no seed; a seed chooses
     the task where none is named.
@@ -70,17 +71,19 @@ class OriginalEnv(gymnasium.Env[str, str]):
     ) -> None:
         check_render_mode(render_mode)
         if env_id not in WORLDS:
-            raise BadRequest(f"AgentGym has no {env_id}; there are {', '.join(WORLDS)}")
+            raise BadRequest(f"AgentGym has no {env_id}; available: {', '.join(WORLDS)}")
         world = WORLDS[env_id]
         self.render_mode = render_mode
         self.observation_space = TextSpace()
         self.action_space = TextSpace()
         self.instruction = env_class(env_id).instruction
-        """What the policy is told before the first observation."""
+        """The instruction for the policy, given before the first observation."""
         self.tasks = TaskSet({SPLIT: [str(number) for number in range(world.tasks)]})
         """Its numbers, in one split."""
         self._world = world
-        self._transport = HttpTransport(address, timeout_s=timeout_s, retries=0)
+        self._transport = HttpTransport(
+            address.removeprefix(SCHEME), timeout_s=timeout_s, retries=0
+        )
         self._id: int | None = None
         self._over: str | None = "no episode was started"
         self._task = ""
@@ -198,7 +201,7 @@ class OriginalEnv(gymnasium.Env[str, str]):
     def _unexpected(self, what: str, value: Any) -> EnvironmentLost:
         text = repr(value)[:_MAX_MESSAGE]
         return EnvironmentLost(
-            f"{self._transport.address} does not answer as an AgentGym server does: {what} is "
-            f"{text}; see what listens there",
+            f"{self._transport.address} does not answer like an AgentGym server: {what} is "
+            f"{text}; check the address",
             "protocol",
         )

@@ -1,4 +1,4 @@
-"""AgentLab's `EnvArgs` for our environments: they register their task wherever they are run.
+"""AgentLab's `EnvArgs` for our environments, which register their task in every process.
 
 ```python
 study = [ExpArgs(agent_args, env_args) for env_args in env_args_of("agentgym/TextCraft-v0", n=20)]

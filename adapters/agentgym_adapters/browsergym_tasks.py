@@ -1,4 +1,4 @@
-"""Our environments as BrowserGym tasks, and so for AgentLab: a page that tells and takes text.
+"""Our environments as BrowserGym tasks, also for AgentLab: a page that shows and accepts text.
 
 ```python
 from agentgym_adapters.browsergym_tasks import register_tasks
@@ -85,7 +85,7 @@ class TextEnvTask(AbstractBrowserTask):
     def validate(
         self, page: Page, chat_messages: Sequence[Mapping[str, Any]]
     ) -> tuple[float, bool, str, dict[str, Any]]:
-        """Do what the agent wrote since it was last asked, on the page or in the chat."""
+        """Take the actions that the agent wrote since the last call, on the page or in the chat."""
         written = page.evaluate(_TAKE)
         # BrowserGym's assistant greets the user first.
         messages = [m["message"] for m in chat_messages if m["role"] == "assistant"][1:]

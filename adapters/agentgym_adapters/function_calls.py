@@ -13,7 +13,7 @@ _HOW: Final = 'Write one JSON object: {"name": "...", "arguments": {...}}'
 
 
 def how_to_call(schemas: Iterable[Mapping[str, Any]]) -> str:
-    """What a policy is told of the functions there are, and of how to call one."""
+    """The instructions for a policy: the available functions and how to call one."""
     told = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
     return f"These are the functions, as JSON:\n{told}\n\nTo call one: {_HOW[0].lower()}{_HOW[1:]}"
 
@@ -31,7 +31,7 @@ class FunctionCall:
 
 
 def read_call(text: str) -> FunctionCall | str | None:
-    """The call in a text; what is wrong with it, in words; None where the text is no call."""
+    """The call in a text; an error message for an invalid call; None for a text without a call."""
     content = text.strip()
     if _OPEN in content:
         calls = content.split(_OPEN)[1:]

@@ -1,4 +1,4 @@
-"""Records by name that are dropped with the sessions they stand for; knows nothing of either."""
+"""Records by name that expire together with their sessions; knows nothing about sessions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ R = TypeVar("R")
 
 
 class IdleRecords(Generic[R]):
-    """At most `most` records; one that was not asked for within `ttl_s` seconds is dropped."""
+    """At most `max_records` records; one that is not used for `ttl_s` seconds is dropped."""
 
     def __init__(
-        self, ttl_s: float, most: int, clock: Callable[[], float] = time.monotonic
+        self, ttl_s: float, max_records: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._ttl_s = ttl_s
-        self._most = most
+        self._most = max_records
         self._clock = clock
         self._records: OrderedDict[str, tuple[float, R]] = OrderedDict()
 
@@ -26,7 +26,7 @@ class IdleRecords(Generic[R]):
         return len(self._records)
 
     def put(self, name: str, record: R) -> None:
-        """Keep a record; the one that was used longest ago makes room for it."""
+        """Add a record; drops the least recently used one if there are too many."""
         self._drop_idle()
         self._records[name] = (self._clock(), record)
         self._records.move_to_end(name)
@@ -34,7 +34,7 @@ class IdleRecords(Generic[R]):
             self._records.popitem(last=False)
 
     def get(self, name: str) -> R | None:
-        """The record of a name, which is thereby in use."""
+        """The record of a name, which counts as a use."""
         self._drop_idle()
         if name not in self._records:
             return None

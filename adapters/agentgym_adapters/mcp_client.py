@@ -1,7 +1,6 @@
-"""A connection to an MCP server, for programs that wait for each answer.
+"""A connection to an MCP server for blocking code.
 
-The official SDK speaks asynchronously (its versions 1.27 to 2.x are read alike); here its session
-lives in a thread of its own.
+The official SDK is asynchronous; its session runs in a separate thread. Versions 1.27 to 2.x work.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ _INTERNAL_ERROR: Final = -32603
 
 
 class RefusedCall(Exception):
-    """The server does not take a call as it was made: a policy's fault."""
+    """The server rejects the arguments of a call: a policy's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What a server says of a tool."""
+    """A tool as the server describes it."""
 
     name: str
     description: str
     parameters: dict[str, Any]
 
     def schema(self) -> dict[str, Any]:
-        """As chat templates show tools."""
+        """The schema in the form of chat templates."""
         return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool gave."""
+    """The result of a tool."""
 
     text: str
     is_error: bool = False
@@ -54,7 +53,7 @@ class ToolResult:
 
 
 class McpConnection(AbstractContextManager["McpConnection"]):
-    """Connects at once; `close` it. A call under way holds the calling thread alone."""
+    """Connects at once; `close` it. A call blocks the calling thread only."""
 
     def __init__(
         self, server: str | Sequence[str], headers: Mapping[str, str], timeout_s: float
@@ -64,7 +63,7 @@ class McpConnection(AbstractContextManager["McpConnection"]):
         self.used = False
         """Whether a tool was called."""
         self.lost = False
-        """Whether it broke off."""
+        """Whether the connection broke off."""
         self._stack = ExitStack()
         try:
             self._portal = self._stack.enter_context(anyio.from_thread.start_blocking_portal())
@@ -85,7 +84,7 @@ class McpConnection(AbstractContextManager["McpConnection"]):
         try:
             return _result(self._portal.call(self._call, name, arguments))
         except Exception as error:
-            # The SDK's errors have other names in each of its versions; a code is what they share.
+            # The SDK's errors differ in name between versions; all have a code.
             code, text = _code(error), str(error)[:_MAX_MESSAGE]
             if code == _INVALID_PARAMS:
                 raise RefusedCall(text) from error
@@ -94,12 +93,12 @@ class McpConnection(AbstractContextManager["McpConnection"]):
             raise self._loss(error) from error
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         stack, self._stack = self._stack, ExitStack()
         try:
             stack.close()
         except Exception:
-            # What a broken connection says at its end was said before.
+            # The error of a broken connection was reported before.
             self.lost = True
 
     def __exit__(self, *error: object) -> None:

@@ -1,149 +1,371 @@
-"""`--protocol mcp`: one of our environments as an MCP server over streamable HTTP, on `/mcp`.
+"""`--protocol mcp`: an environment as an MCP server over streamable HTTP, on `/mcp`.
 
-Its tools are `reset`, `step` and `available_actions`. A client's session opens one of ours with its
-first `reset`. Answers are plain JSON: the server has nothing to say unasked, so it has no streams.
+The official SDK speaks the protocol; sessions, limits and the token stay the host's. The tools are
+`reset`, `step` and `available_actions`. Up to revision 2025-11-25 a client's MCP session plays one
+episode at a time. Revision 2026-07-28 has no sessions: its `reset` returns a name for the episode,
+which the other tools take. Answers are plain JSON; there are no streams.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import secrets
-from typing import Any, Final
+from collections.abc import Mapping, MutableMapping
+from typing import Annotated, Any, Final
 
-from agentgym_adapters import mcp_wire as wire
+import msgspec
+from msgspec import Meta, Struct
+
 from agentgym_adapters.idle_records import IdleRecords
-from agentgym_adapters.misfits import Misfit, fit, read_json
-from agentgym_adapters.served import Question, Refused, Reply, Served, ServedEpisode
+from agentgym_adapters.served import HttpRequest, Refused, Reply, Served, ServedEpisode
+from agentgym_adapters.validation import InvalidMessage, convert, read_json
+from agentgym_env.errors import MissingExtra
+from agentgym_env.wire import MAX_SEED, EnvCard
+
+try:
+    from mcp import types
+    from mcp.server.lowlevel import Server
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+    from mcp.shared.exceptions import MCPError
+    from mcp.types.version import LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
+    from pydantic import ValidationError
+except ImportError as error:
+    raise MissingExtra(
+        "--protocol mcp needs version 2 of mcp: pip install 'agentgym-sdk[serve,mcp]' 'mcp>=2'"
+    ) from error
 
 PATH: Final = "/mcp"
 SESSION: Final = "mcp-session-id"
-VERSION: Final = "mcp-protocol-version"
+EPISODE: Final = "episode"
+"""The argument that names an episode where there are no sessions."""
+_PARSE_ERROR: Final = -32700
+_INVALID_REQUEST: Final = -32600
+_INVALID_PARAMS: Final = -32602
+_INTERNAL_ERROR: Final = -32603
+_SERVER_ERROR: Final = -32000
 _IN_BAND: Final = frozenset({"bad_request", "unknown_task", "unknown_split", "episode_over"})
-"""What a model may put right; anything else is no answer to it."""
+"""Errors that a model can correct, and so reads; any other is an error of the protocol."""
+_IDLE_CLIENTS: Final = 1000
+"""Clients that only list tools have a session of the SDK and none of the host's."""
+_INITIALIZE: Final[Mapping[str, Any]] = {
+    "protocolVersion": LATEST_HANDSHAKE_VERSION,
+    "capabilities": {},
+    "clientInfo": {"name": "unknown", "version": "0"},
+}
+"""What a client may leave out of `initialize`."""
+
+
+class ResetArguments(Struct, forbid_unknown_fields=True):
+    """Arguments of the tool `reset`."""
+
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    task: str | None = None
+    split: str | None = None
+
+
+class StepArguments(Struct, forbid_unknown_fields=True):
+    """Arguments of the tool `step`."""
+
+    action: str
+
+
+class NoArguments(Struct, forbid_unknown_fields=True):
+    """Arguments of the tool `available_actions`."""
 
 
 class McpServer:
-    """The endpoint. Sessions that `ttl_s` seconds nobody spoke to are dropped."""
+    """The endpoint. Clients and episodes idle for `ttl_s` seconds are dropped."""
 
     def __init__(self, served: Served, ttl_s: float, max_sessions: int) -> None:
         self._served = served
-        # Clients that only list tools hold a record and none of our sessions.
+        self._ttl_s = ttl_s if math.isfinite(ttl_s) else None
+        self._max_clients = max_sessions + _IDLE_CLIENTS
         self._clients: IdleRecords[_Client] = IdleRecords(ttl_s, 2 * max_sessions)
+        self._manager: StreamableHTTPSessionManager | None = None
+        self._started = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
 
     def route(self, path: str) -> str:
-        """By what name a path is counted."""
+        """The name under which a path is counted."""
         return path if path in (PATH, "/health") else "unknown"
 
-    async def answer(self, question: Question) -> Reply:
+    async def answer(self, request: HttpRequest) -> Reply:
         """Answer a call."""
-        if question.path == "/health" and question.method == "GET":
+        if request.path == "/health" and request.method == "GET":
             return Reply(200, {"status": "ok", "env": self._served.card().env})
-        if question.path != PATH:
-            return Reply(404, {"detail": f"there is no {question.path[:200]}; MCP is at {PATH}"})
-        if question.method == "DELETE":
-            return await self._end(question.headers.get(SESSION, ""))
-        if question.method != "POST":
+        if request.path != PATH:
+            return Reply(404, {"detail": f"there is no {request.path[:200]}; MCP is at {PATH}"})
+        if request.method not in ("POST", "DELETE"):
             return Reply(405, {"detail": "Method Not Allowed"}, {"allow": "POST, DELETE"})
-        try:
-            given = read_json(question.body)
-        except Misfit as misfit:
-            return Reply(400, wire.error(None, wire.PARSE_ERROR, str(misfit)))
-        try:
-            message = fit(given, wire.Message)
-        except Misfit as misfit:
-            return Reply(400, wire.error(None, wire.INVALID_REQUEST, str(misfit)))
-        if message.jsonrpc != "2.0":
-            return Reply(400, wire.error(None, wire.INVALID_REQUEST, "this is not JSON-RPC 2.0"))
-        if message.method is None or "id" not in given:
-            # A notification, or an answer to a question that was never asked.
-            return Reply(202)
-        return await self._respond(message.method, message, question)
+        body = request.body
+        if request.method == "POST":
+            try:
+                message = read_json(body)
+            except InvalidMessage as invalid:
+                return Reply(400, _error(_PARSE_ERROR, str(invalid)))
+            try:
+                types.jsonrpc_message_adapter.validate_python(message, by_name=False)
+            except ValidationError:
+                return Reply(400, _error(_INVALID_REQUEST, "this is not a message of JSON-RPC 2.0"))
+            if message.get("method") == "initialize":
+                params = {**_INITIALIZE, **(message.get("params") or {})}
+                body = msgspec.json.encode({**message, "params": params})
+        reply = await self._pass_on(request, body)
+        ended = request.method == "DELETE" and reply.status == 200
+        if ended and (client := self._clients.pop(request.headers.get(SESSION, ""))):
+            await client.close()
+        return reply
 
-    async def _respond(self, method: str, message: wire.Message, question: Question) -> Reply:
-        if method == "initialize":
-            name = secrets.token_urlsafe(18)
-            self._clients.put(name, _Client())
-            content = wire.initialized(message.params.get("protocolVersion"), self._served.card())
-            return Reply(200, wire.result(message.id, content), {SESSION: name})
-        if method not in ("ping", "tools/list", "tools/call"):
-            text = f"Method not found: {method[:100]}"
-            return Reply(200, wire.error(message.id, wire.METHOD_NOT_FOUND, text))
-        name = question.headers.get(SESSION, "")
-        if not name:
-            text = "Missing session ID: send initialize, then the header Mcp-Session-Id it gave"
-            return Reply(400, wire.error(message.id, wire.INVALID_REQUEST, text))
+    async def _pass_on(self, request: HttpRequest, body: bytes) -> Reply:
+        """Pass a call to the SDK's ASGI application, and collect its answer."""
+        manager = await self._start()
+        headers = {"accept": "application/json, text/event-stream", **request.headers}
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
+            "method": request.method, "path": PATH, "query_string": b"",
+            "headers": [(key.encode(), value.encode("latin-1")) for key, value in headers.items()],
+        }  # fmt: skip
+        incoming = iter([{"type": "http.request", "body": body, "more_body": False}])
+        start: MutableMapping[str, Any] = {}
+        chunks: list[bytes] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            for message in incoming:
+                return message
+            await asyncio.Event().wait()
+            raise AssertionError("nothing follows the body")
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            else:
+                chunks.append(message.get("body", b""))
+
+        await manager.handle_request(scope, receive, send)
+        fields = {
+            name.decode().lower(): value.decode("latin-1") for name, value in start["headers"]
+        }
+        kept = {name: fields[name] for name in (SESSION, "allow") if name in fields}
+        content = b"".join(chunks)
+        return Reply(start["status"], msgspec.Raw(content) if content else None, kept)
+
+    async def _start(self) -> StreamableHTTPSessionManager:
+        """The SDK's server, which the first call starts; it ends with the event loop."""
+        if self._manager is None:
+            card = self._served.card()
+            server: Server[Any] = Server(
+                card.env, version=card.version or "0", instructions=card.instruction,
+                on_list_tools=self._list_tools, on_call_tool=self._call_tool,
+            )  # fmt: skip
+            # At INFO the SDK logs the ids of sessions, which let anyone play in them.
+            logging.getLogger("mcp.server").setLevel(logging.WARNING)
+            # The host has checked the size of the body, its type, the Host and the Origin.
+            self._manager = StreamableHTTPSessionManager(
+                server, json_response=True, session_idle_timeout=self._ttl_s,
+                max_sessions=self._max_clients, max_request_body_size=2**62,
+            )  # fmt: skip
+            self._running = asyncio.create_task(self._run(self._manager))
+        await self._started.wait()
+        return self._manager
+
+    async def _run(self, manager: StreamableHTTPSessionManager) -> None:
+        try:
+            async with manager.run():
+                self._started.set()
+                await asyncio.Event().wait()
+        finally:
+            # Without a running manager a call fails; it does not wait for ever.
+            self._started.set()
+
+    async def _list_tools(
+        self, context: Any, _: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        listed = tools(self._served.card(), named=_has_no_sessions(context))
+        return types.ListToolsResult(tools=[types.Tool.model_validate(tool) for tool in listed])
+
+    async def _call_tool(
+        self, context: Any, call: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        if call.name not in ("reset", "step", "available_actions"):
+            raise MCPError(_INVALID_PARAMS, f"Unknown tool: {call.name[:100]}")
+        arguments = dict(call.arguments or {})
+        try:
+            if _has_no_sessions(context):
+                return await self._use_named(call.name, arguments)
+            client = self._session_of(context.request.headers[SESSION])
+            return await self._use(client, call.name, arguments)
+        except InvalidMessage as invalid:
+            place = ".".join(map(str, invalid.errors[0]["loc"]))
+            return _failed(f"{call.name} was called wrongly: {invalid} ({place})")
+        except Refused as refused:
+            if refused.code in _IN_BAND:
+                return _failed(refused.message)
+            in_world = refused.code in ("environment_error", "deadline")
+            code = _INTERNAL_ERROR if in_world else _SERVER_ERROR
+            raise MCPError(code, refused.message, {"code": refused.code}) from refused
+
+    def _session_of(self, name: str) -> _Client:
         client = self._clients.get(name)
         if client is None:
-            text = "Session not found: it ended or stood idle too long; send initialize again"
-            return Reply(404, wire.error(message.id, wire.INVALID_REQUEST, text))
-        version = question.headers.get(VERSION, wire.VERSIONS[0])
-        if version not in wire.VERSIONS:
-            text = f"Unsupported protocol version {version[:40]!r}; use {', '.join(wire.VERSIONS)}"
-            return Reply(400, wire.error(message.id, wire.INVALID_REQUEST, text))
-        if method == "ping":
-            return Reply(200, wire.result(message.id, {}))
-        if method == "tools/list":
-            return Reply(200, wire.result(message.id, {"tools": wire.tools(self._served.card())}))
-        return Reply(200, await self._call(client, message))
+            client = _Client()
+            self._clients.put(name, client)
+        return client
 
-    async def _call(self, client: _Client, message: wire.Message) -> dict[str, Any]:
+    async def _use_named(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        """Use a tool on the episode that the arguments name; a `reset` without a name opens one."""
+        name = arguments.pop(EPISODE, None)
+        if name is not None:
+            client = self._clients.get(name) if isinstance(name, str) else None
+            if client is None:
+                raise Refused("episode_over", "the episode is unknown or expired; call reset")
+            return await self._use(client, tool, arguments, name)
+        if tool != "reset":
+            raise Refused("bad_request", f"{tool} takes the {EPISODE} that reset returned")
+        name, client = secrets.token_urlsafe(18), _Client()
         try:
-            call = fit(message.params, wire.CallParams, "params")
-        except Misfit as misfit:
-            return wire.error(message.id, wire.INVALID_PARAMS, str(misfit))
-        if call.name not in ("reset", "step", "available_actions"):
-            text = f"Unknown tool: {call.name[:100]}"
-            return wire.error(message.id, wire.INVALID_PARAMS, text)
+            result = await self._use(client, tool, arguments, name)
+        except BaseException:
+            await client.close()
+            raise
+        self._clients.put(name, client)
+        return result
+
+    async def _use(
+        self, client: _Client, tool: str, arguments: dict[str, Any], name: str | None = None
+    ) -> types.CallToolResult:
         async with client.lock:
             try:
-                content = await self._use(client, call.name, call.arguments or {})
-            except Misfit as misfit:
-                place = ".".join(map(str, misfit.errors[0]["loc"]))
-                content = wire.failed_content(f"{call.name} was called wrongly: {misfit} ({place})")
+                if tool == "reset":
+                    return await self._reset(client, convert(arguments, ResetArguments), name)
+                if client.episode is None:
+                    raise Refused("episode_over", "no episode was started; call reset first")
+                if tool == "step":
+                    return await _step(client.episode, convert(arguments, StepArguments).action)
+                convert(arguments, NoArguments)
+                return _listed(await client.episode.actions())
             except Refused as refused:
-                if refused.code not in _IN_BAND:
-                    return self._fail(message.id, refused, client)
-                content = wire.failed_content(refused.message)
-        return wire.result(message.id, content)
+                if refused.code == "unknown_session":
+                    # The next reset opens another.
+                    client.episode = None
+                raise
 
-    async def _use(self, client: _Client, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        if tool == "reset":
-            start = fit(arguments, wire.ResetArguments)
-            if client.episode is None:
-                client.episode = await ServedEpisode.open(self._served)
-            reply = await client.episode.reset(start.seed, start.task, start.split)
-            return wire.reset_content(reply)
+    async def _reset(
+        self, client: _Client, start: ResetArguments, name: str | None
+    ) -> types.CallToolResult:
         if client.episode is None:
-            raise Refused("episode_over", "no episode was started; call reset first")
-        if tool == "step":
-            action = fit(arguments, wire.StepArguments).action
-            return wire.step_content(await client.episode.step(action))
-        fit(arguments, wire.NoArguments)
-        return wire.actions_content(await client.episode.actions())
-
-    def _fail(self, number: str | int | None, refused: Refused, client: _Client) -> dict[str, Any]:
-        """A failure that is not the model's."""
-        if refused.code == "unknown_session":
-            # The next reset opens another.
-            client.episode = None
-        world = refused.code in ("environment_error", "deadline")
-        code = wire.INTERNAL_ERROR if world else wire.SERVER_ERROR
-        return wire.error(number, code, refused.message, refused.code)
-
-    async def _end(self, name: str) -> Reply:
-        client = self._clients.pop(name)
-        if client is None:
-            return Reply(404, wire.error(None, wire.INVALID_REQUEST, "Session not found"))
-        async with client.lock:
-            if client.episode is not None:
-                await client.episode.close()
-                client.episode = None
-        return Reply(200, {})
+            client.episode = await ServedEpisode.open(self._served)
+        reply = await client.episode.reset(start.seed, start.task, start.split)
+        named = {} if name is None else {EPISODE: name}
+        texts = [reply.observation, *(f"{key}: {value}" for key, value in named.items())]
+        return _result(texts, {"observation": reply.observation, "info": reply.info, **named})
 
 
 class _Client:
-    """A client's session and, once it has reset, the episode it plays."""
+    """One client's session or one named episode, and the host's session that it plays in."""
 
     def __init__(self) -> None:
         self.episode: ServedEpisode | None = None
         self.lock = asyncio.Lock()
+
+    async def close(self) -> None:
+        """End the host's session."""
+        async with self.lock:
+            episode, self.episode = self.episode, None
+            if episode is not None:
+                await episode.close()
+
+
+def tools(card: EnvCard, *, named: bool) -> list[dict[str, Any]]:
+    """The three tools of an environment; `named` where an argument names the episode."""
+    text = {"type": "string", "maxLength": card.observation_max_length}
+    info = {"type": "object"}
+    episode: dict[str, Any] = {EPISODE: {"type": "string", "description": "From reset."}}
+    extra, required = (episode, [EPISODE]) if named else ({}, [])
+    return [
+        {
+            "name": "reset",
+            "description": "Start an episode and get the first observation.",
+            "inputSchema": _object(
+                seed={"type": "integer", "minimum": 0, "maximum": MAX_SEED},
+                task={"type": "string", "description": "A task's id; left out, one is drawn."},
+                split={"type": "string", "enum": list(card.splits)},
+                **extra,
+            ),
+            "outputSchema": _object(
+                ["observation", "info", *required], observation=text, info=info, **extra
+            ),
+        },
+        {
+            "name": "step",
+            "description": "Take one action in the episode. " + card.instruction,
+            "inputSchema": _object(
+                ["action", *required],
+                action={"type": "string", "maxLength": card.action_max_length},
+                **extra,
+            ),
+            "outputSchema": _object(
+                ["observation", "reward", "terminated", "truncated", "info"],
+                observation=text,
+                reward={"type": "number", "description": "Of this step alone."},
+                terminated={"type": "boolean"},
+                truncated={"type": "boolean"},
+                info=info,
+            ),
+        },
+        {
+            "name": "available_actions",
+            "description": "What can be done now; null where the environment does not list it.",
+            "inputSchema": _object(required, **extra),
+            "outputSchema": _object(
+                ["actions"],
+                actions={"type": ["array", "null"], "items": {"type": "string"}},
+            ),
+            "annotations": {"readOnlyHint": True},
+        },
+    ]
+
+
+async def _step(episode: ServedEpisode, action: str) -> types.CallToolResult:
+    """Take a step; a model that sees only texts reads of the end."""
+    reply = await episode.step(action)
+    texts = [reply.observation]
+    if reply.terminated or reply.truncated:
+        texts.append(f"The episode has ended; its last reward was {reply.reward:g}.")
+    return _result(
+        texts,
+        {
+            "observation": reply.observation, "reward": reply.reward,
+            "terminated": reply.terminated, "truncated": reply.truncated, "info": reply.info,
+        },
+    )  # fmt: skip
+
+
+def _listed(actions: list[str] | None) -> types.CallToolResult:
+    unlisted = "This environment does not list its actions."
+    return _result([unlisted if actions is None else "\n".join(actions)], {"actions": actions})
+
+
+def _result(texts: list[str], structured: Mapping[str, Any]) -> types.CallToolResult:
+    content = [types.TextContent(type="text", text=text) for text in texts]
+    return types.CallToolResult(content=content, structured_content=structured)
+
+
+def _failed(message: str) -> types.CallToolResult:
+    """The result of a call that the model can correct."""
+    content = [types.TextContent(type="text", text=message)]
+    return types.CallToolResult(content=content, is_error=True)
+
+
+def _has_no_sessions(context: Any) -> bool:
+    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+def _error(code: int, message: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
+
+
+def _object(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema

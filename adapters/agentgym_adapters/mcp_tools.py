@@ -1,6 +1,6 @@
 """The tools of an MCP server as an environment of ours, whose actions are function calls.
 
-MCP knows no tasks and no rewards; a subclass brings them:
+MCP has no tasks and no rewards; a subclass adds them:
 
 ```python
 class Calculator(McpTools):
@@ -30,14 +30,14 @@ from agentgym_env.text_env import TextEnv
 class McpTools(TextEnv):
     """Acts by calling tools: an action is `{"name": "add", "arguments": {"a": 1, "b": 2}}`.
 
-    It may stand in `<tool_call>` tags, as chat models write it. A text that is no call is the
-    policy's answer and ends the episode. A call that the server does not accept, and a tool that
-    reports an error (`isError`), are observations. A server that does not answer within
-    `timeout_s` seconds, or breaks off, is lost (`EnvironmentLost`).
+    It may be in `<tool_call>` tags, as chat models write it. A text that is not a call is the
+    policy's answer and ends the episode. A call that the server rejects, and a tool that reports an
+    error (`isError`), are observations. A server that does not answer within `timeout_s` seconds,
+    or breaks off, is lost (`EnvironmentLost`).
 
-    Each episode has a connection of its own, and so a session of its own where the server keeps
-    sessions. `hidden` are tools that the policy is neither told of nor lets be called, such as a
-    `reset`; `call_tool` calls them.
+    Each episode has its own connection, and so its own session where the server has sessions.
+    `hidden` are tools that the policy neither sees nor calls, such as a `reset`; `call_tool` calls
+    them.
     """
 
     server: ClassVar[str | Sequence[str]] = ""
@@ -70,11 +70,11 @@ class McpTools(TextEnv):
         self._connection: McpConnection | None = None
         self.tools = {tool.name: tool for tool in self._connected().tools}
         """The server's tools, by name."""
-        told = [tool.schema() for tool in self.tools.values() if tool.name not in self.hidden]
-        self.instruction = f"{self.instruction}\n\n{how_to_call(told)}"  # type: ignore[misc]
+        shown = [tool.schema() for tool in self.tools.values() if tool.name not in self.hidden]
+        self.instruction = f"{self.instruction}\n\n{how_to_call(shown)}"  # type: ignore[misc]
 
     def _begin(self, task: str) -> str:
-        """The first observation. It may call tools, to bring the server's state about."""
+        """The first observation. It may call tools, to set the server's state."""
         return task
 
     def _called(self, call: FunctionCall, result: ToolResult) -> tuple[float, bool]:
@@ -98,7 +98,7 @@ class McpTools(TextEnv):
             raise
 
     def close(self) -> None:
-        """Hang up; a server that was started ends."""
+        """Close the connection; a server that was started ends."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

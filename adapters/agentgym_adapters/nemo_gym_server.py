@@ -13,9 +13,9 @@ from typing import Any
 
 from agentgym_adapters import nemo_gym_wire as wire
 from agentgym_adapters.idle_records import IdleRecords
-from agentgym_adapters.misfits import Misfit, fit, misfit, read_json
-from agentgym_adapters.served import Question, Refused, Reply, Served, ServedEpisode
+from agentgym_adapters.served import HttpRequest, Refused, Reply, Served, ServedEpisode
 from agentgym_adapters.signed_cookie import SignedCookie
+from agentgym_adapters.validation import InvalidMessage, convert, invalid_message, read_json
 from agentgym_env.actions import FORMATS, ActionError
 from agentgym_env.wire import STATUS
 
@@ -41,27 +41,27 @@ class NemoGymServer:
         plain = _plain_path(path)
         return plain if plain in _POSTS or plain in _ALIVE else "unknown"
 
-    async def answer(self, question: Question) -> Reply:
+    async def answer(self, request: HttpRequest) -> Reply:
         """Answer a call."""
-        path = _plain_path(question.path)
-        if question.method == "GET" and path in _ALIVE:
+        path = _plain_path(request.path)
+        if request.method == "GET" and path in _ALIVE:
             return Reply(200, {"status": "ok", "env": self._served.card().env})
         if path not in _POSTS:
             return Reply(404, {"detail": "Not Found"})
-        if question.method != "POST":
+        if request.method != "POST":
             return Reply(405, {"detail": "Method Not Allowed"})
-        name = self._cookie.read(question.headers.get("cookie", ""))
+        name = self._cookie.read(request.headers.get("cookie", ""))
         try:
-            given = read_json(question.body or b"{}", "body")
+            given = read_json(request.body or b"{}", "body")
             if path == "/aggregate_metrics":
-                return Reply(200, wire.aggregate(fit(given, wire.MetricsBody, "body")))
+                return Reply(200, wire.aggregate(convert(given, wire.MetricsBody, "body")))
             if path == "/reset":
                 return await self._reset(name, given)
             if path == "/step":
                 return await self._step(name, given)
             return await self._close(name)
-        except Misfit as misfit:
-            return Reply(422, {"detail": misfit.errors})
+        except InvalidMessage as invalid:
+            return Reply(422, {"detail": invalid.errors})
         except Refused as refused:
             return Reply(STATUS.get(refused.code, 500), wire.error_body(refused.code, str(refused)))
 
@@ -83,8 +83,8 @@ class NemoGymServer:
 
     async def _begin(self, record: _Record, row: wire.Row) -> Any:
         if row.action_format not in FORMATS:
-            text = f"no action format {row.action_format!r}; there are {', '.join(FORMATS)}"
-            raise misfit("value_error", ["body", "action_format"], text, row.action_format)
+            text = f"no action format {row.action_format!r}; available: {', '.join(FORMATS)}"
+            raise invalid_message("value_error", ["body", "action_format"], text, row.action_format)
         if record.episode is None:
             record.episode = await ServedEpisode.open(self._served)
         try:
@@ -98,10 +98,10 @@ class NemoGymServer:
         return first
 
     async def _step(self, name: str | None, given: Any) -> Reply:
-        body = fit(given, wire.StepBody, "body")
+        body = convert(given, wire.StepBody, "body")
         record = None if name is None else self._records.get(name)
         if name is None or record is None:
-            text = "the cookie names no session: none was reset, it stood idle, or it was closed"
+            text = "session closed, expired or unknown; reset first"
             raise Refused("unknown_session", text)
         async with record.lock:
             if record.answered is not None and record.answered[0] == body.request_id:
@@ -140,7 +140,7 @@ class NemoGymServer:
 
 
 class _Record:
-    """What a cookie stands for."""
+    """The record of a cookie."""
 
     def __init__(self) -> None:
         self.episode: ServedEpisode | None = None
@@ -157,7 +157,7 @@ class _Record:
 
 
 def _plain_path(path: str) -> str:
-    """The path without `/ng-rollout/ID`, by which NeMo Gym tells rollouts apart in its logs."""
+    """The path without `/ng-rollout/ID`, which NeMo Gym adds for its logs."""
     if path.startswith(_ROLLOUT_PREFIX):
         rest = path.removeprefix(_ROLLOUT_PREFIX).partition("/")[2]
         return "/" + rest.removeprefix("training-token-capture/")

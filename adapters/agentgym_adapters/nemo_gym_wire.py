@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from agentgym_adapters.misfits import fit
+from agentgym_adapters.validation import convert
 from agentgym_env.actions import FORMATS, ActionError
 from agentgym_env.wire import MAX_SEED, StepReply
 
@@ -19,7 +19,7 @@ TOOL: Final = "act"
 
 
 class Row(Struct):
-    """What a row of a dataset may say of its episode; the rest of the row is NeMo Gym's."""
+    """The fields of a dataset row that describe its episode; NeMo Gym uses the others."""
 
     responses_create_params: dict[str, Any]
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
@@ -52,9 +52,9 @@ class MetricsBody(Struct):
 
 
 def read_row(given: Any) -> Row:
-    """A row; raises `Misfit`. What it says of its episode may stand in `verifier_metadata`."""
+    """A row; raises `InvalidMessage`. Its episode may be described in `verifier_metadata`."""
     inner = given.get("verifier_metadata") if isinstance(given, dict) else None
-    row = fit({**inner, **given} if isinstance(inner, dict) else given, Row, "body")
+    row = convert({**inner, **given} if isinstance(inner, dict) else given, Row, "body")
     index = given.get("_ng_task_index")
     if row.seed is None and isinstance(index, int) and 0 <= index <= MAX_SEED:
         # The rollouts of one row are a group: they begin alike.
@@ -183,7 +183,7 @@ TOOL_SCHEMA: Final = {
     },
     "strict": True,
 }
-"""What a row's `tools` hold."""
+"""The `tools` of a row."""
 
 
 def _parts(content: Any) -> list[Any]:

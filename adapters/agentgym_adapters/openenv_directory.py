@@ -1,4 +1,4 @@
-"""What an OpenEnv server says of itself over HTTP: its description, schemas and tasks."""
+"""The HTTP routes by which an OpenEnv server describes itself: description, schemas and tasks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from urllib.parse import quote
 
 import msgspec
 
+from agentgym_env.client.transports import Call, HttpTransport
 from agentgym_env.errors import EnvironmentLost
-from agentgym_env.transports import Call, HttpTransport
 
 _NOT_TEXTS = frozenset({"metadata", "done", "reward"})
 
 
 class OpenEnvDirectory:
-    """Asks the server at `address` (`ws://host:port`) once for each thing."""
+    """Requests each description from the server at `address` (`ws://host:port`) once."""
 
     def __init__(self, address: str, token: str | None, timeout_s: float) -> None:
         web = "http" + address.removeprefix("ws")
         self._transport = HttpTransport(web, token=token, timeout_s=timeout_s)
 
     def description(self) -> str:
-        """What the environment is, in the server's words; may be empty."""
+        """The server's description of the environment; may be empty."""
         told = self._get("/metadata")
         text = told.get("description") if isinstance(told, dict) else None
         return text if isinstance(text, str) else ""
@@ -46,7 +46,7 @@ class OpenEnvDirectory:
         return only if len(fields) == 1 else None
 
     def how_to_write_actions(self) -> str:
-        """What to tell a policy whose actions are JSON objects."""
+        """The instructions for a policy whose actions are JSON objects."""
         schema = json.dumps(self._schema("action"), ensure_ascii=False)
         return f"Write each action as one JSON object. Its JSON schema is:\n{schema}"
 
@@ -69,7 +69,7 @@ class OpenEnvDirectory:
         ]
 
     def places(self) -> dict[str, tuple[str, int]]:
-        """Split and index of each task of the task API, by its id; empty where there is none."""
+        """Split and index of each task of the task API, by its id; empty without a task API."""
         names = self._get("/list_environments")
         if not isinstance(names, list) or not names:
             return {}
@@ -103,8 +103,8 @@ class OpenEnvDirectory:
         told = self._get("/schema")
         if not isinstance(told, dict):
             raise EnvironmentLost(
-                f"{self._transport.address}/schema does not answer as an OpenEnv server does; see "
-                "what listens there",
+                f"{self._transport.address}/schema does not answer like an OpenEnv server; check "
+                "the address",
                 "protocol",
             )
         return told

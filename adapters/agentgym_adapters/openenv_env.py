@@ -17,9 +17,9 @@ from agentgym_adapters.function_calls import FunctionCall, how_to_call, read_cal
 from agentgym_adapters.openenv_directory import OpenEnvDirectory
 from agentgym_adapters.openenv_socket import OpenEnvSocket, Rejected
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeFailure
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 
+ENV_ID: Final = "agentgym/OpenEnv-v0"
 STARTS: Final = 1000
 TEST_STARTS: Final = 100
 
@@ -121,7 +121,7 @@ class OpenEnv(TextEnv):
         return observation, reward, ended and not cut, cut, info
 
     def success(self) -> bool:
-        """What the server says of it (one of ours does), or as for any environment."""
+        """The server's `success` (our servers send it), or the default of `TextEnv`."""
         return super().success() if self._solved is None else self._solved
 
     def available_actions(self) -> list[str] | None:
@@ -175,6 +175,15 @@ class OpenEnv(TextEnv):
         return json.dumps(seen, ensure_ascii=False)
 
 
+def make_openenv(
+    env_id: str, address: str, *, render_mode: str | None = None, **kwargs: Any
+) -> OpenEnv:
+    """The client of `ws://` and `wss://` addresses, for `gymnasium.make`."""
+    if env_id != ENV_ID:
+        raise BadRequest(f"an OpenEnv server ({address}) is {ENV_ID}, whatever it serves")
+    return OpenEnv(address, render_mode, **kwargs)
+
+
 def _told(result: Mapping[str, Any]) -> dict[str, Any]:
     """The observation's metadata, wherever this version of OpenEnv puts it."""
     inner = result.get("observation")
@@ -183,7 +192,7 @@ def _told(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool_text(observation: Mapping[str, Any]) -> str:
-    """What a tool gave, or what was wrong with the call."""
+    """The result of a tool, or the error of the call."""
     failed, result = observation.get("error"), observation.get("result")
     if isinstance(failed, dict):
         return str(failed.get("message", failed))
@@ -197,7 +206,7 @@ def _checked(address: str) -> str:
     parts = urlsplit(address)
     if parts.scheme not in ("ws", "wss") or not parts.netloc:
         raise BadRequest(
-            f"an OpenEnv server's address looks like ws://host:port, got {address!r}; give it as "
+            f"an OpenEnv server address must look like ws://host:port, got {address!r}; give it as "
             "gymnasium.make('agentgym/OpenEnv-v0', server='ws://...')"
         )
     return address.rstrip("/")

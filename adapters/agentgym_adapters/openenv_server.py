@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from agentgym_adapters import openenv_wire as wire
-from agentgym_adapters.misfits import Misfit, fit, misfit, read_json
 from agentgym_adapters.openenv_tasks import OpenEnvTasks
-from agentgym_adapters.served import Question, Refused, Reply, Said, Served, ServedEpisode
+from agentgym_adapters.served import HttpRequest, Outgoing, Refused, Reply, Served, ServedEpisode
+from agentgym_adapters.validation import InvalidMessage, convert, invalid_message, read_json
 from agentgym_env.errors import UnknownSplit
 from agentgym_env.wire import STATUS, ResetReply, encode
 
@@ -28,37 +28,37 @@ _ROUTES: Final = {
     "/mcp": {"POST": "JSON-RPC, without tools"},
     "/openapi.json": {"GET": "This description"},
 }
-_MISFITS: Final = frozenset({"bad_request", "unknown_task", "unknown_split", "stale_turn"})
+_INVALID: Final = frozenset({"bad_request", "unknown_task", "unknown_split", "stale_turn"})
 
 
 class OpenEnvServer:
-    """The routes of HTTP, and the door to the WebSockets."""
+    """The HTTP routes, and what makes the WebSocket connections."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._tasks = OpenEnvTasks(served)
 
-    def talk(self, path: str) -> OpenEnvTalk | RpcTalk | None:
-        """What is spoken over a WebSocket of this path; None where there is none."""
+    def connection(self, path: str) -> OpenEnvConnection | RpcConnection | None:
+        """The handler of a WebSocket at this path; None where there is none."""
         if path == "/ws":
-            return OpenEnvTalk(self._served)
-        return RpcTalk() if path == "/mcp" else None
+            return OpenEnvConnection(self._served)
+        return RpcConnection() if path == "/mcp" else None
 
     def route(self, path: str) -> str:
-        """By what name a path is counted."""
+        """The name under which a path is counted."""
         return path if path in _ROUTES or path in self._tasks.routes() else "unknown"
 
-    async def answer(self, question: Question) -> Reply:
+    async def answer(self, request: HttpRequest) -> Reply:
         """Answer a call."""
-        methods = _ROUTES.get(question.path)
+        methods = _ROUTES.get(request.path)
         try:
             if methods is None:
-                return self._tasks.answer(question)
-            if question.method not in methods:
+                return self._tasks.answer(request)
+            if request.method not in methods:
                 return Reply(405, {"detail": "Method Not Allowed"})
-            return await self._answer(question.path, question.body)
-        except Misfit as misfit:
-            return Reply(422, {"detail": misfit.errors})
+            return await self._answer(request.path, request.body)
+        except InvalidMessage as invalid:
+            return Reply(422, {"detail": invalid.errors})
         except Refused as refused:
             return Reply(STATUS.get(refused.code, 500), {"detail": refused.message})
 
@@ -78,10 +78,10 @@ class OpenEnvServer:
             case "/mcp":
                 return Reply(200, _rpc(body))
             case "/reset":
-                data = fit(read_json(body or b"{}", "body"), wire.ResetData, "body")
+                data = convert(read_json(body or b"{}", "body"), wire.ResetData, "body")
                 return Reply(200, await self._play(data, None))
-        asked = fit(read_json(body, "body"), wire.StepBody, "body")
-        action = fit(asked.action, wire.ActionData, "body", "action")
+        asked = convert(read_json(body, "body"), wire.StepBody, "body")
+        action = convert(asked.action, wire.ActionData, "body", "action")
         return Reply(200, await self._play(asked, action.message))
 
     async def _play(self, data: wire.ResetData, action: str | None) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class OpenEnvServer:
             await episode.close()
 
 
-class OpenEnvTalk:
+class OpenEnvConnection:
     """One WebSocket: a session that begins and ends with it."""
 
     def __init__(self, served: Served) -> None:
@@ -104,37 +104,37 @@ class OpenEnvTalk:
         self._episode: ServedEpisode | None = None
         self._episode_id: str | None = None
 
-    async def open(self) -> Said:
-        """Open the session; where there is none to be had, say why and end."""
+    async def on_open(self) -> Outgoing:
+        """Open the session; if none is available, report why and close."""
         try:
             self._episode = await ServedEpisode.open(self._served)
         except Refused as refused:
-            return Said(_text(await self._no_session(refused)), ends=True)
-        return Said()
+            return Outgoing(_text(await self._no_session(refused)), closes=True)
+        return Outgoing()
 
-    async def hear(self, text: str) -> Said:
+    async def on_message(self, text: str) -> Outgoing:
         """Answer a message."""
         try:
             given = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            return Said(_text(wire.error_message(f"Invalid JSON: {error}", "INVALID_JSON")))
+            return Outgoing(_text(wire.error_message(f"Invalid JSON: {error}", "INVALID_JSON")))
         try:
-            message = fit(given, wire.WsMessage)
+            message = convert(given, wire.WsMessage)
             if message.type == "close":
-                return Said(ends=True)
-            return Said(_text(await self._respond(message, given)))
-        except Misfit as misfit:
-            return Said(_text(_invalid(misfit.errors)))
+                return Outgoing(closes=True)
+            return Outgoing(_text(await self._respond(message, given)))
+        except InvalidMessage as invalid:
+            return Outgoing(_text(_invalid(invalid.errors)))
         except Refused as refused:
             return self._refuse(refused)
 
-    async def idle(self) -> Said:
-        """The session has ended for want of use."""
-        text = "the session stood idle too long and has ended; connect again"
+    async def on_idle(self) -> Outgoing:
+        """The session was idle for too long and has ended."""
+        text = "the session expired; connect again"
         error = wire.error_message(text, "SESSION_ERROR", reason="unknown_session")
-        return Said(_text(error), ends=True)
+        return Outgoing(_text(error), closes=True)
 
-    async def close(self) -> None:
+    async def on_close(self) -> None:
         """End the session."""
         if self._episode is not None:
             await self._episode.close()
@@ -143,15 +143,17 @@ class OpenEnvTalk:
         assert self._episode is not None
         match message.type:
             case "reset":
-                data = fit(message.data, wire.ResetData, "data")
+                data = convert(message.data, wire.ResetData, "data")
                 reply = await begin(self._served, self._episode, data)
                 self._episode_id = data.episode_id or str(uuid.uuid4())
                 result = wire.reset_result(reply, self._served.card().instruction)
                 return {"type": "observation", "data": result}
             case "step":
                 if "data" not in given:
-                    raise misfit("missing", ["data"], "Object missing required field `data`", given)
-                action = fit(message.data, wire.ActionData, "data")
+                    raise invalid_message(
+                        "missing", ["data"], "Object missing required field `data`", given
+                    )
+                action = convert(message.data, wire.ActionData, "data")
                 result = wire.step_result(await self._episode.step(action.message))
                 return {"type": "observation", "data": result}
             case "state":
@@ -181,34 +183,34 @@ class OpenEnvTalk:
             refused.message, "FACTORY_ERROR", reason=refused.code, factory_name=card.env
         )
 
-    def _refuse(self, refused: Refused) -> Said:
-        """What the server did not do. `reason` is our own code: OpenEnv's tell no fault apart."""
+    def _refuse(self, refused: Refused) -> Outgoing:
+        """A rejected request. `reason` is our own code: OpenEnv has no codes for these."""
         if refused.code in ("unknown_session", "shutting_down"):
             error = wire.error_message(refused.message, "SESSION_ERROR", reason=refused.code)
-            return Said(_text(error), ends=True)
-        if refused.code in _MISFITS:
+            return Outgoing(_text(error), closes=True)
+        if refused.code in _INVALID:
             detail = {"type": refused.code, "loc": ["data"], "msg": refused.message, "input": None}
-            return Said(_text(_invalid([detail], refused.code)))
+            return Outgoing(_text(_invalid([detail], refused.code)))
         error = wire.error_message(refused.message, "EXECUTION_ERROR", reason=refused.code)
-        return Said(_text(error))
+        return Outgoing(_text(error))
 
 
-class RpcTalk:
+class RpcConnection:
     """The WebSocket of `/mcp`: JSON-RPC without tools."""
 
-    async def open(self) -> Said:
+    async def on_open(self) -> Outgoing:
         """There is nothing to open."""
-        return Said()
+        return Outgoing()
 
-    async def hear(self, text: str) -> Said:
+    async def on_message(self, text: str) -> Outgoing:
         """Answer a message."""
-        return Said(_text(_rpc(text)))
+        return Outgoing(_text(_rpc(text)))
 
-    async def idle(self) -> Said:
+    async def on_idle(self) -> Outgoing:
         """Nobody is there."""
-        return Said(ends=True)
+        return Outgoing(closes=True)
 
-    async def close(self) -> None:
+    async def on_close(self) -> None:
         """There is nothing to end."""
 
 
@@ -222,7 +224,7 @@ async def begin(served: Served, episode: ServedEpisode, data: wire.ResetData) ->
             raise Refused("unknown_split", str(error)) from error
         if data.index >= len(tasks):
             text = f"there are {len(tasks)} tasks in this split, numbered from 0, got {data.index}"
-            raise misfit("value_error", ["data", "index"], text, data.index)
+            raise invalid_message("value_error", ["data", "index"], text, data.index)
         task = tasks[data.index]
     return await episode.reset(data.seed, task, data.split)
 

@@ -78,7 +78,7 @@ class OpenEnvSocket:
         self._drop()
         return EnvironmentLost(
             f"{self._address} does not answer as an OpenEnv server does: {what} is "
-            f"{repr(value)[:_MAX_MESSAGE]}; see what listens there",
+            f"{repr(value)[:_MAX_MESSAGE]}; check the address",
             "protocol",
         )
 
@@ -100,7 +100,7 @@ class OpenEnvSocket:
         return received
 
     def _failure(self, data: Mapping[str, Any]) -> Exception:
-        """What an error stands for. OpenEnv tells the world's faults apart from nobody else's."""
+        """The exception for an error. OpenEnv has no code for the environment's own errors."""
         code, text = str(data.get("code", "")), str(data.get("message", ""))[:_MAX_MESSAGE]
         errors = data.get("errors")
         if code == "VALIDATION_ERROR":

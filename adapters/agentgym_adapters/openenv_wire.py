@@ -19,7 +19,7 @@ API_VERSION: Final = "1.0.0"
 
 
 class ResetData(Struct):
-    """What a reset may say; OpenEnv's servers overlook what they do not know, so it is overlooked.
+    """The fields of a reset; unknown fields are ignored, as by OpenEnv's servers.
 
     A task is named by its id (`task`), or as in OpenEnv's task API by `split` and `index`.
     """
@@ -75,13 +75,13 @@ class RangeBody(Struct, forbid_unknown_fields=True):
 
 
 def reset_result(reply: ResetReply, instruction: str) -> dict[str, Any]:
-    """The first observation; its reward is null. The instruction is told here, once."""
+    """The first observation; its reward is null. Contains the instruction, once."""
     metadata = {"instruction": instruction, "terminated": False, "truncated": False}
     return _result(reply.observation, None, False, {**metadata, "info": reply.info})
 
 
 def step_result(reply: StepReply) -> dict[str, Any]:
-    """What a step brought; `done` is either end."""
+    """The result of a step; `done` is true for both kinds of end."""
     metadata = {"terminated": reply.terminated, "truncated": reply.truncated, "info": reply.info}
     done = reply.terminated or reply.truncated
     return _result(reply.observation, reply.reward, done, metadata)
@@ -101,7 +101,7 @@ def error_message(message: str, code: str, **details: Any) -> dict[str, Any]:
 
 
 def metadata(card: EnvCard) -> dict[str, Any]:
-    """What `GET /metadata` tells."""
+    """The body of `GET /metadata`."""
     return {
         "name": card.env, "description": card.instruction, "version": card.version or None,
         "readme_content": None, "author": None, "documentation_url": None,
@@ -109,7 +109,7 @@ def metadata(card: EnvCard) -> dict[str, Any]:
 
 
 def schemas(card: EnvCard) -> dict[str, Any]:
-    """What `GET /schema` tells: JSON schemas of actions, observations and the state."""
+    """The body of `GET /schema`: JSON schemas of actions, observations and the state."""
     metadata = {"type": "object", "additionalProperties": True, "title": "Metadata"}
     observation = {
         "title": "TextObservation", "type": "object", "additionalProperties": False,

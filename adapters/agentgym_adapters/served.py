@@ -1,7 +1,7 @@
-"""What a neighbour's protocol needs of the server that speaks it; knows no sockets and no table.
+"""The interface between a foreign protocol and the server; knows nothing about sockets.
 
-A protocol reads a neighbour's messages and writes its answers. Sessions, limits, deadlines and
-counting stay the server's, which passes a `Served` in and carries the bytes.
+A protocol reads requests and writes responses. Sessions, limits, deadlines and counting stay with
+the server, which passes a `Served` in and carries the bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agentgym_env.wire import EnvCard, ResetReply, StepReply, TaskList
 
 
 class Refused(Exception):
-    """The server did not do what it was asked; `code` is one of `agentgym_env.wire.ErrorCode`."""
+    """The server rejected a request; `code` is one of `agentgym_env.wire.ErrorCode`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -55,16 +55,16 @@ class Served(Protocol):
         ...
 
     async def actions(self, session: str) -> list[str] | None:
-        """What can be done in the next turn; None where the world does not list it."""
+        """The available actions of the next turn; None if the environment does not list them."""
         ...
 
     async def close(self, session: str) -> None:
-        """End a session; one that is gone is let go."""
+        """End a session; one that has ended already is ignored."""
         ...
 
 
 class ServedEpisode:
-    """One session and the turn it stands at, for protocols that number no turns."""
+    """One session and its current turn, for protocols that do not number turns."""
 
     def __init__(self, served: Served, session: str) -> None:
         self._served = served
@@ -72,7 +72,7 @@ class ServedEpisode:
         self.turn = 0
         """Turns taken since the last reset."""
         self.over = True
-        """Whether a step has to wait for a reset."""
+        """Whether the next call has to be a reset."""
 
     @classmethod
     async def open(cls, served: Served) -> ServedEpisode:
@@ -82,13 +82,13 @@ class ServedEpisode:
     async def reset(
         self, seed: int | None = None, task: str | None = None, split: str | None = None
     ) -> ResetReply:
-        """Start an episode, in a new session if this one ended while it stood idle."""
+        """Start an episode, in a new session if this one ended while it was idle."""
         try:
             reply = await self._served.reset(self.session, seed, task, split)
         except Refused as refused:
             if refused.code != "unknown_session":
                 raise
-            # Nothing is lost with it: an episode begins here.
+            # Nothing is lost: an episode begins here.
             self.session = await self._served.open()
             reply = await self._served.reset(self.session, seed, task, split)
         self.turn, self.over = 0, False
@@ -97,11 +97,11 @@ class ServedEpisode:
     async def step(self, action: str) -> StepReply:
         """Take the next turn."""
         if self.over:
-            raise Refused("episode_over", "no episode is under way; reset before stepping")
+            raise Refused("episode_over", "no episode is in progress; reset before stepping")
         try:
             reply = await self._served.step(self.session, self.turn + 1, action)
         except Refused as refused:
-            # Asked again, the table would tell of the same failure, whatever the action.
+            # A repeated call would get the same failure, whatever the action.
             self.over = refused.code in ("environment_error", "deadline")
             raise
         self.turn += 1
@@ -109,7 +109,7 @@ class ServedEpisode:
         return reply
 
     async def actions(self) -> list[str] | None:
-        """What can be done in the next turn; None where the world does not list it."""
+        """The available actions of the next turn; None if the environment does not list them."""
         return await self._served.actions(self.session)
 
     async def close(self) -> None:
@@ -119,8 +119,8 @@ class ServedEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A call of HTTP, past the door."""
+class HttpRequest:
+    """An HTTP request that passed the server's checks."""
 
     method: str
     path: str
@@ -131,7 +131,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a call: a body to be written as JSON, or none."""
+    """The response: a body to be written as JSON, or none."""
 
     status: int
     body: Any = None
@@ -139,40 +139,40 @@ class Reply:
 
 
 class HttpProtocol(Protocol):
-    """A neighbour's protocol, as far as it is spoken in calls."""
+    """The part of a foreign protocol that is made of HTTP requests."""
 
     def route(self, path: str) -> str:
-        """By what name a path is counted: its own, or `unknown`, since paths are callers' words."""
+        """The name under which a path is counted: its own, or `unknown` for any other path."""
         ...
 
-    async def answer(self, question: Question) -> Reply:
-        """Answer a call. It never raises: whatever comes in, an answer goes out."""
+    async def answer(self, request: HttpRequest) -> Reply:
+        """Answer a request. Never raises: every request gets a response."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What goes out over a connection: a message, or none, and whether the talk ends with it."""
+class Outgoing:
+    """A message to send, if any, and whether the connection closes after it."""
 
     text: str | None = None
-    ends: bool = False
+    closes: bool = False
 
 
-class Talk(Protocol):
-    """A neighbour's protocol over one connection of its own."""
+class Connection(Protocol):
+    """A foreign protocol on one WebSocket."""
 
-    async def open(self) -> Said:
-        """Begin; called once, before anything is heard."""
+    async def on_open(self) -> Outgoing:
+        """Called once, before the first message."""
         ...
 
-    async def hear(self, text: str) -> Said:
-        """Answer a message. It never raises."""
+    async def on_message(self, text: str) -> Outgoing:
+        """Answer a message. Never raises."""
         ...
 
-    async def idle(self) -> Said:
-        """Nothing was heard for as long as a session may stand idle."""
+    async def on_idle(self) -> Outgoing:
+        """Called when no message came for as long as a session may be idle."""
         ...
 
-    async def close(self) -> None:
-        """The connection is gone, whoever ended it."""
+    async def on_close(self) -> None:
+        """Called when the connection is closed, by either side."""
         ...

@@ -1,4 +1,4 @@
-"""A cookie that holds a name and proves that this process gave it."""
+"""A cookie with a name, signed by this process."""
 
 from __future__ import annotations
 

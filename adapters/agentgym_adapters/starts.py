@@ -1,4 +1,4 @@
-"""Starts: which episodes a neighbour's dataset holds, a task and a seed for each."""
+"""Starts: the episodes of another framework's dataset, each a task and a seed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Server = str | Sequence[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """What a dataset is made of."""
+    """The content of a dataset."""
 
     instruction: str
-    """What the policy is told."""
+    """The instruction for the policy."""
     rows: tuple[tuple[str, int], ...]
     """Task and seed of each episode."""
 
 
 def draw_starts(tasks: Sequence[str], n: int | None, seed: int) -> tuple[tuple[str, int], ...]:
-    """`n` starts; default: each task once. Tasks come in an order drawn by `seed`.
+    """`n` starts; default: each task once. `seed` determines the order of the tasks.
 
     Where there are more starts than tasks they come again, with other seeds.
     """

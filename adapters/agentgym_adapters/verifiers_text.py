@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 
 from agentgym_adapters.function_calls import FunctionCall, read_call
 from agentgym_env.errors import EnvironmentFault, MissingExtra
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 
 try:
     import verifiers as vf
@@ -124,7 +123,7 @@ def text_class(
 
 
 class _Rollout:
-    """One rollout of verifiers', which stands still while it waits for an action."""
+    """One rollout of verifiers, which is paused while it waits for an action."""
 
     def __init__(self, env: Any, row: dict[str, Any]) -> None:
         self._loop = _loop()
@@ -190,7 +189,7 @@ class _Rollout:
 
 
 class _Actions(Client):
-    """verifiers' client that asks nobody: the reply is the next action."""
+    """A verifiers client without requests: the reply is the next action."""
 
     def __init__(self, prompts: asyncio.Queue[Sequence[Any]], replies: asyncio.Queue[str]) -> None:
         super().__init__(None)
@@ -248,7 +247,7 @@ def _tasks_of(env: Any) -> tuple[TaskSet, dict[str, Any]]:
 
 
 def _system(row: Mapping[str, Any]) -> str:
-    """What a row's prompt begins with, which is the instruction."""
+    """The first message of a row's prompt: the instruction."""
     first = row["prompt"][0]
     return _text(first) if first["role"] == "system" else ""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgym_adapters.starts import Starts, starts_of
-from agentgym_env.async_client import AsyncEnvClient
+from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import EpisodeFailure, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
 
@@ -122,7 +122,7 @@ def load_environment(
     max_turns: int | None = None,
     **options: Any,
 ) -> AgentGymMultiTurnEnv:
-    """What verifiers calls: `n` episodes of each split, of at most `max_turns` turns."""
+    """The entry point of verifiers: `n` episodes per split, of at most `max_turns` turns."""
 
     def dataset(name: str) -> Dataset:
         starts = starts_of(env, name, n, seed, server=list(server) or None, env_kwargs=env_kwargs)
@@ -162,7 +162,7 @@ def episode_return(state: State) -> float:
 
 
 def success(state: State) -> float:
-    """Whether the world says that the task is solved."""
+    """Whether the environment reports the task as solved."""
     return float(bool(state["agentgym_info"].get("success")))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from agentgym_adapters.starts import starts_of
-from agentgym_env.async_client import AsyncEnvClient, AsyncSession
+from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import MissingExtra
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.wire import StepReply
@@ -42,7 +42,7 @@ class AgentGymTasksetConfig(vf.TasksetConfig):
     split: str = "train"
     """Of its tasks."""
     tasks: int | None = None
-    """How many episodes; None takes each task of the split once."""
+    """Number of episodes; None takes each task of the split once."""
     seed: int = 0
     """Draws the order of the tasks and the seeds of their episodes."""
     server: list[str] = Field(default_factory=list)
@@ -94,7 +94,7 @@ class AgentGymEnvConfig(vf.EnvConfig):
     player: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
     """The policy. It talks and runs nothing, so no sandbox is provisioned for it."""
     horizon: int | None = None
-    """Most turns; None leaves the end to the world."""
+    """Maximum turns; None for no limit."""
 
 
 class AgentGymEnv(vf.Env[AgentGymEnvConfig]):
@@ -165,7 +165,7 @@ class AgentGymEnv(vf.Env[AgentGymEnvConfig]):
 
 
 class TurnHarness(vf.Harness[vf.HarnessConfig]):
-    """One chat completion a turn, asked in this process: the player has no tools to run.
+    """One chat completion per turn, requested in this process: the player has no tools to run.
 
     verifiers' own `null` starts a program for each turn; `--env.player.harness.id null` takes it.
     """

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from agentgym_env.errors import BadRequest, ConfigError
-from agentgym_env.named_code import load_named
+from agentgym_env.registration import load_named
 from agentgym_train.algorithms.base import Algorithm, LossSettings, TokenBatch
 from agentgym_train.algorithms.gae import PPO, ActorCritic, CriticTargets, TurnGAE, value_loss
 from agentgym_train.algorithms.grpo import (

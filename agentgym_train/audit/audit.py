@@ -18,20 +18,20 @@ from agentgym_env.registration import env_class
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import names_in, require_trust
-from agentgym_train.audit import number_rules, stored_rules, template_rules, token_rules
+from agentgym_train.audit import stored_rules, template_rules, token_rules
 from agentgym_train.audit.episodes import Row, Stored, Subject
 from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig, config_from
-from agentgym_train.local_models import is_model
-from agentgym_train.models import load_policy
+from agentgym_train.models.loading import load_policy
+from agentgym_train.models.local import is_model
 from agentgym_train.rollout.agent import format_of
 
 RULES: Final[Sequence[Rule[Subject]]] = [
     *template_rules.RULES,
     *token_rules.RULES,
-    *number_rules.RULES,
+    *token_rules.NUMBER_RULES,
     *stored_rules.RULES,
 ]
 

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.async_client import AsyncEnvClient
-from agentgym_env.errors import AgentGymError
-from agentgym_env.failures import teaches
+from agentgym_env.client.aio import AsyncEnvClient
+from agentgym_env.client.transports import AsyncInProcessTransport
+from agentgym_env.errors import AgentGymError, teaches
 from agentgym_env.run_store import RunStore
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
-from agentgym_env.transports import AsyncInProcessTransport
 from agentgym_train.audit.rules import (
     ENV_ID,
     AuditHost,

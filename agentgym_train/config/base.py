@@ -12,9 +12,15 @@ import yaml
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.engines import EngineName, EngineSettings, engine_settings
-from agentgym_train.config.reading import check_keys, merge, parse_overrides, read_yaml
-from agentgym_train.config.values import RolloutLimits
+from agentgym_env.wrappers import named_wrappers
+from agentgym_train.config.engines import EngineSettings, engine_settings
+from agentgym_train.config.values import (
+    RolloutLimits,
+    check_keys,
+    merge,
+    parse_overrides,
+    read_yaml,
+)
 from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
 
 _C = TypeVar("_C", bound="RunConfig")
@@ -103,6 +109,10 @@ class RunConfig(PolicyConfig):
     """The run folder. An earlier run in it is moved aside."""
     servers: list[str] = field(default_factory=list)
     """Addresses of running environment servers. Empty starts a local server for this run."""
+    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
+    """Gymnasium wrappers of the environment, innermost first: `module:Class`, or a mapping with
+    `wrapper: module:Class` and its keyword arguments. They change rewards and observations in
+    training and evaluation; `success` and `score` remain the environment's own."""
     seed: int = 0
     """Seed for the order of the data, environments and sampling."""
 
@@ -117,7 +127,7 @@ class RunConfig(PolicyConfig):
     mostly waited for the policy ends as policy_timeout and is trained on; others are lost."""
     retries: int = 2
     """Retries of an episode whose environment or engine was lost."""
-    engine: EngineName = "hf"
+    engine: str = "hf"
     """Generation engine: `hf` (the trainer's own model), `vllm_colocate` (on the trainer's device)
     or `vllm_server` (over HTTP)."""
     engine_args: dict[str, Any] = field(default_factory=dict)
@@ -157,6 +167,7 @@ class RunConfig(PolicyConfig):
     def check_common(self) -> None:
         """Raise `ConfigError` for an invalid value of a shared field."""
         self.engine_settings()
+        named_wrappers(self.wrappers)
         self.check_policy()
         at_least(
             1,
@@ -223,7 +234,7 @@ class RunConfig(PolicyConfig):
 
     def check_model(self) -> None:
         """Raise `ConfigError` if the model is not available; does not load it."""
-        from agentgym_train.local_models import check_available
+        from agentgym_train.models.local import check_available
 
         check_available(self.model)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.reading import check_keys
+from agentgym_train.config.values import check_keys
 
 
 def check_address(url: str, api_key: str | None, fitting: str) -> None:
@@ -29,98 +29,100 @@ def check_address(url: str, api_key: str | None, fitting: str) -> None:
         )
 
 
-EngineName = Literal["hf", "vllm_colocate", "vllm_server"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HFSettings:
     """The transformers engine, which samples from the trainer's own model."""
 
+    MODULE: ClassVar = "agentgym_train.engines.hf"
     max_batch: int = 256
-    """Most turns that are sampled side by side."""
+    """Maximum number of turns that are sampled in one batch."""
     settle_ties: bool = False
-    """Whether a choice that rounding may turn is made by a forward pass of its conversation alone.
-    In float32 the same turns are then sampled whatever else is in the batch, as evaluations want;
-    it takes a pass over the conversation for each token that was nearly another."""
+    """Decide near ties by a forward pass of the conversation alone. In float32 the sampled turns
+    then do not depend on the rest of the batch, as evaluations need; each near tie costs a pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VLLMSettings:
-    """How vLLM computes, wherever it runs. Null leaves a value to what suits the device."""
+    """How vLLM computes, wherever it runs. Null uses the default of the device."""
 
     dtype: str | None = None
-    """float32, bfloat16 or float16; null takes float32 on a CPU and bfloat16 on a GPU."""
+    """float32, bfloat16 or float16; null uses float32 on a CPU and bfloat16 on a GPU."""
     tensor_parallel_size: int = 1
     """GPUs that share one copy of the model; above 1 needs the server."""
     gpu_memory_utilization: float | None = None
-    """Share of each GPU's memory: null takes 0.3 beside the trainer and 0.9 for a server."""
+    """Share of each GPU's memory; null uses 0.3 beside the trainer and 0.9 for a server."""
     cpu_cache_gb: int = 1
     """Memory of the KV cache on a CPU, in GiB."""
     max_model_len: int | None = None
-    """Most tokens of a conversation; null takes the run's `max_tokens`."""
+    """Maximum tokens of a conversation; null uses the run's `max_tokens`."""
     max_num_seqs: int = 256
-    """Most turns that are sampled side by side."""
+    """Maximum number of turns that are sampled in one batch."""
     block_size: int | None = None
-    """Tokens a block of the KV cache; a shared prefix counts in whole blocks. Null takes 32 on a
-    CPU, where vLLM's own 128 would miss the prefix of most turns."""
+    """Tokens per block of the KV cache; shared prefixes count in whole blocks. Null uses 32 on a
+    CPU, where vLLM's default of 128 would miss the prefix of most turns."""
     attention_backend: str | None = None
     """On a GPU: FLASH_ATTN, FLASHINFER, TRITON_ATTN, ...; null lets vLLM choose."""
     enforce_eager: bool | None = None
-    """Without CUDA graphs and compilation; null is true on a CPU."""
+    """Disable CUDA graphs and compilation; null is true on a CPU."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of vLLM's own, by the names of its `EngineArgs`."""
+    """Further arguments of vLLM, by the names of its `EngineArgs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocateSettings(VLLMSettings):
     """vLLM in the trainer's process, on the trainer's device."""
 
+    MODULE: ClassVar = "agentgym_train.engines.vllm_colocate"
     sleep_level: Literal[0, 1, 2] = 2
-    """What is given back on a GPU while the trainer computes: 2 the cache and the weights, 1 the
-    cache, with the weights put into main memory, 0 nothing. A CPU gives nothing back."""
+    """What vLLM frees on a GPU while the trainer computes: 2 the cache and the weights, 1 the
+    cache, with the weights moved to main memory, 0 nothing. Ignored on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(VLLMSettings):
-    """vLLM behind HTTP. The other fields are for a server that the run starts itself."""
+    """vLLM behind HTTP. The fields of VLLMSettings are for a server that the run starts."""
 
+    MODULE: ClassVar = "agentgym_train.engines.vllm_server"
     servers: list[str] = field(default_factory=list)
-    """Addresses of running servers; none starts one on this machine."""
+    """Addresses of running servers. Empty starts a server on this machine."""
     transport: Literal["file", "nccl"] = "file"
-    """How new weights reach a server: by a file in `weights_dir`, or from GPU to GPU by NCCL."""
+    """How new weights reach a server: by a file in `weights_dir`, or between GPUs by NCCL."""
     weights_dir: str | None = None
-    """Folder that trainer and servers see under one path; null takes the temporary folder."""
+    """Folder with the same path for trainer and servers; null uses the temporary folder."""
     request_timeout_s: float = 600.0
-    """Longest wait for one turn; a server that needs longer counts as gone."""
+    """Timeout of one turn in seconds; a server that exceeds it counts as gone."""
     wait_s: float = 600.0
-    """How long a turn waits for a server when none answers, before its episode is lost."""
+    """Time in seconds that a turn waits for a server before its episode is lost."""
     nccl_address: str = "127.0.0.1"
     """With `nccl`: this machine's address, as the servers see it."""
     nccl_port: int = 51216
-    """With `nccl`: the first of some free ports of this machine, one a server."""
+    """With `nccl`: the first of several free ports of this machine, one per server."""
 
 
 EngineSettings = HFSettings | ColocateSettings | ServerSettings
 
-_SETTINGS: dict[str, type[EngineSettings]] = {
+ENGINES: Final[Mapping[str, type[EngineSettings]]] = {
     "hf": HFSettings,
     "vllm_colocate": ColocateSettings,
     "vllm_server": ServerSettings,
 }
+"""Engine -> its settings, whose MODULE has `make_engine(settings, model, ...)`."""
 
 
-def engine_settings(engine: EngineName, values: Mapping[str, Any]) -> EngineSettings:
+def engine_settings(engine: str, values: Mapping[str, Any]) -> EngineSettings:
     """The settings of one engine from plain values; raises `ConfigError` for an unknown one."""
-    kind = _SETTINGS[engine]
-    check_keys(f" under engine_args of {engine}", values, (f.name for f in fields(kind)))
+    if engine not in ENGINES:
+        raise ConfigError(f"no engine {engine!r}; choose from {', '.join(ENGINES)}")
+    kind = ENGINES[engine]
+    check_keys(f" in engine_args of {engine}", values, (f.name for f in fields(kind)))
     try:
         settings = msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"engine_args of {engine} do not fit: {error}") from error
+        raise ConfigError(f"invalid engine_args of {engine}: {error}") from error
     if isinstance(settings, ColocateSettings) and settings.tensor_parallel_size != 1:
         raise ConfigError(
             f"tensor_parallel_size of vllm_colocate is 1, got {settings.tensor_parallel_size}: "
-            "each process samples its own episodes at its own pace, and ranks of one model can "
-            "not; use engine: vllm_server for a model that one GPU does not hold"
+            "each process samples its own episodes at its own pace. For a model that does not fit "
+            "on one GPU use engine: vllm_server"
         )
     return settings

@@ -8,8 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from agentgym_env.errors import ConfigError
-from agentgym_env.failures import TEACHES
+from agentgym_env.errors import TEACHES, ConfigError
 from agentgym_env.registration import full_id
 from agentgym_train.config.base import (
     RunConfig,
@@ -20,9 +19,8 @@ from agentgym_train.config.base import (
     not_sampled,
     read_values,
 )
-from agentgym_train.config.reading import check_keys
-from agentgym_train.config.values import EpisodeFilter, PairRules, trained_outcomes
-from agentgym_train.horizon import Horizon, make_horizon
+from agentgym_train.config.values import EpisodeFilter, PairRules, check_keys, trained_outcomes
+from agentgym_train.rollout.horizon import Horizon, make_horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,10 +500,10 @@ def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return method_config(read_values(path, overrides))
 
 
-_RUNNERS: Final = {"evolve": "agentgym_train.agent_evol"}
-"""Methods that consist of several trainings; `agentgym_train.run` runs the others."""
+_RUNNERS: Final = {"evolve": "agentgym_train.runs.agent_evol"}
+"""Methods that consist of several trainings; `agentgym_train.runs.run` runs the others."""
 
 
 def runner_of(config: RunConfig) -> Any:
     """The module with `start` and `resume` of a config's method; loads torch."""
-    return import_module(_RUNNERS.get(config.method, "agentgym_train.run"))
+    return import_module(_RUNNERS.get(config.method, "agentgym_train.runs.run"))

@@ -15,20 +15,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.errors import ConfigError
-from agentgym_env.failures import teaches
+from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, run_facts
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import EpisodeFilter
-from agentgym_train.console import progress_bar
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec
-from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner
+from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner, progress_bar
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentgym_env.failures import teaches
+from agentgym_env.errors import teaches
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.values import PairRules
 

@@ -156,7 +156,7 @@ def token_counter(tokenizer: str | None) -> CountTokens:
     """Counts with the tokenizer of a model; None counts the sampled tokens."""
     if tokenizer is None:
         return sampled_tokens
-    from agentgym_train.models import load_tokenizer
+    from agentgym_train.models.loading import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     chats: dict[str, Chat] = {}

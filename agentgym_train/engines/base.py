@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, Protocol
+
+from agentgym_train.config.engines import EngineSettings
 
 
 class EngineLost(Exception):
@@ -120,3 +123,23 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         """It started nothing."""
+
+
+def make_engine(
+    settings: EngineSettings,
+    model: Any,
+    *,
+    pad_id: int,
+    max_tokens: int,
+    dtype: str | None = None,
+) -> GenerationEngine:
+    """An engine that samples as `model` does, in conversations of at most `max_tokens`.
+
+    `dtype` is the data type in which the hf engine computes. Raises `MissingExtra` if vLLM is
+    requested and not installed. A collective.
+    """
+    make = import_module(settings.MODULE).make_engine
+    engine: GenerationEngine = make(
+        settings, model, pad_id=pad_id, max_tokens=max_tokens, dtype=dtype
+    )
+    return engine

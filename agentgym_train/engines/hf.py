@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from agentgym_env.errors import ConfigError
+from agentgym_train.config.engines import HFSettings
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.hf_batch import (
     Finished,
@@ -274,3 +275,12 @@ def _copy_of(model: Any) -> Any:
         # A trainer replaces `forward` by closures, whose copies would still call its own model.
         module.__dict__.pop("forward", None)
     return made
+
+
+def make_engine(
+    settings: HFSettings, model: Any, *, pad_id: int, max_tokens: int, dtype: str | None
+) -> HFEngine:
+    """The engine of a config."""
+    return HFEngine(
+        model, pad_id, max_batch=settings.max_batch, dtype=dtype, settle_ties=settings.settle_ties
+    )

@@ -36,7 +36,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from agentgym_train.engines.base import EngineLost, Generation
-from agentgym_train.models import checkpoint_weights
+from agentgym_train.models.loading import checkpoint_weights
 
 
 def inner_engine(model: Any, settings: ColocateSettings, max_len: int) -> tuple[LLMEngine, bool]:
@@ -315,3 +315,10 @@ def _generation(output: Any, version: int) -> Generation:
         raise EngineLost(f"vLLM broke a turn off after {len(ids)} tokens: {output.finish_reason}")
     logprobs = [step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)]
     return Generation(ids, logprobs, output.finish_reason, version)
+
+
+def make_engine(
+    settings: ColocateSettings, model: Any, *, pad_id: int, max_tokens: int, dtype: str | None
+) -> VLLMColocateEngine:
+    """The engine of a config."""
+    return VLLMColocateEngine(model, settings, max_tokens=max_tokens)

@@ -14,7 +14,7 @@ from torch import Tensor
 from agentgym_env.errors import MissingExtra
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.vllm_server import Member, VLLMWire
-from agentgym_train.models import checkpoint_weights
+from agentgym_train.models.loading import checkpoint_weights
 
 try:
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource

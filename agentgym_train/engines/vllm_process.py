@@ -30,7 +30,7 @@ import torch
 from agentgym_env.errors import ServerStartFailed
 from agentgym_env.launch import child_environment
 from agentgym_train.config.engines import ServerSettings, VLLMSettings
-from agentgym_train.models import base_model
+from agentgym_train.models.loading import base_model
 
 READER = "agentgym_train.engines.vllm_worker.WeightReader"
 

@@ -19,13 +19,15 @@ from typing import Any, Protocol, TypeVar
 import aiohttp
 import msgspec
 from safetensors.torch import save_file
+from torch import distributed
 
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_train.config.engines import ServerSettings, check_address
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.hf import UpdateGate
 from agentgym_train.engines.vllm_process import READER
-from agentgym_train.models import checkpoint_weights
+from agentgym_train.models.distributed import gathered
+from agentgym_train.models.loading import checkpoint_weights
 
 _CONNECT_S = 10.0
 
@@ -609,4 +611,30 @@ def _address(url: str, api_key: str | None) -> str:
 def _nobody(error: Unreachable) -> ConfigError:
     return ConfigError(
         f"no vLLM server answers: {error}. Start one with `vllm serve MODEL`, or check the address"
+    )
+
+
+def make_engine(
+    settings: ServerSettings, model: Any, *, pad_id: int, max_tokens: int, dtype: str | None
+) -> VLLMServerEngine:
+    """The engine of a config, with the servers that it names or one that is started here."""
+    several = distributed.is_available() and distributed.is_initialized()
+    if settings.servers:
+        members = [Member(address.rstrip("/")) for address in settings.servers]
+    elif several and distributed.get_world_size() > 1:
+        raise ConfigError(
+            f"{distributed.get_world_size()} processes share their vLLM servers; start servers and "
+            "name them: engine_args: {servers: [http://host:8000]} (docs/engines.md)"
+        )
+    else:
+        from agentgym_train.engines.vllm_process import launch_for
+
+        local = launch_for(model, settings, max_tokens=max_tokens)
+        members = [Member(local.address, local)]
+    return VLLMServerEngine(
+        members,
+        settings,
+        max_tokens=max_tokens,
+        gathered=gathered,
+        is_first=not several or distributed.get_rank() == 0,
     )

@@ -25,10 +25,9 @@ from agentgym_env.printable import one_line
 from agentgym_env.registration import full_id
 from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, each_line, move_aside
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import PolicyConfig
-from agentgym_train.console import progress_bar
 from agentgym_train.evaluation.report import (
     CategoryReport,
     EpisodeFigures,
@@ -39,7 +38,7 @@ from agentgym_train.evaluation.report import (
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicyName, PolicySpec
-from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner
+from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner, progress_bar
 
 __all__ = [
     "CategoryReport",

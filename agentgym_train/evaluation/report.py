@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym_env.errors import ConfigError
-from agentgym_env.failures import teaches
+from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.trajectory import Trajectory
 
 RESAMPLES: Final = 2000

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agentgym_env.actions import ActionError
-from agentgym_env.async_client import AsyncSession
-from agentgym_env.errors import ConfigError
-from agentgym_env.failures import Outcome
+from agentgym_env.client.aio import AsyncSession
+from agentgym_env.errors import ConfigError, Outcome
 from agentgym_env.trajectory import Tokens
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from agentgym_env.actions import ActionFormat, action_format
-from agentgym_env.errors import BadRequest, ConfigError
-from agentgym_env.failures import Outcome
-from agentgym_env.named_code import load_named
+from agentgym_env.errors import BadRequest, ConfigError, Outcome
+from agentgym_env.registration import load_named
 
 
 @dataclass(frozen=True, slots=True)

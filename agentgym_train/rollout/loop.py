@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agentgym_env.actions import ActionError
-from agentgym_env.async_client import AsyncEnvClient, AsyncSession
-from agentgym_env.errors import ConfigError, EnvironmentLost, EpisodeFailure
-from agentgym_env.failures import Outcome
+from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
+from agentgym_env.errors import ConfigError, EnvironmentLost, EpisodeFailure, Outcome
 from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.values import RolloutLimits
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.rollout.actors import Actor, ActorFactory, ActorOutput, draw_seed
 from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
+from agentgym_train.rollout.wrapping import Wrapping
 
 _MAX_NON_ACTION_TURNS = 8
 
@@ -73,8 +73,10 @@ class EpisodeRun:
         horizon: int,
         concurrency_limits: ConcurrencyLimits,
         clock: Deadline,
+        wrapping: Wrapping | None = None,
     ) -> None:
         self._actor = actor
+        self._wrapping = wrapping
         self._start = start
         self._horizon = horizon
         self._concurrency_limits = concurrency_limits
@@ -93,6 +95,8 @@ class EpisodeRun:
                 async with self._clock.limit() as limit:
                     async with self._concurrency_limits.environment.call(self._clock):
                         session = await _opened(client)
+                        if self._wrapping is not None:
+                            session = await self._wrapping.wrap(session)
                     outcome = await self._trials(session, step)
             except TimeoutError:
                 if not limit.expired():
@@ -246,8 +250,10 @@ class Rollouts:
         instruction: str = "",
         concurrency: int = 256,
         concurrency_limits: ConcurrencyLimits | None = None,
+        wrapping: Wrapping | None = None,
     ) -> None:
         """`concurrency` is the maximum number of concurrent episodes."""
+        self._wrapping = wrapping
         self._client = client
         self._instruction = instruction
         self._new_actor = new_actor
@@ -289,7 +295,9 @@ class Rollouts:
         result: EpisodeResult | None = None
         error: EpisodeFailure | EngineLost | None = None
         for attempts in range(1, self.concurrency_limits.limits.retries + 2):
-            run = EpisodeRun(self._new_actor(), start, horizon, self.concurrency_limits, clock)
+            run = EpisodeRun(
+                self._new_actor(), start, horizon, self.concurrency_limits, clock, self._wrapping
+            )
             try:
                 result = await run.play(self._client, step)
                 break

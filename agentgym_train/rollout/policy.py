@@ -9,10 +9,9 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import EngineSettings, HFSettings
-from agentgym_train.engines.base import GenerationEngine
-from agentgym_train.engines.factory import make_engine
+from agentgym_train.engines.base import GenerationEngine, make_engine
 from agentgym_train.engines.vllm_server import served_engine, served_model
-from agentgym_train.models import load_policy
+from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.actors import ActorFactory, model_actor
 from agentgym_train.rollout.agent import AgentFactory
 from agentgym_train.rollout.chat import Chat, chat_of

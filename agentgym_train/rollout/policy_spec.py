@@ -25,13 +25,8 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
-from agentgym_train.local_models import check_folder
-from agentgym_train.rollout.actors import (
-    ActorFactory,
-    ExpertActor,
-    RandomActor,
-    chat_actors,
-)
+from agentgym_train.models.local import check_folder
+from agentgym_train.rollout.actors import ActorFactory, ExpertActor, RandomActor, chat_actors
 
 Kind = Literal["expert", "random", "hf", "vllm", "openai"]
 
@@ -167,12 +162,12 @@ class PolicySpec:
         return {} if self._endpoint is None else asdict(self._endpoint.usage)
 
     def _model_actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
-        from agentgym_train.local_models import check_available
+        from agentgym_train.models.local import check_available
 
         check_available(self.name.model)
         import torch
 
-        from agentgym_train.models import quiet_libraries
+        from agentgym_train.models.loading import quiet_libraries
         from agentgym_train.rollout.policy import make_policy
 
         quiet_libraries()

@@ -11,19 +11,35 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from rich.progress import Progress
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agentgym_env.async_client import AsyncEnvClient
+from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import full_id
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
+from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.methods import AgentEvolConfig, World
 from agentgym_train.rollout.actors import ActorFactory
 from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits, Rollouts
+from agentgym_train.rollout.wrapping import Wrapping
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar whose tasks carry a `figures` field, shown at the end of the line."""
+    return Progress(
+        TextColumn("[bold]{task.description:<12}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+    )
+
 
 Group = Sequence[EpisodeSpec]
 
@@ -148,6 +164,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         processes: int = 1,
         limits: RolloutLimits | None = None,
         runner: asyncio.Runner | None = None,
+        wrappers: Sequence[WrapperSpec] = (),
     ) -> None:
         """`processes` share `servers` and `concurrency`; a local server is each one's own.
 
@@ -155,6 +172,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         """
         self.concurrency_limits = ConcurrencyLimits(limits)
         self._pool: OversamplingPool | None = None
+        self._wrapping: Wrapping | None = None
         self._running: asyncio.Task[Any] | None = None
         if servers and env_kwargs:
             raise ConfigError(
@@ -172,12 +190,14 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         try:
             self.card: EnvCard = self.run(self._client.card())
             self.tasks: TaskSet = self.run(self._client.task_set())
+            sessions = self.card.max_sessions * len(addresses)
+            sessions //= 1 if self.server else processes
+            self._concurrency = max(1, min(concurrency // processes, sessions))
+            if wrappers:
+                self._wrapping = Wrapping(wrappers, self.card, self.tasks, self._concurrency)
         except BaseException:
             self.close()
             raise
-        sessions = self.card.max_sessions * len(addresses)
-        sessions //= 1 if self.server else processes
-        self._concurrency = max(1, min(concurrency // processes, sessions))
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to its end on the collector's loop, from one thread at a time."""
@@ -278,6 +298,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
             instruction=instruction,
             concurrency=self._concurrency,
             concurrency_limits=self.concurrency_limits,
+            wrapping=self._wrapping,
         )
 
     def _replace_dead_server(self) -> bool:
@@ -298,6 +319,8 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         """End connections, the loop and the local server."""
         self._end_pool()
         self.run(self._client.close())
+        if self._wrapping is not None:
+            self._wrapping.close()
         if not self._shares_runner:
             self._runner.close()
         if self.server is not None:
@@ -387,6 +410,7 @@ class Worlds(AbstractContextManager["Worlds"]):
                     processes=processes,
                     limits=config.rollout_limits,
                     runner=runner,
+                    wrappers=config.wrappers,
                 )
                 self._open.enter_context(rollout_runner)
                 for split in (world.split, world.eval_split):

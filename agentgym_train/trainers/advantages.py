@@ -5,22 +5,195 @@ The batch the algorithm sees is that of all processes; each keeps its own rows o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from accelerate.utils import DistributedType
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers.trainer_pt_utils import get_parameter_names
 
+from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm
 from agentgym_train.algorithms.base import TokenBatch
-from agentgym_train.algorithms.gae import ActorCritic, CriticTargets
-from agentgym_train.distributed import gathered
+from agentgym_train.algorithms.gae import ActorCritic, CriticTargets, value_loss
+from agentgym_train.models.distributed import gathered
 from agentgym_train.trainers.batch import Rows, joined_batches, rows_of, token_batch
-from agentgym_train.trainers.critic import Critic
-from agentgym_train.trainers.update import MEANS_OVER_EPISODES, PackedUpdate
+from agentgym_train.trainers.update import (
+    MEANS_OVER_EPISODES,
+    MicroBatches,
+    PackedUpdate,
+    backbone_of,
+    pack,
+    shares_rows_of,
+)
+
+_MAX_GRAD_NORM = 1.0
+
+_WEIGHTS = "critic.safetensors"
+
+_OPTIMIZER = "critic_optimizer.pt"
+
+
+class ValueModel(nn.Module):
+    """A backbone and a linear head that starts at 0, so that the first values are all 0."""
+
+    def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None, predictors: Tensor) -> Tensor:
+        """(S,) float32: the value at each of `predictors`, which index the flattened input."""
+        positions = {} if position_ids is None else {"position_ids": position_ids}
+        output = self.backbone(input_ids=input_ids, use_cache=False, **positions)
+        hidden = output.last_hidden_state.flatten(0, 1)[predictors]  # (S, H)
+        # In full precision: returns are small numbers next to what bf16 can tell apart.
+        values: Tensor = nn.functional.linear(
+            hidden.float(), self.head.weight.float(), self.head.bias.float()
+        )
+        return values[:, 0]
+
+
+class Critic:
+    """Values of the tokens of a step's episodes, and learning them.
+
+    It is prepared by the trainer's accelerator like the policy, with an optimizer of its own, and
+    computes in the same passes of like tokens; its gradient does not depend on how a step was cut.
+    """
+
+    def __init__(self, trainer: PackedUpdate, model: Any, algorithm: ActorCritic) -> None:
+        accelerator = trainer.accelerator
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+            raise ConfigError(
+                "DeepSpeed takes one model, and a critic is a second; use FSDP2 "
+                "(examples/accelerate/fsdp2.yaml) or an algorithm without a critic"
+            )
+        self._trainer = trainer
+        self._algorithm = algorithm
+        self._shared = shares_rows_of(model)
+        backbone = copy.deepcopy(backbone_of(model))
+        hidden = model.config.get_text_config().hidden_size
+        made = ValueModel(backbone, hidden).to(accelerator.device)
+        self._model, self._optimizer = accelerator.prepare(
+            made, torch.optim.AdamW(_groups(made, trainer.args), lr=algorithm.critic_learning_rate)
+        )
+
+    @torch.no_grad()
+    def values(self, input_ids: Tensor, attention_mask: Tensor, trained: Tensor) -> Tensor:
+        """(B, W) values before each trained token, 0 elsewhere; all inputs are (B, W)."""
+        self._model.eval()
+        found = torch.zeros(input_ids.shape, device=input_ids.device)  # (B, W)
+        for rows in self._passes(attention_mask):
+            found[rows] = self._scored(input_ids[rows], attention_mask[rows], trained[rows])
+        return found
+
+    def learn(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        old_values: Tensor,
+        targets: CriticTargets,
+        count: float,
+    ) -> dict[str, float]:
+        """Take one optimizer step towards the targets, (B, W) as the rest; the step's figures.
+
+        `count` is how many places all processes learn.
+        """
+        self._model.train()
+        processes = self._trainer.accelerator.num_processes
+        # Processes' gradients are averaged, and each of them divides by the count of all.
+        count = max(count, 1.0) / processes
+        passes = self._passes(attention_mask)
+        lost = torch.zeros((), device=input_ids.device)
+        for number, rows in enumerate(passes, 1):
+            mask = targets.mask[rows]
+            with self._trainer.synced(self._model, number == len(passes)):
+                values = self._scored(input_ids[rows], attention_mask[rows], mask)
+                loss = value_loss(
+                    values,
+                    old_values[rows],
+                    CriticTargets(targets.returns[rows], mask),
+                    clip=self._algorithm.value_clip,
+                    count=count,
+                )
+                # Not through the accelerator, which would divide by the policy's accumulation.
+                loss.backward()
+            lost += loss.detach()
+        norm = self._trainer.accelerator.clip_grad_norm_(self._model.parameters(), _MAX_GRAD_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return self._figures(old_values, targets, lost / processes, norm)
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer into a checkpoint's folder. A collective."""
+        accelerator = self._trainer.accelerator
+        weights = accelerator.get_state_dict(self._model)
+        state = self._optimizer.state_dict()
+        if accelerator.is_main_process:
+            folder.mkdir(parents=True, exist_ok=True)
+            plain = {name: value.contiguous().clone() for name, value in weights.items()}
+            save_file(plain, folder / _WEIGHTS)
+            torch.save(state, folder / _OPTIMIZER)
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint's folder."""
+        if not (folder / _WEIGHTS).is_file():
+            raise ConfigError(
+                f"the checkpoint {folder} has no critic; it was made by another algorithm. Start a "
+                "new run, with this checkpoint as its model"
+            )
+        model = self._trainer.accelerator.unwrap_model(self._model)
+        model.load_state_dict(load_file(folder / _WEIGHTS))
+        self._optimizer.load_state_dict(torch.load(folder / _OPTIMIZER, weights_only=True))
+
+    def _passes(self, attention_mask: Tensor) -> MicroBatches:
+        lengths = attention_mask.sum(1).tolist()
+        return self._trainer.passes(lengths, shared_rows=self._shared)
+
+    def _scored(self, input_ids: Tensor, attention_mask: Tensor, trained: Tensor) -> Tensor:
+        """(R, W) values before each trained token, 0 elsewhere."""
+        layout = pack(input_ids, attention_mask, trained, shared_rows=self._shared)
+        with self._trainer.accelerator.autocast():
+            values = self._model(layout.input_ids, layout.position_ids, layout.predictors)  # (S,)
+        return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)
+
+    def _figures(
+        self, values: Tensor, targets: CriticTargets, loss: Tensor, norm: Any
+    ) -> dict[str, float]:
+        """Of all processes: `loss` is this one's part of it. A collective."""
+        returns = targets.returns[targets.mask].double()  # (M,)
+        missed = returns - values[targets.mask]  # (M,)
+        sums = [loss.double(), *(t.sum() for t in (torch.ones_like(returns), returns, missed))]
+        sums += [returns.square().sum(), missed.square().sum()]
+        whole: Tensor = self._trainer.accelerator.reduce(torch.stack(sums), reduction="sum")  # (6,)
+        all_loss, count, first, missed_first, second, missed_second = whole.tolist()
+        figures = {"critic/loss": all_loss, "critic/grad_norm": float(norm)}
+        # Each is the variance times the square of the count.
+        variance = count * second - first**2
+        if count > 1 and variance > 1e-9 * count * second:
+            unexplained = (count * missed_second - missed_first**2) / variance
+            figures["critic/explained_variance"] = 1 - unexplained
+        return figures
+
+
+def _groups(model: nn.Module, args: Any) -> list[dict[str, Any]]:
+    """The parameters, with weight decay where the policy has it: not on biases and norms."""
+    decayed = set(get_parameter_names(model, [nn.LayerNorm], ["bias", "layernorm", "rmsnorm"]))
+    named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    return [
+        {"params": [v for n, v in named if n in decayed], "weight_decay": args.weight_decay},
+        {"params": [v for n, v in named if n not in decayed], "weight_decay": 0.0},
+    ]
+
 
 Kind = Literal["auto", "off", "token", "sequence"]
 

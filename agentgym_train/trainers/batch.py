@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentgym_env.failures import TEACHES, teaches
+from agentgym_env.errors import TEACHES, teaches
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.algorithms.base import TokenBatch
 from agentgym_train.config.values import TRUNCATED

@@ -15,9 +15,9 @@ from rich.progress import Progress
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.distributed import gathered
 from agentgym_train.evaluation.evaluate import EvalReport
-from agentgym_train.horizon import Horizon
+from agentgym_train.models.distributed import gathered
+from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 

@@ -25,23 +25,23 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.methods import DPOConfig
-from agentgym_train.config.reading import check_keys
+from agentgym_train.config.values import check_keys
 from agentgym_train.data.datasets import describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
-from agentgym_train.distributed import WholeModel
-from agentgym_train.models import lora_config
+from agentgym_train.models.distributed import WholeModel
+from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.run_summary import learning_summary, next_learning_commands, plot_learning
 from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics
+from agentgym_train.trainers.run_summary import (
+    learning_summary,
+    next_learning_commands,
+    plot_learning,
+)
 from agentgym_train.trainers.sampler import row_order
 from agentgym_train.trainers.sft import callbacks
-from agentgym_train.trainers.update import (
-    loss_in_microbatches,
-    make_microbatches,
-    rows_of,
-)
+from agentgym_train.trainers.update import loss_in_microbatches, make_microbatches, rows_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,19 @@ from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
 from agentgym_train.config.methods import SFTConfig
-from agentgym_train.config.reading import check_keys
+from agentgym_train.config.values import check_keys
 from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
-from agentgym_train.distributed import WholeModel
-from agentgym_train.models import lora_config
+from agentgym_train.models.distributed import WholeModel
+from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.run_summary import learning_summary, next_learning_commands, plot_learning
 from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics, Whole
+from agentgym_train.trainers.run_summary import (
+    learning_summary,
+    next_learning_commands,
+    plot_learning,
+)
 from agentgym_train.trainers.sampler import row_order
 from agentgym_train.trainers.update import (
     Layout,

@@ -27,22 +27,19 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_env.errors import AgentGymError, ConfigError
-from agentgym_env.failures import teaches
+from agentgym_env.errors import AgentGymError, ConfigError, teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.config.reading import check_keys
-from agentgym_train.config.values import trained_outcomes
+from agentgym_train.config.values import check_keys, trained_outcomes
 from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pieces
-from agentgym_train.distributed import WholeModel, gathered
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.horizon import Horizon
-from agentgym_train.models import lora_config
+from agentgym_train.models.distributed import WholeModel, gathered
+from agentgym_train.models.loading import lora_config
+from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutBar, RolloutRunner
-from agentgym_train.run_summary import lost_episodes, next_commands, plot, summary
 from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
 from agentgym_train.trainers.batch import Rows, rollout_output
 from agentgym_train.trainers.callbacks import (
@@ -53,6 +50,7 @@ from agentgym_train.trainers.callbacks import (
     Shown,
     StepMetrics,
 )
+from agentgym_train.trainers.run_summary import lost_episodes, next_commands, plot, summary
 from agentgym_train.trainers.sampler import AsyncRollouts, StepSampler
 from agentgym_train.trainers.update import PackedUpdate, ragged_gather
 

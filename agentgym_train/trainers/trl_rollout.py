@@ -24,10 +24,9 @@ from typing import Any
 from datasets import Dataset
 
 from agentgym_adapters.starts import draw_starts
-from agentgym_env.errors import ConfigError
-from agentgym_env.failures import teaches
+from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.horizon import Horizon
+from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner

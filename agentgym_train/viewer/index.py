@@ -10,11 +10,11 @@ import hashlib
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import msgspec
 from msgspec import Struct
@@ -25,7 +25,7 @@ _VERSION = 1
 
 """Of the tables. An index of another version is thrown away."""
 
-_SCHEMA = """
+_TABLES = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE);
 CREATE TABLE files (
   id INTEGER PRIMARY KEY, run INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
@@ -37,10 +37,7 @@ CREATE TABLE files (
 CREATE TABLE episodes (
   id INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, file INTEGER NOT NULL,
   name TEXT NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL,
-  env TEXT NOT NULL, task TEXT NOT NULL, split TEXT NOT NULL, category TEXT NOT NULL,
-  policy TEXT NOT NULL, outcome TEXT NOT NULL, success INTEGER NOT NULL, score REAL NOT NULL,
-  reward REAL NOT NULL, turns INTEGER NOT NULL, horizon INTEGER NOT NULL, step INTEGER NOT NULL,
-  grp INTEGER NOT NULL, seed INTEGER NOT NULL, seconds REAL NOT NULL, attempts INTEGER NOT NULL,
+  {columns},
   UNIQUE (file, start)
 );
 CREATE INDEX by_task ON episodes (task);
@@ -271,14 +268,39 @@ _EPISODES = msgspec.json.Decoder(_Episode)
 
 _TOKEN_LINES = msgspec.json.Decoder(_TokenLine)
 
-_COLUMNS = (
-    "run, file, name, start, length, env, task, split, category, policy, outcome, success, score, "
-    "reward, turns, horizon, step, grp, seed, seconds, attempts"
+_BIGGEST = 2**63 - 1
+
+COLUMNS: Final[Mapping[str, tuple[str, Callable[[_Episode], Any]]]] = {
+    "env": ("TEXT", lambda e: e.env),
+    "task": ("TEXT", lambda e: e.task),
+    "split": ("TEXT", lambda e: e.split),
+    "category": ("TEXT", lambda e: e.category or ""),
+    "policy": ("TEXT", lambda e: e.policy),
+    "outcome": ("TEXT", lambda e: e.outcome),
+    "success": ("INTEGER", lambda e: int(e.success)),
+    "score": ("REAL", lambda e: e.score or 0.0),
+    "reward": ("REAL", lambda e: sum(turn.reward or 0.0 for turn in e.turns)),
+    "turns": ("INTEGER", lambda e: len(e.turns)),
+    "horizon": ("INTEGER", lambda e: e.horizon),
+    "step": ("INTEGER", lambda e: e.step),
+    "grp": ("INTEGER", lambda e: e.group),
+    # SQLite's integers have 64 bits with a sign; a seed is shown from its file.
+    "seed": ("INTEGER", lambda e: max(-_BIGGEST, min(e.seed, _BIGGEST))),
+    "seconds": ("REAL", lambda e: e.seconds),
+    "attempts": ("INTEGER", lambda e: e.attempts),
+}
+"""Column of an episode in the index -> its SQL type, and its value."""
+
+_SCHEMA = _TABLES.format(
+    columns=", ".join(f"{name} {kind} NOT NULL" for name, (kind, _) in COLUMNS.items())
 )
 
-_INSERT = f"INSERT OR IGNORE INTO episodes ({_COLUMNS}) VALUES ({', '.join('?' * 21)})"
+_STORED = ("run", "file", "name", "start", "length", *COLUMNS)
 
-_BIGGEST = 2**63 - 1
+_INSERT = (
+    f"INSERT OR IGNORE INTO episodes ({', '.join(_STORED)}) "
+    f"VALUES ({', '.join('?' * len(_STORED))})"
+)
 
 
 class Indexer:
@@ -440,25 +462,7 @@ class _Found:
 
 
 def _row(episode: _Episode) -> tuple[Any, ...]:
-    return (
-        episode.env,
-        episode.task,
-        episode.split,
-        episode.category or "",
-        episode.policy,
-        episode.outcome,
-        int(episode.success),
-        episode.score or 0.0,
-        sum(turn.reward or 0.0 for turn in episode.turns),
-        len(episode.turns),
-        episode.horizon,
-        episode.step,
-        episode.group,
-        # SQLite's integers have 64 bits with a sign; a seed is shown from its file.
-        max(-_BIGGEST, min(episode.seed, _BIGGEST)),
-        episode.seconds,
-        episode.attempts,
-    )
+    return tuple(value(episode) for _, value in COLUMNS.values())
 
 
 def _words(episode: _Episode) -> str:

@@ -21,12 +21,15 @@ from rich.console import Console
 
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.trust import Trust
-from agentgym_train.viewer.export import NoPicture, Pictures, html_of, lines_of
 from agentgym_train.viewer.index import Index, Indexer, Place
 from agentgym_train.viewer.query import (
+    NoPicture,
+    Pictures,
     Shelf,
     count_of,
     facets,
+    html_of,
+    lines_of,
     neighbours,
     page_of,
     played,

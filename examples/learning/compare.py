@@ -22,9 +22,9 @@ from rich.console import Console
 from agentgym_env.errors import AgentGymError
 from agentgym_train.algorithms import make_algorithm
 from agentgym_train.config.methods import RLConfig, read_config
-from agentgym_train.console import progress_bar
-from agentgym_train.models import quiet_libraries
-from agentgym_train.preflight import world_of
+from agentgym_train.models.loading import quiet_libraries
+from agentgym_train.rollout.runner import progress_bar
+from agentgym_train.runs.preflight import world_of
 
 HERE = Path(__file__).resolve().parent
 CONTROL = "control"

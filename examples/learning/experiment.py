@@ -13,13 +13,12 @@ from rich.console import Console
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
 from agentgym_env.run_store import RunStore, run_facts
-from agentgym_train import run
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.console import progress_bar
 from agentgym_train.evaluation.evaluate import evaluate
-from agentgym_train.preflight import resumed_config
 from agentgym_train.rollout.policy import make_policy
-from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.runner import RolloutRunner, progress_bar
+from agentgym_train.runs import run
+from agentgym_train.runs.preflight import resumed_config
 from agentgym_train.trainers.callbacks import Metrics
 from agentgym_train.trainers.trainer import METHOD, RLTrainer
 

@@ -27,10 +27,10 @@ from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.methods import read_method_config, runner_of
 from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.evaluation.evaluate import evaluate
-from agentgym_train.models import quiet_libraries
-from agentgym_train.preflight import is_complete, prepared
+from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.runs.preflight import is_complete, prepared
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "train" / "textcraft"

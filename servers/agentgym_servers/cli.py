@@ -12,23 +12,22 @@ from typing import Annotated, TextIO
 
 import typer
 
+from agentgym_env.cli.options import EnvId, EnvKwargs, json_object
 from agentgym_env.errors import BadRequest
-from agentgym_env.options import json_object
 from agentgym_env.registration import env_class, full_id
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.logs import configure_logs
-from agentgym_servers.host.protocols.agentgym import original_kwargs
-from agentgym_servers.host.protocols.dispatch import check_protocol
+from agentgym_servers.host.protocols.dispatch import check_protocol, implied_kwargs
 from agentgym_servers.host.request_guard import ALLOWED_HOST_HELP, checked_host, is_loopback
 from agentgym_servers.host.serving import listen, make_service, run_server
 from agentgym_servers.host.settings import ServeSettings
-from agentgym_servers.host.supervisor import run_mesh
+from agentgym_servers.host.supervisor import run_cluster
 
 logger = logging.getLogger(__name__)
 
 
 class Protocol(StrEnum):
-    """What a server can speak."""
+    """The protocols of `--protocol`."""
 
     OWN = "agentgym-sdk"
     AGENTGYM = "agentgym"
@@ -38,47 +37,49 @@ class Protocol(StrEnum):
 
 
 def serve(
-    env_id: Annotated[str, typer.Argument(help="An environment's id, or module:Class.")],
+    env_id: EnvId,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free port.")] = 8000,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes that share the sessions. Default: 1, and one a core for a world "
+            help="Number of worker processes. Default: 1, or one per core for an environment "
             "that runs isolated.",
         ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the bearer token that clients must send.")
+        Path | None, typer.Option(help="File that contains the bearer token of the clients.")
     ] = None,
     max_sessions: Annotated[
-        int | None, typer.Option(help="Most sessions at once. Default: as the world asks for.")
+        int | None,
+        typer.Option(help="Maximum concurrent sessions. Default: set by the environment."),
     ] = None,
-    session_ttl: Annotated[float, typer.Option(help="Seconds a session may stand idle.")] = 3600.0,
+    session_ttl: Annotated[
+        float, typer.Option(help="Seconds until an idle session expires.")
+    ] = 3600.0,
     allowed_host: Annotated[list[str] | None, typer.Option(help=ALLOWED_HOST_HELP)] = None,
-    max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
-    max_items: Annotated[int, typer.Option(help="Maximum items of one call.")] = MAX_ITEMS,
+    max_body_mb: Annotated[int, typer.Option(help="Maximum size of a request body, in MiB.")] = 16,
+    max_items: Annotated[int, typer.Option(help="Maximum items per request.")] = MAX_ITEMS,
     isolate: Annotated[
         bool | None,
         typer.Option(
             "--isolate/--inline",
-            help="Step worlds in processes of their own, under a deadline. Default: as the world "
-            "asks for.",
+            help="Step environments in separate processes, with a timeout. Default: set by the "
+            "environment.",
         ),
     ] = None,
     step_timeout: Annotated[
-        float | None, typer.Option(help="Seconds an isolated world may take for one step.")
+        float | None,
+        typer.Option(help="Timeout of one step of an isolated environment, in seconds."),
     ] = None,
-    env_kwargs: Annotated[
-        str, typer.Option(help="The environment's own settings, as a JSON object.")
-    ] = "{}",
+    env_kwargs: EnvKwargs = "{}",
     protocol: Annotated[
         Protocol,
-        typer.Option(help="Speak our own protocol, AgentGym's, or a neighbour's."),
+        typer.Option(help="Protocol: our own, or that of another framework (docs/adapters.md)."),
     ] = Protocol.OWN,
-    log_json: Annotated[bool, typer.Option(help="Log JSON lines.")] = False,
+    log_json: Annotated[bool, typer.Option(help="Log as JSON lines.")] = False,
     log_actions: Annotated[
-        bool, typer.Option(help="Log each step with its action's text.")
+        bool, typer.Option(help="Log every step with the text of its action.")
     ] = False,
     entry_point: Annotated[str | None, typer.Option(hidden=True)] = None,
     embedded: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -88,8 +89,10 @@ def serve(
     level = logging.WARNING if embedded and not log_actions else logging.INFO
     configure_logs(sys.stderr, level, as_json=log_json)
     env_id = env_id if entry_point else full_id(env_id)
-    as_original = original_kwargs(env_id) if protocol is Protocol.AGENTGYM else {}
-    env_settings = {**as_original, **json_object("--env-kwargs", env_kwargs)}
+    env_settings = {
+        **implied_kwargs(protocol.value, env_id),
+        **json_object("--env-kwargs", env_kwargs),
+    }
     env_type = env_class(entry_point or env_id).for_serving(env_settings)
     isolated = env_type.isolated if isolate is None else isolate
     most = env_type.max_sessions if max_sessions is None else max_sessions
@@ -114,9 +117,9 @@ def serve(
         log_actions=log_actions,
     )
     if workers is not None and workers < 1:
-        raise BadRequest(f"--workers is at least 1, got {workers}")
+        raise BadRequest(f"--workers must be at least 1, got {workers}")
     if max_items < 1:
-        raise BadRequest(f"--max-items is at least 1, got {max_items}")
+        raise BadRequest(f"--max-items must be at least 1, got {max_items}")
     check_protocol(settings)
     if token_file is None and not is_loopback(host):
         logger.warning("%s is open to the network without a token; see --token-file", host)
@@ -131,14 +134,14 @@ def _run(settings: ServeSettings, report: TextIO | None) -> int:
             report.close()
 
     if settings.workers > 1 and not settings.isolated:
-        run_mesh(settings, tell)
+        run_cluster(settings, tell)
         return 0
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
         return run_server(
             make_service(settings),
             listener,
-            most_socket_bytes=settings.most_socket_bytes,
+            max_socket_bytes=settings.max_socket_bytes,
             when_ready=lambda: tell(port),
             follow_parent=report is not None,
         )
@@ -149,7 +152,7 @@ def _default_workers(isolated: bool) -> int:
 
 
 def _take_over_stdout() -> TextIO:
-    """Keep stdout for the one line the parent reads; whatever else prints goes to stderr."""
+    """Reserve stdout for the one line that the parent reads; other output goes to stderr."""
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return report
@@ -161,11 +164,11 @@ def _read_token(path: Path) -> str:
     except OSError as error:
         raise BadRequest(f"cannot read the token file {path}: {error.strerror}") from error
     if not token or not token.isascii() or not token.isprintable():
-        raise BadRequest(f"the token file {path} must hold one line of printable ASCII")
+        raise BadRequest(f"the token file {path} must contain one line of printable ASCII")
     return token
 
 
 def _positive(option: str, seconds: float) -> float:
     if not seconds > 0:
-        raise BadRequest(f"{option} is above 0 seconds, got {seconds}")
+        raise BadRequest(f"{option} must be above 0 seconds, got {seconds}")
     return seconds

@@ -129,7 +129,7 @@ CREATED = {"id": 0, "observation": "x", "done": False, "reward": 0}
         ({"error": "The id 0 is not valid."}, EnvironmentLost, "The id 0 is not valid"),
         ({"error": "list index out of range"}, EnvironmentFault, "list index out of range"),
         ((500, b"Internal Server Error"), EnvironmentFault, "status 500"),
-        ((200, b"<html>"), EnvironmentLost, "does not answer as an AgentGym server"),
+        ((200, b"<html>"), EnvironmentLost, "does not answer like an AgentGym server"),
         ({"reward": 0, "done": False}, EnvironmentLost, "observation is None"),
         ({"observation": "x", "done": False}, EnvironmentLost, "reward is None"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -54,6 +55,12 @@ class _Wire:
     async def call(self, name: str, **arguments) -> dict:
         result = await self._session.call_tool(name, arguments)
         return result.model_dump(mode="json", by_alias=True)
+
+
+@pytest.fixture(autouse=True)
+def _servers_need_version_2(request):
+    if {"speak", "textcraft"} & {*request.fixturenames} and not hasattr(mcp, "Client"):
+        pytest.skip("`--protocol mcp` needs version 2 of the SDK")
 
 
 @pytest.fixture
@@ -178,13 +185,119 @@ def test_malformed_messages_get_json_rpcs_errors(speak):
     assert post(address, ping, **session).status_code == 404
 
 
-@pytest.mark.skipif(not hasattr(mcp, "Client"), reason="this is from version 2 of the SDK on")
-async def test_the_sdks_newest_client_finds_its_way_to_our_revision(speak):
-    async with mcp.Client(f"{speak('mcp', Guess)}/mcp") as newest:
-        assert len((await newest.list_tools()).tools) == 3
-        await newest.call_tool("reset", {"task": "5"})
-        told = await newest.call_tool("step", {"action": "5"})
+async def test_the_sdks_newest_client_plays_by_the_handshake_too(speak):
+    async with mcp.Client(f"{speak('mcp', Guess)}/mcp", mode="legacy") as older:
+        assert len((await older.list_tools()).tools) == 3
+        await older.call_tool("reset", {"task": "5"})
+        told = await older.call_tool("step", {"action": "5"})
         assert told.structured_content["reward"] == 1.0
+
+
+async def test_without_sessions_reset_names_the_episode(speak):
+    address = speak("mcp", Guess)
+    async with mcp.Client(f"{address}/mcp") as newest:
+        assert newest.session.protocol_version == "2026-07-28"
+        listed = {tool.name: tool for tool in (await newest.list_tools()).tools}
+        assert listed["step"].input_schema["required"] == ["action", "episode"]
+        assert listed["reset"].output_schema["required"] == ["observation", "info", "episode"]
+        assert sessions_become(address, 0)
+        names = [await begun(newest, task) for task in ("5", "7")]
+        assert len(set(names)) == 2 and sessions_become(address, 2)
+        for name, guess, reward in zip(names, ("5", "5"), (1.0, 0.0), strict=True):
+            told = await newest.call_tool("step", {"action": guess, "episode": name})
+            assert told.structured_content["reward"] == reward
+        # A reset of the same name goes on in the same session of the host.
+        again = await newest.call_tool("reset", {"task": "3", "episode": names[0]})
+        assert again.structured_content["episode"] == names[0]
+        told = await newest.call_tool("available_actions", {"episode": names[0]})
+        assert told.structured_content == {"actions": list("123456789")}
+        assert sessions_become(address, 2)
+
+
+async def begun(client: mcp.Client, task: str) -> str:
+    told = await client.call_tool("reset", {"task": task})
+    name = told.structured_content["episode"]
+    assert told.content[-1].text == f"episode: {name}"
+    return name
+
+
+async def test_without_sessions_what_a_model_may_put_right_is_in_band(speak):
+    address = speak("mcp", Guess)
+    async with mcp.Client(f"{address}/mcp") as newest:
+        for tool, arguments, words in (
+            ("step", {"action": "5"}, "takes the episode that reset returned"),
+            ("available_actions", {}, "takes the episode that reset returned"),
+            ("step", {"action": "5", "episode": "mine"}, "unknown or expired"),
+            ("reset", {"episode": "mine"}, "unknown or expired"),
+            ("reset", {"episode": 3}, "unknown or expired"),
+            ("reset", {"task": "55"}, "did you mean"),
+            ("reset", {"seed": -1}, "seed"),
+        ):
+            told = await newest.call_tool(tool, arguments)
+            assert told.is_error and words in told.content[0].text
+        # A reset that failed leaves no session behind.
+        assert sessions_become(address, 0)
+
+
+async def test_without_sessions_a_full_server_and_an_idle_episode(speak):
+    address = speak("mcp", Guess, max_sessions=1, ttl_s=2.0)
+    async with mcp.Client(f"{address}/mcp") as newest:
+        name = await begun(newest, "1")
+        with pytest.raises(Exception, match="all 1 sessions are taken") as full:
+            await newest.call_tool("reset", {"task": "1"})
+        assert full.value.error.data == {"code": "too_many_sessions"}
+        assert sessions_become(address, 0)
+        told = await newest.call_tool("step", {"action": "5", "episode": name})
+        assert told.is_error and "call reset" in told.content[0].text
+
+
+async def test_without_sessions_a_worlds_fault_is_an_error_of_the_protocol(speak):
+    address = speak("mcp", Trouble)
+    async with mcp.Client(f"{address}/mcp") as newest:
+        with pytest.raises(Exception, match="did not start") as broken:
+            await newest.call_tool("reset", {"task": "broken"})
+        assert broken.value.error.code == -32603
+        assert broken.value.error.data == {"code": "environment_error"}
+        assert sessions_become(address, 0)
+        with pytest.raises(Exception, match="Unknown tool: dance"):
+            await newest.call_tool("dance", {})
+
+
+def test_a_call_without_sessions_is_one_post(speak):
+    address = speak("mcp", Guess)
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    headers = {
+        "MCP-Protocol-Version": "2026-07-28",
+        "Mcp-Method": "tools/call",
+        "Mcp-Name": "reset",
+    }
+    call = {"name": "reset", "arguments": {"task": "5"}, "_meta": meta}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    answer = post(address, body, **headers)
+    assert answer.status_code == 200 and "Mcp-Session-Id" not in answer.headers
+    assert answer.json()["result"]["structuredContent"]["episode"]
+    assert answer.json()["result"]["resultType"] == "complete"
+    # The headers that route a call must say what its body says.
+    assert post(address, body, **{**headers, "Mcp-Name": "step"}).status_code == 400
+    ended = requests.delete(f"{address}/mcp", headers=headers, timeout=60)
+    assert (ended.status_code, ended.headers["Allow"]) == (405, "POST")
+
+
+def test_a_missing_sdk_names_the_extra():
+    done = subprocess.run(
+        [sys.executable, "-c",
+         "import sys; sys.modules['mcp'] = None\n"
+         "from agentgym_servers.host.protocols.dispatch import check_protocol\n"
+         "from agentgym_servers.host.settings import ServeSettings\n"
+         "check_protocol(ServeSettings(env_id='x/Y-v0', entry_point='x:Y', protocol='nemo-gym'))\n"
+         "check_protocol(ServeSettings(env_id='x/Y-v0', entry_point='x:Y', protocol='mcp'))"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "line 5" in done.stderr and "MissingExtra: " in done.stderr
+    assert "pip install 'agentgym-sdk[serve,mcp]'" in done.stderr
 
 
 class TextCraftTools(McpTools):

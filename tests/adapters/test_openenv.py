@@ -358,7 +358,7 @@ def test_what_is_no_openenv_server_is_said_so(serve):
         gymnasium.make(OPENENV, server="inprocess")
     with pytest.raises(BadRequest, match="agentgym/OpenEnv-v0"):
         gymnasium.make("tests/Guess-v0", server="ws://127.0.0.1:1")
-    with pytest.raises(EnvironmentLost, match="schema does not answer as an OpenEnv server"):
+    with pytest.raises(EnvironmentLost, match="schema does not answer like an OpenEnv server"):
         make(serve().address)
     with pytest.raises(BadRequest, match="vectorization_mode='sync'"):
         gymnasium.make_vec(OPENENV, num_envs=2, server="ws://127.0.0.1:1")

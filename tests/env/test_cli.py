@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
 
 import pytest
 
-from agentgym_env import cli
+from agentgym_env.cli.main import _OWN, SUMMARIES, _commands, _ending_on_errors, _naming_the_extra
 from agentgym_env.errors import MissingExtra
 
 
@@ -27,6 +28,28 @@ def test_help_lists_every_rooms_commands_without_importing_them():
     assert done.returncode == 0
     for command in ("envs", "serve", "train", "eval"):
         assert command in done.stdout
+
+
+def test_help_imports_no_command_and_no_library_of_one():
+    script = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    script += "from agentgym_env.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--help"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    modules = set(done.stderr.split())
+    assert "agentgym_env.cli.main" in modules
+    own = {name for name in modules if name.startswith("agentgym_")}
+    assert not any(name.startswith(("agentgym_train", "agentgym_servers")) for name in own)
+    for name in ("cli.play", "cli.check", "remote", "launch", "client.transports", "vector"):
+        assert f"agentgym_env.{name}" not in own
+    assert not modules & {"torch", "transformers", "requests", "aiohttp", "uvicorn", "msgspec"}
+
+
+def test_the_list_of_commands_says_of_each_what_its_own_help_says():
+    for name, load in _commands().items():
+        if name in _OWN:
+            assert inspect.getdoc(load()).partition("\n")[0] == SUMMARIES[name], name
 
 
 @pytest.mark.slow
@@ -52,7 +75,7 @@ def test_an_error_is_one_line_with_its_remedy_and_status_2():
 
 
 def test_a_missing_extra_names_what_to_install_brackets_and_all(capsys):
-    with pytest.raises(SystemExit) as ended, cli._ending_on_errors(["train"]):
+    with pytest.raises(SystemExit) as ended, _ending_on_errors(["train"]):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     assert ended.value.code == 2
     said = capsys.readouterr().err
@@ -60,7 +83,7 @@ def test_a_missing_extra_names_what_to_install_brackets_and_all(capsys):
 
 
 def test_a_bug_of_ours_is_not_taken_for_a_missing_extra():
-    with pytest.raises(ModuleNotFoundError), cli._naming_the_extra("train"):
+    with pytest.raises(ModuleNotFoundError), _naming_the_extra("train"):
         raise ModuleNotFoundError("No module named 'agentgym_typo'", name="agentgym_typo")
-    with pytest.raises(MissingExtra), cli._naming_the_extra("serve"):
+    with pytest.raises(MissingExtra), _naming_the_extra("serve"):
         raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")

@@ -9,6 +9,13 @@ import pytest
 import requests
 
 from agentgym_env import AsyncEnvClient, EnvClient
+from agentgym_env.client.protocol import batch_calls, read_batch, to_exception
+from agentgym_env.client.transports import (
+    Answer,
+    AsyncInProcessTransport,
+    Call,
+    InProcessTransport,
+)
 from agentgym_env.errors import (
     BadRequest,
     EnvironmentFault,
@@ -17,8 +24,6 @@ from agentgym_env.errors import (
     UnknownSplit,
     UnknownTask,
 )
-from agentgym_env.exchange import batch_calls, read_batch, to_exception
-from agentgym_env.transports import Answer, AsyncInProcessTransport, Call, InProcessTransport
 from agentgym_env.wire import STATUS, StepReply, StepRequest, WireError, decode
 from worlds import Guess, Trouble
 
@@ -140,7 +145,7 @@ def test_a_session_that_expired_is_lost(serve):
         session = client.open()
         session.reset(seed=0)
         server.host.table.shutdown()
-        with pytest.raises(EnvironmentLost, match=r"open one \(at http"):
+        with pytest.raises(EnvironmentLost, match=r"open a new one \(at http"):
             session.step("1")
         with pytest.raises(EnvironmentLost):
             session.reset(seed=0)
@@ -167,7 +172,7 @@ def test_a_world_that_raises_is_an_environment_fault_and_the_session_goes_on(ser
 
 def test_a_server_that_is_not_there_is_lost_within_the_retries():
     with EnvClient(f"http://127.0.0.1:{free_port()}", retries=1) as client:
-        with pytest.raises(EnvironmentLost, match="after 2 tries") as caught:
+        with pytest.raises(EnvironmentLost, match="after 2 attempts") as caught:
             client.open()
         assert caught.value.code == "unreachable"
 
@@ -272,7 +277,7 @@ def test_the_token_is_sent(serve):
 
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://x", "", "http://"])
 def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(BadRequest, match="looks like http"):
+    with pytest.raises(BadRequest, match="must look like http"):
         EnvClient(address)
 
 

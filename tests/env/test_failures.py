@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from agentgym_env.failures import Outcome, at_fault, teaches
+from agentgym_env.errors import Outcome, at_fault, teaches
 
 
 def test_an_ending_teaches_exactly_when_the_policy_brought_it_about():

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from agentgym_env import TextEnv
-from agentgym_env.checks import RULES, check_environment
+from agentgym_env.conformance import RULES, check_environment
 from agentgym_env.errors import BadRequest, EpisodeOver
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gymnasium"

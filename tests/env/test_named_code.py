@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_env.client import EnvClient
+from agentgym_env.client.sync import EnvClient
 from agentgym_env.errors import BadRequest, ServerStartFailed, UnknownEnvironment
-from agentgym_env.named_code import load_named
-from agentgym_env.registration import env_class, register
+from agentgym_env.registration import env_class, load_named, register
 from agentgym_env.remote import RemoteEnv
 from agentgym_env.vector import RemoteVectorEnv
 
@@ -64,7 +63,7 @@ def python(folder: Path, program: str) -> str:
 def test_the_working_directory_is_searched_last_and_only_when_needed(folder):
     program = """
         import os, sys
-        from agentgym_env.named_code import load_named
+        from agentgym_env.registration import load_named
         assert load_named("json:dumps")([1]) == "[1]"
         assert load_named("statistics:fmean")([1.0, 3.0]) == 2.0
         assert os.getcwd() not in sys.path
@@ -82,7 +81,7 @@ def test_a_name_that_is_nowhere_leaves_the_path_as_it_was(tmp_path, monkeypatch)
             load_named(f"{missing}:Thing")
     with pytest.raises(BadRequest, match="json has no 'nothing'"):
         load_named("json:nothing")
-    with pytest.raises(BadRequest, match="looks like module:Class"):
+    with pytest.raises(BadRequest, match="must look like module:Class"):
         load_named("json:dumps()")
     assert sys.path == before
 

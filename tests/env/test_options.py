@@ -2,8 +2,8 @@
 
 import pytest
 
+from agentgym_env.cli.options import json_object
 from agentgym_env.errors import BadRequest
-from agentgym_env.options import json_object
 
 
 def test_an_object_is_read():
@@ -12,7 +12,7 @@ def test_an_object_is_read():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "--env-kwargs is not JSON"), ("[1]", "--env-kwargs is a JSON object")],
+    [("{", "--env-kwargs is not valid JSON"), ("[1]", "--env-kwargs must be a JSON object")],
 )
 def test_what_is_no_object_is_refused_by_the_options_name(text, message):
     with pytest.raises(BadRequest, match=message):

@@ -12,28 +12,32 @@ from gymnasium.utils.env_checker import check_env
 import agentgym_env
 from agentgym_env import RemoteEnv, RemoteVectorEnv, registration
 from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
-from agentgym_env.registration import (
-    BUILT_IN,
-    EnvEntry,
-    env_class,
-    find,
-    full_id,
-    register,
-    registered,
-)
+from agentgym_env.registration import EnvEntry, env_class, find, full_id, register, registered
 from hosting import GUESS
 from worlds import Guess
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
 
 
+TIME_LIMITS = {
+    "agentgym/BabyAI-v0": 100,
+    "agentgym/BrowserGym-v0": 30,
+    "agentgym/MiniWoB-v0": 15,
+    "agentgym/OpenEnv-v0": None,
+    "agentgym/SciWorld-v0": 100,
+    "agentgym/Search-v0": 10,
+    "agentgym/TextCraft-v0": 50,
+    "agentgym/WebArena-v0": 30,
+}
+
+
 def test_built_in_environments_are_known_to_gymnasium():
-    for entry in BUILT_IN:
-        spec = gymnasium.spec(entry.env_id)
-        assert spec.max_episode_steps == entry.max_episode_steps
+    known = {entry.env_id: entry for entry in registered()}
+    for env_id, steps in TIME_LIMITS.items():
+        spec = gymnasium.spec(env_id)
+        assert spec.max_episode_steps == steps == known[env_id].max_episode_steps
         assert spec.to_json()
-    assert gymnasium.spec(TEXTCRAFT).max_episode_steps == 50
-    assert TEXTCRAFT in [entry.env_id for entry in registered()]
+        assert known[env_id].extra is not None
 
 
 def test_an_id_gives_its_class():
@@ -54,7 +58,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it():
         env_class("tests/Absent-v0")
     with pytest.raises(UnknownEnvironment, match="cannot be imported"):
         env_class("no_other_module:World")
-    with pytest.raises(UnknownEnvironment, match="is no TextEnv"):
+    with pytest.raises(UnknownEnvironment, match="is not a TextEnv"):
         env_class("json:dumps")
 
 
@@ -63,7 +67,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it():
     [("not an id", "a:B"), ("ns/X-v0", "no colon"), ("ns/X-v0", "a b:C"), ("ns/X-v0", "a:C()")],
 )
 def test_a_registration_that_cannot_work_is_refused(env_id, entry_point):
-    with pytest.raises(BadRequest, match="looks like"):
+    with pytest.raises(BadRequest, match="must look like"):
         register(env_id, entry_point)
 
 
@@ -73,7 +77,8 @@ def test_installed_distributions_add_environments(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guesses\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[agentgym.environments]\n"
-        "guesses/Coin-v0 = coin:Coin\n"
+        "guesses/Coin-v0 = coin:Coin [max_episode_steps_7]\n"
+        "guesses/Absent-v0 = no_such_module:World [sound]\n"
         "agentgym/TextCraft-v0 = coin:Coin\n"
         "bad id! = coin:Coin\n"
     )
@@ -97,6 +102,13 @@ def test_installed_distributions_add_environments(tmp_path):
             assert env.step("heads")[1] == 1.0
             env.close()
         assert env_class("agentgym/TextCraft-v0").__name__ == "TextCraft"
+        assert gymnasium.spec("guesses/Coin-v0").max_episode_steps == 7
+        try:
+            env_class("guesses/Absent-v0")
+        except ImportError as error:
+            assert "pip install 'guesses[sound]'" in str(error)
+        else:
+            raise AssertionError
     """)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     ran = subprocess.run(
@@ -104,8 +116,8 @@ def test_installed_distributions_add_environments(tmp_path):
         env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert "two environments are called agentgym/TextCraft-v0" in ran.stderr
-    assert "environment bad id! is left out" in ran.stderr
+    assert "two environments have the id agentgym/TextCraft-v0" in ran.stderr
+    assert "environment bad id! is not registered" in ran.stderr
 
 
 def test_importing_the_sdk_is_light():
@@ -114,7 +126,10 @@ def test_importing_the_sdk_is_light():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     modules = set(ran.stdout.split())
-    for heavy in ("torch", "transformers", "trl", "starlette", "uvicorn", "typer", "rich"):
+    for heavy in (
+        "torch", "transformers", "trl", "starlette", "uvicorn", "typer", "rich", "requests",
+        "aiohttp", "asyncio", "msgspec",
+    ):  # fmt: skip
         assert heavy not in modules
     assert not any(name.startswith("agentgym_servers") for name in modules)
 

@@ -127,7 +127,7 @@ def test_a_local_server_killed_in_an_episode_is_an_environment_lost():
     env.reset(seed=0)
     env._local.process.kill()
     env._local.process.wait()
-    with pytest.raises(EnvironmentLost, match="see whether the server still runs"):
+    with pytest.raises(EnvironmentLost, match="check whether the server is running"):
         env.step("1")
     with pytest.raises(EnvironmentLost):
         env.reset(seed=0)

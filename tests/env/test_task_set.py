@@ -36,7 +36,7 @@ def test_an_empty_task_set_is_refused(splits):
 
 
 def test_a_task_in_two_splits_is_refused():
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="is listed twice"):
         TaskSet({"train": ["a"], "test": ["a"]})
 
 

@@ -49,6 +49,7 @@ NAMED = {
     },
     "servers": ["evil"],
     "envs": [{"env": "agentgym/Search-v0", "servers": ["http://evil"]}, {"env": "evil:World"}],
+    "wrappers": ["evil:Outer", {"wrapper": "evil:Inner", "path": "/tmp/x", "scale": 0.5}],
     "engine_args": {
         "servers": ["http://evil"],
         "extra": {"trust_remote_code": True, "plugin": "x"},
@@ -63,7 +64,8 @@ NAMED = {
 PLACES = [
     "env", "env_kwargs.judge", "env_kwargs.address", "env_kwargs.server[0]", "env_kwargs.server[1]",
     "env_kwargs.peer", "env_kwargs.other", "env_kwargs.port", "env_kwargs.deep.list[0].index",
-    "servers[0]", "envs[0].servers[0]", "envs[1].env", "agent", "algorithm", "attention",
+    "servers[0]", "envs[0].servers[0]", "envs[1].env", "wrappers[0]",
+    "wrappers[1].wrapper", "wrappers[1].path", "agent", "algorithm", "attention",
     "engine_args.servers[0]", "engine_args.extra.trust_remote_code", "engine_args.extra.plugin",
     "trainer_args.report_to", "trainer_args.push_to_hub", "trainer_args.model_init_kwargs.code",
     "lora.megatron_core",

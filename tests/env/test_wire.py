@@ -54,7 +54,7 @@ def test_numpy_values_travel_as_plain_ones():
 
 
 def test_what_cannot_travel_is_named():
-    with pytest.raises(NotImplementedError, match="object cannot travel"):
+    with pytest.raises(NotImplementedError, match="object cannot be sent"):
         encode({"a": object()})
 
 

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from agentgym_env.checks import check_environment
+from agentgym_env.conformance import check_environment
 from agentgym_env.errors import UnknownTask
 from agentgym_servers.worlds.babyai.env import (
     ORIGINAL_LEVELS,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import agentgym_env.cli as cli
+from agentgym_env.cli.main import make_app
 from agentgym_env.errors import BadRequest, EnvironmentLost
 from agentgym_servers.host.bench import measure, record_plays
 from hosting import GUESS
@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def test_it_measures_every_road_and_writes_json(tmp_path):
     out = tmp_path / "bench.json"
     words = ["bench", GUESS, "--seconds", "0.2", "--concurrency", "1,4", "--json", str(out)]
-    shown = CliRunner().invoke(cli.make_app(words), words, catch_exceptions=False)
+    shown = CliRunner().invoke(make_app(words), words, catch_exceptions=False)
     report = json.loads(out.read_text())
     roads = [(row["mode"], row["sessions"]) for row in report["rows"]]
     assert roads == [
@@ -54,7 +54,7 @@ def test_recorded_plays_are_the_same_every_time():
 def test_concurrency_is_a_list_of_counts():
     words = ["bench", GUESS, "--concurrency", "1,x"]
     with pytest.raises(BadRequest, match="--concurrency is a list"):
-        CliRunner().invoke(cli.make_app(words), words, catch_exceptions=False)
+        CliRunner().invoke(make_app(words), words, catch_exceptions=False)
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ def test_the_settings_are_kept(run, tmp_path):
     ("arguments", "message"),
     [
         (["nothing"], "no environment 'nothing'"),
-        (["worlds:Guess", "--env-kwargs", "{"], "--env-kwargs is not JSON"),
-        (["worlds:Guess", "--env-kwargs", "[]"], "--env-kwargs is a JSON object"),
+        (["worlds:Guess", "--env-kwargs", "{"], "--env-kwargs is not valid JSON"),
+        (["worlds:Guess", "--env-kwargs", "[]"], "--env-kwargs must be a JSON object"),
         (["worlds:Guess", "--token-file", "/no/such/file"], "cannot read the token file"),
         (["worlds:Guess", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
         (["worlds:Guess", "--max-sessions", "0"], "max_sessions is at least 1, got 0"),

@@ -7,7 +7,7 @@ import pytest
 import requests
 
 from agentgym_env.wire import STATUS
-from agentgym_servers.host.routes import AT_THE_DOOR, OF_BODIES, ROUTES
+from agentgym_servers.host.routes import ON_EVERY_ROUTE, ON_ROUTES_WITH_A_BODY, ROUTES
 
 README = Path(__file__).parents[2] / "servers" / "README.md"
 TOKEN = {"Authorization": "Bearer secret"}
@@ -29,7 +29,7 @@ def test_the_table_is_the_servers_own():
 
 def test_every_code_belongs_to_a_route():
     of_routes = {code for route in ROUTES for code in route.codes}
-    every = of_routes | set(AT_THE_DOOR) | set(OF_BODIES) | {"unknown_route"}
+    every = of_routes | set(ON_EVERY_ROUTE) | set(ON_ROUTES_WITH_A_BODY) | {"unknown_route"}
     assert every == set(STATUS)
 
 

@@ -1,35 +1,42 @@
-"""The generated world: size, sameness everywhere, what its questions promise, the expert."""
+"""The generated world: its file and its generator, what its questions promise, the experts."""
 
 from __future__ import annotations
 
 import hashlib
+import lzma
 import subprocess
 import sys
 from collections import Counter
 from functools import cache
+from importlib.resources import files
 from statistics import mean
 
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.worlds.search.env import open_world
-from agentgym_servers.worlds.search.generated_world import World, WorldSpec, generate, solver
-from agentgym_servers.worlds.search.generated_world.facts import unfold
-from agentgym_servers.worlds.search.generated_world.generate import LANGUAGE
-from agentgym_servers.worlds.search.generated_world.grammar import Reading, Understanding, words_of
-from agentgym_servers.worlds.search.generated_world.language import answer_forms, known, normal
-from agentgym_servers.worlds.search.timezones import read_table
+from agentgym_servers.worlds.search import corpora
+from agentgym_servers.worlds.search.corpora import World, encoded, open_world
+from agentgym_servers.worlds.search.env import Search as SearchEnv
+from agentgym_servers.worlds.search.env import normal
 from benchmarks.search_recall import (
     Search,
     guess,
     one_search_recall,
+    play,
     recall,
     right,
     searcher,
-    solve,
 )
+from tools.generated_world import timezones
+from tools.generated_world.__main__ import main, make
+from tools.generated_world.facts import WorldSpec, unfold
+from tools.generated_world.generate import LANGUAGE, generate, solver
+from tools.generated_world.grammar import Reading, Understanding, words_of
+from tools.generated_world.language import answer_forms, known
+from tools.generated_world.timezones import read_table
 
 SMALL = "passages=1500&questions=400"
+SHIPPED = ("synthetic:0", "timezones")
 KINDS_BY_HOPS = {
     1: {"lookup", "count"},
     2: {"bridge", "count", "intersection"},
@@ -39,9 +46,21 @@ KINDS_BY_HOPS = {
 
 
 @cache
+def world_of(corpus: str) -> World:
+    """The world that comes with the package, or one that is made now."""
+    return open_world(corpus) if corpus in SHIPPED else generate(WorldSpec.parse(corpus))
+
+
+@cache
 def searched(corpus: str) -> tuple[World, Search]:
-    world = open_world(corpus)
+    world = world_of(corpus)
     return world, searcher(world.passages)
+
+
+def read_through(corpus: str, question, search: Search):
+    """Play the expert that knows no fact and answers from what it reads."""
+    expert = timezones.solver if corpus == "timezones" else solver
+    return play(expert(question.text), search)
 
 
 def every_question(world: World):
@@ -101,8 +120,8 @@ def test_the_world_of_seed_0_is_the_one_that_was_released():
 def test_a_world_is_the_same_in_every_process_and_under_every_hash_seed():
     code = (
         "import sys; sys.path[:0] = ['tests', '.'];"
-        "from servers.test_generated_world import digest, open_world, SMALL;"
-        "print(digest(open_world(f'synthetic:3?{SMALL}')))"
+        "from servers.test_generated_world import digest, world_of, SMALL;"
+        "print(digest(world_of(f'synthetic:3?{SMALL}')))"
     )
     printed = [
         subprocess.run(
@@ -114,11 +133,11 @@ def test_a_world_is_the_same_in_every_process_and_under_every_hash_seed():
         ).stdout
         for seed in ("1", "2")
     ]
-    assert printed[0] == printed[1] == digest(open_world(f"synthetic:3?{SMALL}")) + "\n"
+    assert printed[0] == printed[1] == digest(world_of(f"synthetic:3?{SMALL}")) + "\n"
 
 
 def test_another_seed_is_another_world():
-    one, other = (open_world(f"synthetic:{seed}?{SMALL}") for seed in (1, 2))
+    one, other = (world_of(f"synthetic:{seed}?{SMALL}") for seed in (1, 2))
     shared = {p.title for p in one.passages} & {p.title for p in other.passages}
     # Two worlds coin words from the same syllables, and may chance upon the same name.
     assert len(shared) < 0.01 * len(one.passages)
@@ -126,7 +145,7 @@ def test_another_seed_is_another_world():
 
 @pytest.mark.parametrize("corpus", ["synthetic:0", f"synthetic:1?{SMALL}", "timezones"])
 def test_train_and_test_share_no_entity_and_no_supporting_passage(corpus):
-    world = open_world(corpus)
+    world = world_of(corpus)
     entities, support = [
         {name for q in world.questions["train"] for name in getattr(q, field)}
         & {name for q in world.questions["test"] for name in getattr(q, field)}
@@ -173,7 +192,7 @@ def test_a_comparison_of_equals_has_no_answer():
 @pytest.mark.parametrize("corpus", ["synthetic:0", f"synthetic:2?{SMALL}", "timezones"])
 @pytest.mark.parametrize("by", ["template", "relation"])
 def test_guessing_the_most_frequent_answer_stays_under_a_tenth(corpus, by):
-    world = open_world(corpus)
+    world = world_of(corpus)
     hits = guess(world.questions["test"], world.questions["train"], by)
     every = [hit for group in hits.values() for hit in group]
     assert len(every) == len(world.questions["test"])
@@ -182,7 +201,7 @@ def test_guessing_the_most_frequent_answer_stays_under_a_tenth(corpus, by):
 
 @pytest.mark.parametrize("corpus", ["synthetic:0", "timezones"])
 def test_no_question_contains_its_answer(corpus):
-    for question in every_question(open_world(corpus)):
+    for question in every_question(world_of(corpus)):
         for answer in question.answers:
             assert f" {normal(answer)} " not in f" {normal(question.text)} ", question.text
 
@@ -193,7 +212,7 @@ def test_no_question_contains_its_answer(corpus):
 def test_the_expert_solves_the_whole_test_split_by_searching(corpus):
     world, search = searched(corpus)
     for question in world.questions["test"]:
-        answer, brought = solve(world, question, search)
+        answer, brought = read_through(corpus, question, search)
         assert right(question, answer), (question.text, answer)
         assert len(brought) >= question.hops
         assert recall(question, [p for passages in brought for p in passages]) == 1.0
@@ -205,15 +224,16 @@ def test_the_expert_solves_the_whole_test_split_by_searching(corpus):
 def test_the_expert_solves_a_sample_of_the_train_split(corpus):
     world, search = searched(corpus)
     for question in world.questions["train"][:: 12 if corpus == "synthetic:0" else 2]:
-        answer, _ = solve(world, question, search)
+        answer, _ = read_through(corpus, question, search)
         assert right(question, answer), (question.text, answer)
 
 
 def test_the_expert_answers_only_from_what_it_reads():
-    world, search = searched(f"synthetic:1?{SMALL}")
+    corpus = f"synthetic:1?{SMALL}"
+    world, search = searched(corpus)
     question = next(q for q in world.questions["test"] if q.category == "bridge-2")
-    assert right(question, solve(world, question, search)[0])
-    assert solve(world, question, lambda query: [])[0] == ""
+    assert right(question, read_through(corpus, question, search)[0])
+    assert read_through(corpus, question, lambda query: [])[0] == ""
 
 
 def test_the_expert_gives_up_on_a_question_it_does_not_understand():
@@ -247,7 +267,7 @@ def test_more_twins_make_one_search_find_less():
 def test_paraphrase_takes_the_words_of_questions_away_from_passages():
     overlaps = []
     for paraphrase in (0, 0.5, 1):
-        world = open_world(f"synthetic:5?{SMALL}&paraphrase={paraphrase}")
+        world = world_of(f"synthetic:5?{SMALL}&paraphrase={paraphrase}")
         held = {passage.id: set(words_of(passage.contents)) for passage in world.passages}
         shares = []
         for question in world.questions["train"]:
@@ -301,9 +321,87 @@ def test_a_spec_reads_and_writes_itself(text, spec):
         ("synthetic:1?paraphrase=nan", "from 0 to 1"),
         ("synthetic:1?hops=2&hops=3", "given once"),
         ("synthetic:1?hops", "given once, as NAME=VALUE"),
-        ("wikipedia", "there are synthetic:SEED"),
     ],
 )
 def test_a_world_that_cannot_be_is_refused_with_a_reason(text, complaint):
     with pytest.raises(BadRequest, match=complaint):
-        open_world(text)
+        WorldSpec.parse(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corpus", SHIPPED)
+def test_the_generator_writes_the_lines_of_the_file_in_the_package(corpus):
+    assert encoded(make(corpus)) == encoded(open_world(corpus)) == shipped_lines(corpus)
+
+
+def shipped_lines(corpus: str) -> bytes:
+    file = files("agentgym_servers.worlds.search").joinpath("data", corpora.SHIPPED[corpus])
+    return lzma.decompress(file.read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corpus", SHIPPED)
+def test_the_expert_in_the_file_makes_the_searches_of_the_one_that_reads(corpus):
+    world, search = searched(corpus)
+    for question in world.questions["test"]:
+        told = play(corpora.solve(question), search)
+        assert told == read_through(corpus, question, search), question.text
+
+
+def test_a_world_of_another_seed_is_made_as_a_file_and_played_from_it(
+    tmp_path, capsys, monkeypatch
+):
+    line = f"synthetic:7?{SMALL}&hops=3-4"
+    monkeypatch.setattr(sys, "argv", ["generated_world", line, "--out", str(tmp_path / "made")])
+    main()
+    (path,) = capsys.readouterr().out.split()
+    env = SearchEnv(corpus=path)
+    assert {split: len(env.tasks.split(split)) for split in ("train", "test")} == {
+        "train": 360, "test": 40,
+    }  # fmt: skip
+    for task in env.tasks.split("test"):
+        env.reset(seed=0, options={"task": task})
+        reward = 0.0
+        while reward == 0.0 and (action := env.expert_action()) is not None:
+            _, reward, *_ = env.step(action)
+        assert reward == 1.0, task
+
+
+def test_the_default_world_needs_no_seed():
+    assert open_world("synthetic").questions == open_world("synthetic:0").questions
+
+
+@pytest.mark.parametrize("corpus", ["synthetic:7", "synthetic:0?hops=3-4", "wikipedia"])
+def test_a_corpus_that_does_not_come_with_the_package_is_an_error_with_the_remedy(corpus):
+    with pytest.raises(
+        BadRequest, match=r"there are synthetic:0, timezones.*tools\.generated_world"
+    ):
+        open_world(corpus)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot read the corpus"),
+        (b"", "is not a corpus with questions"),
+        (b"[]", "is not a corpus with questions"),
+        (b'{"name": "x", "passages": 2, "questions": {}}\n{"id": "1", "contents": "a"}',
+         "number of lines differs"),
+        (b'{"name": "x", "passages": 1, "questions": {}}\n{"id": "1"}', "is not a corpus"),
+        (b'{"name": "\xff"}', "is not a corpus with questions"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_corpus_is_an_error_with_its_name(tmp_path, content, complaint):
+    for path in (tmp_path / "corpus.jsonl", tmp_path / "corpus.jsonl.xz"):
+        if content is not None:
+            path.write_bytes(lzma.compress(content) if path.suffix == ".xz" else content)
+        with pytest.raises(BadRequest, match=complaint) as raised:
+            open_world(str(path))
+        assert str(path) in str(raised.value)
+
+
+def test_a_truncated_file_is_an_error(tmp_path):
+    path = tmp_path / "corpus.jsonl.xz"
+    path.write_bytes(lzma.compress(b"x" * 10_000)[:40])
+    with pytest.raises(BadRequest, match="cannot read the corpus"):
+        open_world(str(path))

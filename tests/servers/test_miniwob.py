@@ -188,23 +188,23 @@ def test_a_dialog_does_not_hold_up_a_page(env):
 
 
 @in_chromium
-def test_resets_leave_no_doors_and_no_pages_behind(env):
+def test_resets_leave_no_listeners_and_no_pages_behind(env):
     begin(env, "click-test/0")
-    worker, doors = env._browser._worker, open_doors()
+    worker, listeners = env._browser._worker, open_listeners()
     for seed in range(1, 9):
         begin(env, f"click-test/{seed}")
     assert env._browser._worker is worker
     assert len(worker.episodes) == 1
-    assert open_doors() == doors
+    assert open_listeners() == listeners
     # Chromium keeps one in reserve, and one may be about to go.
     assert len([p for p in browser_processes(worker.pid) if kind_of(p) == "renderer"]) <= 3
     env.close()
     env.close()
-    assert open_doors() == doors - 1 and not worker.episodes
+    assert open_listeners() == listeners - 1 and not worker.episodes
     assert begin(env, "click-test/0")[1]["turn"] == 0
 
 
-def open_doors():
+def open_listeners():
     connections = psutil.Process().net_connections("tcp")
     return sum(one.status == psutil.CONN_LISTEN for one in connections)
 

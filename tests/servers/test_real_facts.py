@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 
-from agentgym_servers.worlds.search.env import open_world
-from agentgym_servers.worlds.search.timezones import Row, read_table
+from agentgym_servers.worlds.search.corpora import open_world
+from tools.generated_world.timezones import Row, read_table
 
 
 def test_the_table_is_frozen_and_names_its_source():
-    table = files("agentgym_servers.worlds.search").joinpath("timezones.tsv").read_text("utf-8")
+    table = files("tools.generated_world").joinpath("timezones.tsv").read_text("utf-8")
     assert "tzdata 2025b" in table
     assert "public domain" in table
     assert hashlib.sha256(table.encode()).hexdigest()[:16] == "aacc16cb4afdae39"

@@ -42,3 +42,23 @@ def test_a_missing_package_names_the_extra_that_brings_it(package, module, extra
     )
     assert "MissingExtra: " in done.stderr
     assert f"pip install 'agentgym-sdk[{extra}]'" in done.stderr
+
+
+def test_a_corpus_of_the_package_needs_no_datasets():
+    blocked = "".join(f"sys.modules[{n!r}] = None\n" for n in ("datasets", "pyarrow", "torch"))
+    done = run(
+        f"import sys\n{blocked}from agentgym_servers.worlds.search.env import Search\n"
+        "print(len(Search(corpus='timezones').tasks.split('test')))"
+    )
+    assert done.stdout == "150\n", done.stderr
+
+
+def test_questions_in_parquet_without_datasets_name_the_extra(tmp_path):
+    (tmp_path / "test.parquet").touch()
+    done = run(
+        "import sys\nsys.modules['datasets'] = None\n"
+        "from agentgym_servers.worlds.search.tasks import read_questions\n"
+        f"read_questions({str(tmp_path)!r})"
+    )
+    assert "MissingExtra: " in done.stderr
+    assert "pip install 'agentgym-sdk[train]'" in done.stderr

@@ -86,7 +86,7 @@ def test_a_build_that_was_killed_goes_on_and_ends_with_the_same_bytes(tmp_path):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     first = (out / "building" / "000000").stat().st_ino
-    with pytest.raises(BadRequest, match=r"half made; run the same `agentgym index` again"):
+    with pytest.raises(BadRequest, match=r"run the same `agentgym index` command again"):
         open_retriever(str(out))
     with pytest.raises(Stopped):
         build_index(corpus, out, Bm25Maker(chunk_passages=100), stop_at("write", 1))
@@ -147,16 +147,16 @@ def test_a_gzipped_corpus_goes_on_where_it_was_and_gives_the_same_index(tmp_path
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"id": "b", "contents": ', "line 3 is no passage: Input data was truncated"),
-        (b"nonsense", "line 3 is no passage"),
-        (b"[1, 2]", "line 3 is no passage: Expected `object`"),
-        (b'{"id": "b"}', "line 3 is no passage: Object missing required field `contents`"),
+        (b'{"id": "b", "contents": ', "line 3 is not a passage: Input data was truncated"),
+        (b"nonsense", "line 3 is not a passage"),
+        (b"[1, 2]", "line 3 is not a passage: Expected `object`"),
+        (b'{"id": "b"}', "line 3 is not a passage: Object missing required field `contents`"),
         (b'{"contents": "x"}', "missing required field `id`"),
-        (b'{"id": null, "contents": "x"}', "line 3 is no passage"),
-        (b'{"id": "b", "contents": 7}', "line 3 is no passage"),
+        (b'{"id": null, "contents": "x"}', "line 3 is not a passage"),
+        (b'{"id": "b", "contents": 7}', "line 3 is not a passage"),
         (b'{"id": "", "contents": "x"}', "line 3 has an empty id"),
-        (b'{"id": "b", "contents": "\xff"}', "line 3 is no passage"),
-        (b"[" * 100_000, "line 3 is no passage"),
+        (b'{"id": "b", "contents": "\xff"}', "line 3 is not a passage"),
+        (b"[" * 100_000, "line 3 is not a passage"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(tmp_path, line, message):
@@ -221,7 +221,7 @@ def test_a_second_build_in_the_same_folder_spoils_nothing(tmp_path):
         if stage == "read" and done:
             build_index(corpus, tmp_path / "i", Bm25Maker(chunk_passages=10))
 
-    with pytest.raises(BadRequest, match="no other build is at work there, and run the same again"):
+    with pytest.raises(BadRequest, match="no other build uses it, and run the same command again"):
         build_index(corpus, tmp_path / "i", Bm25Maker(chunk_passages=10), meanwhile)
     assert len(open_retriever(str(tmp_path / "i")).search(["w0"], 3)[0]) == 3
 
@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     ("words", "message"),
     [
         (["/no/such.jsonl"], "cannot read the corpus /no/such.jsonl: No such file"),
-        (["EMPTY"], "holds no passages"),
+        (["EMPTY"], "contains no passages"),
         (["EMPTY", "--k1", "-1"], "k1 of at least 0 and b of 0 to 1, got k1 -1.0"),
         (["EMPTY", "--backend", "flat"], "--backend flat needs an --encoder"),
         (["EMPTY", "--encoder", "x"], "an encoder and prefixes are for --backend flat or hnsw"),

@@ -10,18 +10,12 @@ import tempfile
 import psutil
 import pytest
 
-from agentgym_env.checks import check_environment
-from agentgym_env.client import EnvClient
+from agentgym_env.client.sync import EnvClient
+from agentgym_env.conformance import check_environment
 from agentgym_env.errors import BadRequest, EnvironmentFault, MissingExtra, UnknownTask
-from agentgym_servers.worlds.sciworld import (
-    oracle,
-)
-from agentgym_servers.worlds.sciworld import (
-    simulator as _sciworld_jvm,
-)
-from agentgym_servers.worlds.sciworld import (
-    simulator as _sciworld_pool,
-)
+from agentgym_servers.worlds.sciworld import oracle
+from agentgym_servers.worlds.sciworld import simulator as _sciworld_jvm
+from agentgym_servers.worlds.sciworld import simulator as _sciworld_pool
 from agentgym_servers.worlds.sciworld.env import SciWorld
 from agentgym_servers.worlds.sciworld.oracle import gold_path
 from agentgym_servers.worlds.sciworld.simulator import Simulator, find_java
@@ -328,7 +322,7 @@ def test_a_closed_environment_leaves_its_jvm_to_the_next():
 
 @pytest.mark.slow
 def test_only_so_many_jvms_stand_idle_and_none_leaks_a_file(monkeypatch):
-    monkeypatch.setattr(_sciworld_pool, "MOST_IDLE", 0)
+    monkeypatch.setattr(_sciworld_pool, "MAX_IDLE", 0)
     monkeypatch.setattr(_sciworld_pool, "_idle", [])
     open_files = []
     for _ in range(3):

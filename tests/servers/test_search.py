@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym_env.checks import check_environment
+from agentgym_env.conformance import check_environment
 from agentgym_env.errors import BadRequest, UnknownTask
+from agentgym_servers.worlds.search.corpora import open_world
 from agentgym_servers.worlds.search.env import (
     Search,
     exact_match,
     f1,
+    format_passages,
     last_answer,
-    open_world,
-    read_move,
-    shown,
+    parse_action,
     sub_exact_match,
 )
 from agentgym_servers.worlds.search.retrieval.corpus import Hit, Passage
@@ -105,10 +105,10 @@ def test_a_turn_that_leads_nowhere_says_why_and_costs_a_turn(action, told):
 
 
 def test_the_first_of_search_and_answer_counts():
-    assert read_move("<answer>a</answer><search>b</search>") == ("answer", "a")
-    assert read_move("<search>a<answer>b</answer></search>") == ("search", "a<answer>b</answer>")
-    assert read_move("<search>a <answer>b</answer>") == ("answer", "b")
-    assert read_move("</answer><answer>a\nb</answer>") == ("answer", "a\nb")
+    assert parse_action("<answer>a</answer><search>b</search>") == ("answer", "a")
+    assert parse_action("<search>a<answer>b</answer></search>") == ("search", "a<answer>b</answer>")
+    assert parse_action("<search>a <answer>b</answer>") == ("answer", "b")
+    assert parse_action("</answer><answer>a\nb</answer>") == ("answer", "a\nb")
     assert last_answer("<answer>a</answer><answer> b </answer><answer>c") == "b"
     assert last_answer("<answer><answer>a</answer></answer>") == "<answer>a"
 
@@ -119,7 +119,7 @@ PIECES = st.sampled_from(["<search>", "</search>", "<answer>", "</answer>", "a",
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_a_turn_is_read_as_the_originals_pattern_reads_it(text):
     match = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
-    assert read_move(text) == (match and (match[1], match[2].strip()))
+    assert parse_action(text) == (match and (match[1], match[2].strip()))
     answers = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
     assert last_answer(text) == (answers[-1].strip() if answers else "")
 
@@ -128,7 +128,7 @@ def test_a_turn_is_read_as_the_originals_pattern_reads_it(text):
 def test_a_megabyte_of_tags_is_read_at_once(piece):
     text = piece * (2**20 // len(piece))
     began = time.monotonic()
-    read_move(text), last_answer(text)
+    parse_action(text), last_answer(text)
     assert time.monotonic() - began < 2
 
 
@@ -147,12 +147,12 @@ def test_passages_are_shown_as_they_were_recorded_and_long_ones_are_cut():
         Hit(Passage("1", '"Velm"\nVelm is a town. \nIt lies on a river.'), 2.0),
         Hit(Passage("2", "Bare"), 1.0),
     ]
-    assert shown(hits) == (
+    assert format_passages(hits) == (
         '<information>Doc 1(Title: "Velm") Velm is a town. \nIt lies on a river.\n'
         "Doc 2(Title: Bare)</information>"
     )
     endless = [Hit(Passage("3", '"T"\n' + "x" * 10**6), 1.0)] * 100
-    assert len(shown(endless)) < 1_000_000
+    assert len(format_passages(endless)) < 1_000_000
 
 
 def test_answers_are_compared_as_squad_does():

@@ -11,8 +11,9 @@ import pytest
 from agentgym_env.wire import CreateRequest, ResetRequest, StepRequest
 from agentgym_servers.host.metrics import page
 from agentgym_servers.host.sessions import SessionTable
-from agentgym_servers.worlds.search import env as _search_shelf
-from agentgym_servers.worlds.search.env import Search, open_world
+from agentgym_servers.worlds.search import env as search_env
+from agentgym_servers.worlds.search.corpora import open_world
+from agentgym_servers.worlds.search.env import Search
 from retrieving import bm25_index, served_index
 
 GOOD = json.dumps(
@@ -81,7 +82,7 @@ def test_a_retriever_that_is_killed_and_comes_back(tmp_path):
 
 
 def test_a_retriever_that_hangs_is_waited_for_no_longer_than_its_time(monkeypatch):
-    monkeypatch.setattr(_search_shelf, "REMOTE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(search_env, "REMOTE_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         env = search_through(f"http://127.0.0.1:{listener.getsockname()[1]}")
         assert_it_failed(env.step("<search>Kenya</search>"), 1, 1)
@@ -116,8 +117,8 @@ def test_a_server_counts_failed_searches(answering):
     table.reset([ResetRequest(opened.session, 0)])
     for turn, action in enumerate(("<search>Kenya</search>", "hm", "<search>Peru</search>"), 1):
         table.step([StepRequest(opened.session, turn, action)])
-    assert table.figures().incidents == {"retrieval_failed": 2}
-    assert 'agentgym_incidents_total{name="retrieval_failed"} 2' in page(table.figures())
+    assert table.figures().env_errors == {"retrieval_failed": 2}
+    assert 'agentgym_env_errors_total{name="retrieval_failed"} 2' in page(table.figures())
 
 
 def test_a_failure_is_logged_without_what_the_policy_wrote(answering, caplog):

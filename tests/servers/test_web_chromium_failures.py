@@ -20,7 +20,7 @@ from agentgym_servers.web.chromium import workers
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.family import kill_all
 from agentgym_servers.web.chromium.messages import Evaluate, StartSites
-from agentgym_servers.web.front.doors import open_embedded
+from agentgym_servers.web.front.forward_gate import open_embedded
 from agentgym_servers.web.sites.embedded import embedded
 from agentgym_servers.worlds.webarena import WebArena
 from browsing import all_gone, browser_processes, kind_of, needs_chromium
@@ -36,12 +36,12 @@ class Pages:
 
     def __init__(self):
         self.session = embedded(0).session()
-        self.door = open_embedded(self.session)
+        self.listener = open_embedded(self.session)
         self.browsers = []
 
     def open(self):
         start = StartSites(
-            f"{id(self)}-{len(self.browsers)}", self.door.address, ["http://shop.test/"]
+            f"{id(self)}-{len(self.browsers)}", self.listener.address, ["http://shop.test/"]
         )
         self.browsers.append(ChromiumBrowser(start, lambda origin: origin.endswith(".test")))
         return self.browsers[-1]
@@ -49,7 +49,7 @@ class Pages:
     def close(self):
         for browser in self.browsers:
             browser.close()
-        self.door.close()
+        self.listener.close()
         self.session.close()
 
 

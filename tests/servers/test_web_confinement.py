@@ -12,8 +12,7 @@ import pytest
 from agentgym_servers.web.actions.parse import WIDGETS, Action, ActionProblem, parse_action
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.messages import Act, Evaluate, StartSites, Value
-from agentgym_servers.web.front.doors import _front
-from agentgym_servers.web.front.forward_gate import ProxyGate
+from agentgym_servers.web.front.forward_gate import ProxyGate, _front
 from agentgym_servers.web.front.session_site import StaticSite
 from browsing import needs_chromium
 
@@ -75,17 +74,17 @@ def page(tmp_path_factory, outside):
         '<a href="/index.html" target="_blank">Open</a>'
     )
     (folder / "worker.js").write_text("self.addEventListener('fetch', () => {});")
-    door = _front_door(folder)
-    start = StartSites(f"confined-{id(folder)}", door.address, ["http://in.test/index.html"])
-    # The check of addresses is left open: what holds here is the browser and its door.
+    listener = _front_listener(folder)
+    start = StartSites(f"confined-{id(folder)}", listener.address, ["http://in.test/index.html"])
+    # The check of addresses is left open: what holds here is the browser and its listener.
     browser = ChromiumBrowser(start, lambda origin: True)
     yield browser
     browser.close()
-    door.close()
+    listener.close()
 
 
-def _front_door(folder: Path):
-    return _front(os.getpid()).open_door(ProxyGate({"in.test": StaticSite(folder)}))
+def _front_listener(folder: Path):
+    return _front(os.getpid()).open_listener(ProxyGate({"in.test": StaticSite(folder)}))
 
 
 def goto(page, url):

@@ -1,4 +1,4 @@
-"""A session's sites through its door: who is let to what, and what a browser is answered."""
+"""A session's sites through its listener: who is let to what, and what a browser is answered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 import requests
-from door_client import ask, through
+from listener_client import ask, through
 from web_shop import TinySession
 
 from agentgym_servers.web.evaluation.verified import har_entries
@@ -40,18 +40,18 @@ def front():
 
 @pytest.fixture
 def tiny(front):
-    return front.open_door(session_gate(TinySession(), ["tiny.test"], record=True))
+    return front.open_listener(session_gate(TinySession(), ["tiny.test"], record=True))
 
 
 @pytest.fixture
 def shop(front):
-    return front.open_door(session_gate(shop_session(), [SHOP_HOST, ADMIN_HOST], record=True))
+    return front.open_listener(session_gate(shop_session(), [SHOP_HOST, ADMIN_HOST], record=True))
 
 
 def gives(front, response):
-    """A door to a site that always gives this."""
+    """A listener to a site that always gives this."""
     site = Fixed(response)
-    return front.open_door(session_gate(TinySession(site), ["tiny.test"]))
+    return front.open_listener(session_gate(TinySession(site), ["tiny.test"]))
 
 
 def test_a_page_comes_by_the_host_in_its_address_whatever_the_host_header_says(tiny):
@@ -91,7 +91,7 @@ def test_everything_but_the_sessions_own_hosts_is_out_of_bounds(tiny, url, statu
     assert tiny.exchanges == ()
 
 
-def test_a_doors_own_address_is_out_of_bounds_through_it(tiny):
+def test_a_listeners_own_address_is_out_of_bounds_through_it(tiny):
     assert ask(tiny, f"{tiny.address}/cart").status == 403
 
 
@@ -182,8 +182,8 @@ def test_a_browsers_own_wish_for_an_icon_does_not_trouble_the_site(tiny):
 
 
 def test_odd_text_in_a_redirect_is_encoded_and_cannot_add_headers(front):
-    door = gives(front, Response(status=302, location="/q?a=ü b\r\nSet-Cookie: x=1"))
-    answer = ask(door, f"{TINY}/")
+    listener = gives(front, Response(status=302, location="/q?a=ü b\r\nSet-Cookie: x=1"))
+    answer = ask(listener, f"{TINY}/")
     assert answer.headers["Set-Cookie"] is None
     assert answer.headers["Location"].startswith(f"{TINY}/q?a=%C3%BC%20b")
 
@@ -197,9 +197,9 @@ def test_odd_text_in_a_redirect_is_encoded_and_cannot_add_headers(front):
         None,
     ],
 )
-def test_a_site_that_fails_costs_one_answer_and_not_the_door(front, response, caplog):
-    door = gives(front, response)
-    assert [ask(door, f"{TINY}/").status for _ in range(2)] == [500, 500]
+def test_a_site_that_fails_costs_one_answer_and_not_the_listener(front, response, caplog):
+    listener = gives(front, response)
+    assert [ask(listener, f"{TINY}/").status for _ in range(2)] == [500, 500]
     assert "no answer to GET http://tiny.test/" in caplog.text
 
 
@@ -213,9 +213,9 @@ def test_an_agent_cannot_ask_the_rest_interface(shop, path):
 
 
 def test_webarenas_evaluators_ask_the_rest_interface_with_a_token(front):
-    door = front.open_door(session_gate(shop_session(), [SHOP_HOST], rest=True))
+    listener = front.open_listener(session_gate(shop_session(), [SHOP_HOST], rest=True))
     base = f"http://{SHOP_HOST}"
-    with through(door) as client:
+    with through(listener) as client:
         # As webarena.evaluation_harness.helper_functions does it.
         token = client.post(
             url=f"{base}/rest/default/V1/integration/admin/token",
@@ -241,10 +241,10 @@ def test_webarenas_evaluators_ask_the_rest_interface_with_a_token(front):
 
 def test_reviews_are_asked_by_sku(front):
     session = shop_session()
-    door = front.open_door(session_gate(session, [SHOP_HOST], rest=True))
+    listener = front.open_listener(session_gate(session, [SHOP_HOST], rest=True))
     database = session.database(WHOLE_SHOP)
     sku = database.execute("SELECT sku FROM product").fetchone()["sku"]
-    answer = ask(door, f"http://{SHOP_HOST}/rest/V1/products/{sku}/reviews")
+    answer = ask(listener, f"http://{SHOP_HOST}/rest/V1/products/{sku}/reviews")
     assert answer.headers["Content-Type"] == "application/json"
     assert isinstance(json.loads(answer.body), list)
 
@@ -255,18 +255,22 @@ def test_the_shop_knows_who_is_logged_in_by_the_cookie(shop):
     assert b"Emma Lopez" in answer.body
 
 
-def test_a_hundred_doors_at_the_same_addresses_see_their_own_carts_only(front):
-    doors = [front.open_door(session_gate(TinySession(), ["tiny.test"])) for _ in range(100)]
-    for number, door in enumerate(doors):
-        ask(door, f"{TINY}/cart/add", "POST", f"product=Lamp+{number}.", FORM)
-    for number, door in enumerate(doors):
-        page = ask(door, f"{TINY}/cart").body.decode()
+def test_a_hundred_listeners_at_the_same_addresses_see_their_own_carts_only(front):
+    listeners = [
+        front.open_listener(session_gate(TinySession(), ["tiny.test"])) for _ in range(100)
+    ]
+    for number, listener in enumerate(listeners):
+        ask(listener, f"{TINY}/cart/add", "POST", f"product=Lamp+{number}.", FORM)
+    for number, listener in enumerate(listeners):
+        page = ask(listener, f"{TINY}/cart").body.decode()
         assert page.count("Lamp") == 1
         assert f"Lamp {number}." in page
 
 
-def test_a_door_has_a_port_of_its_own_on_loopback(front):
-    addresses = {front.open_door(session_gate(TinySession(), ["tiny.test"])).address for _ in "ab"}
+def test_a_listener_has_a_port_of_its_own_on_loopback(front):
+    addresses = {
+        front.open_listener(session_gate(TinySession(), ["tiny.test"])).address for _ in "ab"
+    }
     assert len(addresses) == 2
     assert all(address.startswith("http://127.0.0.1:") for address in addresses)
 
@@ -294,14 +298,14 @@ def test_what_was_asked_is_remembered_for_an_archive(tiny):
 
 
 def test_nothing_is_remembered_unless_it_is_asked_for(front):
-    door = front.open_door(session_gate(TinySession(), ["tiny.test"]))
-    ask(door, f"{TINY}/cart")
-    assert door.exchanges == ()
+    listener = front.open_listener(session_gate(TinySession(), ["tiny.test"]))
+    ask(listener, f"{TINY}/cart")
+    assert listener.exchanges == ()
 
 
 def test_a_page_of_bytes_is_as_long_as_it_says(front):
-    door = gives(front, Response("ä€" * 40_000))
-    with through(door) as client:
+    listener = gives(front, Response("ä€" * 40_000))
+    with through(listener) as client:
         answer = client.get(f"{TINY}/")
     assert answer.text == "ä€" * 40_000
     assert answer.headers["Content-Length"] == "200000"

@@ -1,4 +1,4 @@
-"""Connections to a door: kept, shared out, and held to their bounds; clients that misbehave."""
+"""Connections to a listener: kept, shared out, and held to their bounds; clients that misbehave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from door_client import ask, connect, place, rest_of, send, status_of
+from listener_client import ask, connect, place, rest_of, send, status_of
 from web_shop import TinySession
 
 from agentgym_env.errors import BadRequest
@@ -29,17 +29,17 @@ def front():
 
 
 @pytest.fixture
-def open_door(front):
-    def open_door(**limits):
+def open_listener(front):
+    def open_listener(**limits):
         gate = session_gate(TinySession(), ["tiny.test"])
-        return front.open_door(gate, limits=Limits(**limits))
+        return front.open_listener(gate, limits=Limits(**limits))
 
-    return open_door
+    return open_listener
 
 
 @pytest.fixture
-def door(open_door):
-    return open_door()
+def listener(open_listener):
+    return open_listener()
 
 
 def read_one(client):
@@ -62,8 +62,8 @@ def has_ended(client):
         return True
 
 
-def test_a_connection_is_kept_for_more_requests(door):
-    with connect(door) as client:
+def test_a_connection_is_kept_for_more_requests(listener):
+    with connect(listener) as client:
         answers = set()
         for _ in range(3):
             client.sendall(GET)
@@ -72,10 +72,10 @@ def test_a_connection_is_kept_for_more_requests(door):
     assert b"Connection: keep-alive" in answers.pop()
 
 
-def test_requests_that_come_at_once_are_answered_in_order(door):
+def test_requests_that_come_at_once_are_answered_in_order(listener):
     paths = [b"one", b"two", b"three", b"four"]
     asked = b"".join(GET.replace(b"/cart", b"/" + path) for path in paths)
-    told = send(door, asked + LAST)
+    told = send(listener, asked + LAST)
     assert told.count(b"HTTP/1.1 200 OK") == 5
     found = [told.index(b"<p>Nothing is at " + path) for path in paths]
     assert found == sorted(found)
@@ -90,8 +90,8 @@ def test_requests_that_come_at_once_are_answered_in_order(door):
         (GET.replace(b"1.1\r\n", b"1.1\r\nProxy-Connection: keep-alive\r\n"), True),
     ],
 )
-def test_a_client_says_whether_it_has_more_to_ask(door, request_, kept):
-    told = send(door, request_ + LAST)
+def test_a_client_says_whether_it_has_more_to_ask(listener, request_, kept):
+    told = send(listener, request_ + LAST)
     assert told.count(b"HTTP/1.1 200 OK") == (2 if kept else 1)
 
 
@@ -132,35 +132,39 @@ def test_a_client_says_whether_it_has_more_to_ask(door, request_, kept):
         (POST + b"Content-Length: 1048577\r\n\r\n" + b"a" * 1_048_577, 413),
     ],
 )
-def test_bad_requests_are_told_so_and_end_their_connection(door, data, status):
-    told = send(door, data)
+def test_bad_requests_are_told_so_and_end_their_connection(listener, data, status):
+    told = send(listener, data)
     assert status_of(told) == status
     assert b"Connection: close" in told
     assert told.count(b"HTTP/1.1 ") == 1
-    assert ask(door, "http://tiny.test/cart").status == 200
+    assert ask(listener, "http://tiny.test/cart").status == 200
 
 
-def test_a_body_of_just_the_most_bytes_is_read(open_door):
-    door = open_door(body_bytes=10)
+def test_a_body_of_just_the_most_bytes_is_read(open_listener):
+    listener = open_listener(body_bytes=10)
     assert (
-        status_of(send(door, POST + b"Connection: close\r\nContent-Length: 10\r\n\r\na=34567890"))
+        status_of(
+            send(listener, POST + b"Connection: close\r\nContent-Length: 10\r\n\r\na=34567890")
+        )
         == 200
     )
-    assert status_of(send(door, POST + b"Content-Length: 11\r\n\r\n")) == 413
+    assert status_of(send(listener, POST + b"Content-Length: 11\r\n\r\n")) == 413
 
 
-def test_a_body_may_come_in_chunks(door):
+def test_a_body_may_come_in_chunks(listener):
     chunks = b"2;x=y\r\na=\r\n3\r\n1&b\r\n0\r\nTrailer: x\r\n\r\n"
-    told = send(door, POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+    told = send(
+        listener, POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+    )
     assert b'"form": {"a": ["1"], "b": [""]}' in told
 
 
-def test_empty_lines_before_a_request_are_skipped(door):
-    assert status_of(send(door, b"\r\n\r\n" + LAST)) == 200
+def test_empty_lines_before_a_request_are_skipped(listener):
+    assert status_of(send(listener, b"\r\n\r\n" + LAST)) == 200
 
 
-def test_a_client_that_waits_to_be_told_to_go_on_is_told(door):
-    with connect(door) as client:
+def test_a_client_that_waits_to_be_told_to_go_on_is_told(listener):
+    with connect(listener) as client:
         client.sendall(
             POST + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 3\r\n\r\n"
         )
@@ -169,13 +173,13 @@ def test_a_client_that_waits_to_be_told_to_go_on_is_told(door):
         assert b'"form": {"a": ["1"]}' in rest_of(client)
 
 
-def test_clients_that_say_half_of_it_hold_up_nobody(door):
+def test_clients_that_say_half_of_it_hold_up_nobody(listener):
     halves = [b"", b"G", GET[:-1], POST + b"Content-Length: 9\r\n\r\na="]
     with ExitStack() as stack:
-        clients = [stack.enter_context(connect(door)) for _ in halves]
+        clients = [stack.enter_context(connect(listener)) for _ in halves]
         for client, half in zip(clients, halves, strict=True):
             client.sendall(half)
-        assert ask(door, "http://tiny.test/cart").status == 200
+        assert ask(listener, "http://tiny.test/cart").status == 200
         clients[2].sendall(b"\n")
         assert read_one(clients[2]).startswith(b"HTTP/1.1 200")
 
@@ -188,52 +192,52 @@ def test_clients_that_say_half_of_it_hold_up_nobody(door):
         ({"body_s": 0.02}, POST + b"Content-Length: 9\r\n\r\na=", b"HTTP/1.1 408"),
     ],
 )
-def test_a_client_that_is_too_slow_loses_its_connection(open_door, limits, data, told):
-    assert send(open_door(linger_s=0.02, **limits), data)[:12] == told
+def test_a_client_that_is_too_slow_loses_its_connection(open_listener, limits, data, told):
+    assert send(open_listener(linger_s=0.02, **limits), data)[:12] == told
 
 
 @pytest.mark.slow
-def test_a_client_that_takes_nothing_in_loses_its_connection(open_door):
-    door = open_door(write_s=0.02, linger_s=0.02)
-    with connect(door) as client:
+def test_a_client_that_takes_nothing_in_loses_its_connection(open_listener):
+    listener = open_listener(write_s=0.02, linger_s=0.02)
+    with connect(listener) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with pytest.raises(OSError):
             while True:
                 client.sendall(GET * 1000)
-    assert ask(door, "http://tiny.test/cart").status == 200
+    assert ask(listener, "http://tiny.test/cart").status == 200
 
 
-def test_a_door_takes_in_a_bounded_number_of_clients(open_door):
-    door = open_door(connections=2)
-    with connect(door) as first, connect(door) as second:
+def test_a_listener_takes_in_a_bounded_number_of_clients(open_listener):
+    listener = open_listener(connections=2)
+    with connect(listener) as first, connect(listener) as second:
         for client in (first, second):
             client.sendall(GET)
             read_one(client)
-        with connect(door) as third:
+        with connect(listener) as third:
             assert has_ended(third)
         first.close()
         second.sendall(GET)
         assert read_one(second).startswith(b"HTTP/1.1 200")
 
 
-def test_a_client_that_leaves_amid_everything_costs_nothing(door):
+def test_a_client_that_leaves_amid_everything_costs_nothing(listener):
     for data in (b"", b"GET", GET, GET * 50, POST + b"Content-Length: 9\r\n\r\na="):
-        with connect(door) as client:
+        with connect(listener) as client:
             client.sendall(data)
-    assert ask(door, "http://tiny.test/cart").status == 200
+    assert ask(listener, "http://tiny.test/cart").status == 200
 
 
-def test_a_closed_door_takes_its_clients_along_and_frees_its_port(front, door):
-    other = front.open_door(session_gate(SiteSession({}, {}), []))
-    with connect(door) as idle, connect(door) as midway:
+def test_a_closed_listener_takes_its_clients_along_and_frees_its_port(front, listener):
+    other = front.open_listener(session_gate(SiteSession({}, {}), []))
+    with connect(listener) as idle, connect(listener) as midway:
         midway.sendall(GET[:9])
-        door.close()
+        listener.close()
         assert has_ended(idle)
         assert has_ended(midway)
-    door.close()
+    listener.close()
     with pytest.raises(ConnectionRefusedError):
-        connect(door)
-    listen_at(*place(door)).close()
+        connect(listener)
+    listen_at(*place(listener)).close()
     assert ask(other, "http://tiny.test/").status == 403
 
 
@@ -241,11 +245,11 @@ def test_a_front_closes_amid_requests_and_leaves_no_thread_and_no_socket():
     before = psutil.Process().num_fds(), threading.active_count()
     front = Front()
     session = TinySession()
-    doors = [front.open_door(session_gate(session, ["tiny.test"])) for _ in range(5)]
+    listeners = [front.open_listener(session_gate(session, ["tiny.test"])) for _ in range(5)]
     asking = threading.Barrier(6)
 
-    def ask_on(door):
-        with connect(door) as client:
+    def ask_on(listener):
+        with connect(listener) as client:
             client.sendall(GET)
             asking.wait()
             try:
@@ -254,7 +258,7 @@ def test_a_front_closes_amid_requests_and_leaves_no_thread_and_no_socket():
             except ConnectionError:
                 return
 
-    threads = [threading.Thread(target=ask_on, args=(door,)) for door in doors]
+    threads = [threading.Thread(target=ask_on, args=(listener,)) for listener in listeners]
     for thread in threads:
         thread.start()
     asking.wait()
@@ -262,29 +266,29 @@ def test_a_front_closes_amid_requests_and_leaves_no_thread_and_no_socket():
     for thread in threads:
         thread.join()
     front.close()
-    doors[0].close()
+    listeners[0].close()
     session.close()
     assert (psutil.Process().num_fds(), threading.active_count()) == before
     with pytest.raises(BadRequest, match="closed"):
-        front.open_door(session_gate(session, []))
+        front.open_listener(session_gate(session, []))
 
 
-def test_many_threads_ask_one_session_at_once(door):
+def test_many_threads_ask_one_session_at_once(listener):
     form = {"Content-Type": "application/x-www-form-urlencoded"}
 
     def add(number):
         for _ in range(10):
-            ask(door, "http://tiny.test/cart/add", "POST", f"product=p{number}", form)
+            ask(listener, "http://tiny.test/cart/add", "POST", f"product=p{number}", form)
 
     threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert ask(door, "http://tiny.test/cart").body.count(b"<li>") == 80
+    assert ask(listener, "http://tiny.test/cart").body.count(b"<li>") == 80
 
 
-def test_a_port_that_is_taken_is_told_with_a_way_out(door):
-    host, port = place(door)
+def test_a_port_that_is_taken_is_told_with_a_way_out(listener):
+    host, port = place(listener)
     with pytest.raises(BadRequest, match=f"{host}:{port}.*Take a free port"):
         listen_at(host, port)

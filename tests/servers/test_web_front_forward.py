@@ -1,4 +1,4 @@
-"""The door to real sites: their addresses and no others, no downloads and no uploads of files."""
+"""The listener to real sites: their addresses and no others, no downloads, no uploads of files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socketserver
 import threading
 
 import pytest
-from door_client import CannedSite, ask, connect, rest_of, send, status_of, through
+from listener_client import CannedSite, ask, connect, rest_of, send, status_of, through
 
 from agentgym_servers.web.front.forward_gate import ForwardGate
 from agentgym_servers.web.front.front import Front
@@ -37,17 +37,17 @@ def open_to(front):
     def open_to(*bases, **limits):
         sites = SiteMap({str(number): base for number, base in enumerate(bases)})
         bounds = Limits(**limits)
-        return front.open_door(ForwardGate(sites, bounds), limits=bounds)
+        return front.open_listener(ForwardGate(sites, bounds), limits=bounds)
 
     return open_to
 
 
 @pytest.fixture
-def door(open_to, site):
+def listener(open_to, site):
     return open_to(site.base)
 
 
-def test_a_request_goes_on_as_it_is_but_for_what_is_of_one_connection(door, site):
+def test_a_request_goes_on_as_it_is_but_for_what_is_of_one_connection(listener, site):
     site.answers["/p?a=%20b"] = canned(
         b"page",
         "Server: x",
@@ -70,7 +70,7 @@ def test_a_request_goes_on_as_it_is_but_for_what_is_of_one_connection(door, site
         "Host": site.base[7:],
         "Accept-Encoding": "identity",
     }
-    answer = ask(door, f"{site.base}/p?a=%20b", headers=headers)
+    answer = ask(listener, f"{site.base}/p?a=%20b", headers=headers)
     assert (answer.status, answer.body) == (200, b"page")
     assert answer.headers.items() == [
         ("Server", "x"),
@@ -89,21 +89,21 @@ def test_a_request_goes_on_as_it_is_but_for_what_is_of_one_connection(door, site
     ]
 
 
-def test_forms_go_on_with_their_bodies(door, site):
+def test_forms_go_on_with_their_bodies(listener, site):
     site.answers["/"] = canned(b"taken", status="201 Made")
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         answer = ask(
-            door, f"{site.base}/", method, "a=1&b=", {"X-Requested-With": "XMLHttpRequest"}
+            listener, f"{site.base}/", method, "a=1&b=", {"X-Requested-With": "XMLHttpRequest"}
         )
         assert (answer.status, answer.body) == (201, b"taken")
         assert site.asked[-1].endswith(b"Content-Length: 6\r\n\r\na=1&b=")
-    ask(door, f"{site.base}/", "POST")
+    ask(listener, f"{site.base}/", "POST")
     assert b"Content-Length: 0\r\n\r\n" in site.asked[-1]
 
 
-def test_a_body_in_chunks_goes_on_with_its_length(door, site):
+def test_a_body_in_chunks_goes_on_with_its_length(listener, site):
     head = f"POST {site.base}/ HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-    send(door, head.encode() + b"3\r\na=1\r\n0\r\n\r\n")
+    send(listener, head.encode() + b"3\r\na=1\r\n0\r\n\r\n")
     assert site.asked[0].endswith(f"Host: {site.base[7:]}\r\nContent-Length: 3\r\n\r\na=1".encode())
 
 
@@ -118,28 +118,28 @@ def test_a_body_in_chunks_goes_on_with_its_length(door, site):
         "ftp://127.0.0.1:{port}/",
     ],
 )
-def test_everything_but_the_sites_is_out_of_bounds(door, site, url):
-    assert ask(door, url.format(port=site.place[1])).status == 403
+def test_everything_but_the_sites_is_out_of_bounds(listener, site, url):
+    assert ask(listener, url.format(port=site.place[1])).status == 403
     assert site.asked == []
 
 
-def test_the_host_header_cannot_name_another_site(door, site):
-    assert ask(door, f"{site.base}/", headers={"Host": "other.test"}).status == 400
-    assert ask(door, f"{site.base}/", headers={"Host": "127.0.0.1"}).status == 400
+def test_the_host_header_cannot_name_another_site(listener, site):
+    assert ask(listener, f"{site.base}/", headers={"Host": "other.test"}).status == 400
+    assert ask(listener, f"{site.base}/", headers={"Host": "127.0.0.1"}).status == 400
     assert site.asked == []
 
 
 @pytest.mark.parametrize("method", ["TRACE", "BREW", "PROPFIND"])
-def test_odd_methods_do_not_go_on(door, site, method):
-    assert ask(door, f"{site.base}/", method).status == 405
+def test_odd_methods_do_not_go_on(listener, site, method):
+    assert ask(listener, f"{site.base}/", method).status == 405
 
 
-def test_a_redirect_goes_to_the_browser_and_is_refused_at_its_next_request(door, site):
+def test_a_redirect_goes_to_the_browser_and_is_refused_at_its_next_request(listener, site):
     with CannedSite() as forbidden:
         site.answers["/away"] = canned(b"", f"Location: {forbidden.base}/", status="302 Found")
-        answer = ask(door, f"{site.base}/away")
+        answer = ask(listener, f"{site.base}/away")
         assert (answer.status, answer.headers["Location"]) == (302, f"{forbidden.base}/")
-        with through(door) as client:
+        with through(listener) as client:
             last = client.get(f"{site.base}/away")
         assert (last.status_code, last.url) == (403, f"{forbidden.base}/")
         assert forbidden.asked == []
@@ -158,27 +158,27 @@ def test_a_redirect_goes_to_the_browser_and_is_refused_at_its_next_request(door,
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nA: b\r\n\r\n" + canned(b"ab"), b"ab"),
     ],
 )
-def test_answers_of_any_framing_come_with_their_length(door, site, raw, body):
+def test_answers_of_any_framing_come_with_their_length(listener, site, raw, body):
     site.answers["/"] = raw
-    answer = ask(door, f"{site.base}/")
+    answer = ask(listener, f"{site.base}/")
     assert (answer.status, answer.body) == (200, body)
     assert answer.headers["Content-Length"] == str(len(body))
     assert answer.headers["Transfer-Encoding"] is None
 
 
-def test_a_compressed_answer_stays_as_it_is(door, site):
+def test_a_compressed_answer_stays_as_it_is(listener, site):
     packed = gzip.compress(b"page" * 100)
     site.answers["/"] = canned(packed, "Content-Encoding: gzip")
-    assert ask(door, f"{site.base}/").body == packed
+    assert ask(listener, f"{site.base}/").body == packed
 
 
-def test_answers_without_a_body_have_none(door, site):
+def test_answers_without_a_body_have_none(listener, site):
     site.answers["/"] = b"HTTP/1.1 200 OK\r\nContent-Length: 12345\r\n\r\n"
-    head = ask(door, f"{site.base}/", "HEAD")
+    head = ask(listener, f"{site.base}/", "HEAD")
     assert (head.status, head.headers["Content-Length"], head.body) == (200, "12345", b"")
     for status in (204, 304):
         site.answers["/"] = f"HTTP/1.1 {status} x\r\nETag: y\r\n\r\n".encode()
-        answer = ask(door, f"{site.base}/")
+        answer = ask(listener, f"{site.base}/")
         assert (answer.status, answer.headers["ETag"], answer.body) == (status, "y", b"")
 
 
@@ -199,8 +199,8 @@ def test_answers_without_a_body_have_none(door, site):
 )
 def test_an_answer_that_cannot_be_passed_on_is_told_so(open_to, site, raw):
     site.answers["/"] = raw
-    door = open_to(site.base, reply_bytes=100)
-    assert ask(door, f"{site.base}/").status == 502
+    listener = open_to(site.base, reply_bytes=100)
+    assert ask(listener, f"{site.base}/").status == 502
 
 
 def test_a_site_that_is_not_there_or_too_slow_is_told_so(open_to, site):
@@ -213,7 +213,7 @@ def test_a_site_that_is_not_there_or_too_slow_is_told_so(open_to, site):
     patience.set()
 
 
-def test_a_slow_site_holds_up_nobody(door, site):
+def test_a_slow_site_holds_up_nobody(listener, site):
     asked, go_on = threading.Event(), threading.Event()
 
     def slow(handler):
@@ -222,15 +222,15 @@ def test_a_slow_site_holds_up_nobody(door, site):
         handler.wfile.write(canned(b"slow"))
 
     site.answers["/slow"] = slow
-    with connect(door) as client:
+    with connect(listener) as client:
         client.sendall(f"GET {site.base}/slow HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
         assert asked.wait(10)
-        assert ask(door, f"{site.base}/").body == b"home"
+        assert ask(listener, f"{site.base}/").body == b"home"
         go_on.set()
         assert rest_of(client).endswith(b"slow")
 
 
-def test_a_door_closes_while_a_site_is_being_asked(open_to, site):
+def test_a_listener_closes_while_a_site_is_being_asked(open_to, site):
     asked, go_on = threading.Event(), threading.Event()
 
     def slow(handler):
@@ -238,11 +238,11 @@ def test_a_door_closes_while_a_site_is_being_asked(open_to, site):
         go_on.wait(10)
 
     site.answers["/"] = slow
-    door = open_to(site.base)
-    with connect(door) as client:
+    listener = open_to(site.base)
+    with connect(listener) as client:
         client.sendall(f"GET {site.base}/ HTTP/1.1\r\n\r\n".encode())
         assert asked.wait(10)
-        door.close()
+        listener.close()
         assert client.recv(1) == b""
     go_on.set()
 
@@ -257,9 +257,9 @@ def test_a_door_closes_while_a_site_is_being_asked(open_to, site):
         ('inline; filename="attachment.png"', 200),
     ],
 )
-def test_downloads_are_refused(door, site, disposition, status):
+def test_downloads_are_refused(listener, site, disposition, status):
     site.answers["/"] = canned(b"data", f"Content-Disposition: {disposition}")
-    assert ask(door, f"{site.base}/").status == status
+    assert ask(listener, f"{site.base}/").status == status
 
 
 def multipart(*heads, mark=b"--b\r\n"):
@@ -295,17 +295,17 @@ FIELD = 'Content-Disposition: form-data; name="a"'
         (b"", "multipart/form-data; boundary=b", 200),
     ],
 )
-def test_forms_in_parts_go_on_unless_they_carry_a_file(door, site, body, kind, status):
-    assert ask(door, f"{site.base}/", "POST", body, {"Content-Type": kind}).status == status
+def test_forms_in_parts_go_on_unless_they_carry_a_file(listener, site, body, kind, status):
+    assert ask(listener, f"{site.base}/", "POST", body, {"Content-Type": kind}).status == status
     assert len(site.asked) == (status == 200)
     if status == 200:
         assert site.asked[0].endswith(body)
 
 
-def test_a_compressed_form_cannot_be_looked_through(door, site):
+def test_a_compressed_form_cannot_be_looked_through(listener, site):
     headers = {"Content-Type": "multipart/form-data; boundary=b", "Content-Encoding": "gzip"}
     body = gzip.compress(multipart(FIELD + '; filename="a"'))
-    assert ask(door, f"{site.base}/", "POST", body, headers).status == 415
+    assert ask(listener, f"{site.base}/", "POST", body, headers).status == 415
 
 
 class Echo(socketserver.BaseRequestHandler):
@@ -325,8 +325,8 @@ def echo():
 
 
 def test_a_tunnel_leads_to_an_https_site(open_to, echo):
-    door = open_to(f"https://{echo}/path")
-    with connect(door) as client:
+    listener = open_to(f"https://{echo}/path")
+    with connect(listener) as client:
         client.sendall(f"CONNECT {echo} HTTP/1.1\r\nHost: {echo}\r\n\r\nearly ".encode())
         read = b""
         while not read.endswith(b"EARLY "):
@@ -339,22 +339,22 @@ def test_a_tunnel_leads_to_an_https_site(open_to, echo):
 
 
 def test_tunnels_lead_nowhere_else(open_to, echo, site):
-    door = open_to(f"https://{echo}", site.base)
+    listener = open_to(f"https://{echo}", site.base)
     port = echo.partition(":")[2]
     for target in (site.base[7:], "example.com:443", f"localhost:{port}", "127.0.0.1:443"):
-        assert ask(door, target, "CONNECT").status == 403
-    assert ask(door, "127.0.0.1", "CONNECT").status == 400
-    assert ask(door, f"http://{echo}/").status == 403
-    assert ask(door, f"https://{echo}/").status == 403
+        assert ask(listener, target, "CONNECT").status == 403
+    assert ask(listener, "127.0.0.1", "CONNECT").status == 400
+    assert ask(listener, f"http://{echo}/").status == 403
+    assert ask(listener, f"https://{echo}/").status == 403
 
 
 def test_a_default_port_need_not_be_told(open_to):
-    door = open_to("https://127.0.0.77", "http://127.0.0.77/admin")
+    listener = open_to("https://127.0.0.77", "http://127.0.0.77/admin")
     for url in ("http://127.0.0.77/", "http://127.0.0.77:80/"):
-        assert ask(door, url).status == 502
-    assert ask(door, "http://127.0.0.77:443/").status == 403
-    assert ask(door, "127.0.0.77:443", "CONNECT").status == 502
-    assert ask(door, "127.0.0.77:80", "CONNECT").status == 403
+        assert ask(listener, url).status == 502
+    assert ask(listener, "http://127.0.0.77:443/").status == 403
+    assert ask(listener, "127.0.0.77:443", "CONNECT").status == 502
+    assert ask(listener, "127.0.0.77:80", "CONNECT").status == 403
 
 
 def test_a_sites_name_is_compared_without_its_case():
@@ -365,17 +365,17 @@ def test_a_sites_name_is_compared_without_its_case():
 def test_a_tunnel_to_nobody_is_told_so(open_to):
     with CannedSite() as gone:
         pass
-    door = open_to(gone.base.replace("http", "https"))
-    assert ask(door, gone.base[7:], "CONNECT").status == 502
+    listener = open_to(gone.base.replace("http", "https"))
+    assert ask(listener, gone.base[7:], "CONNECT").status == 502
 
 
-def test_a_tunnel_ends_when_it_is_idle_and_when_the_door_is_closed(open_to, echo):
+def test_a_tunnel_ends_when_it_is_idle_and_when_the_listener_is_closed(open_to, echo):
     asked = f"CONNECT {echo} HTTP/1.1\r\n\r\n".encode()
     assert status_of(send(open_to(f"https://{echo}", idle_s=0.05), asked)) == 200
-    door = open_to(f"https://{echo}")
-    with connect(door) as client:
+    listener = open_to(f"https://{echo}")
+    with connect(listener) as client:
         client.sendall(asked + b"a")
         while not client.recv(1000).endswith(b"A"):
             pass
-        door.close()
+        listener.close()
         assert client.recv(1) == b""

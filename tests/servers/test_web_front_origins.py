@@ -7,7 +7,7 @@ from urllib.parse import urljoin
 
 import pytest
 import requests
-from door_client import ask
+from listener_client import ask
 from lxml import html
 
 from agentgym_env.errors import BadRequest
@@ -82,7 +82,7 @@ def test_every_site_stands_at_an_address_of_its_own(origins, client):
     assert list(origins.sites.bases) == list(HOSTS)
     assert re.fullmatch(r"http://127\.0\.0\.3:\d+/admin", origins.sites.bases["shopping_admin"])
     for site, base in origins.sites.bases.items():
-        assert base.startswith(origins.doors[site].address)
+        assert base.startswith(origins.listeners[site].address)
         assert client.get(base).status_code == 200
     assert (
         real_sites({f"WA_{s.upper()}": b for s, b in origins.sites.bases.items()}) == origins.sites
@@ -124,7 +124,7 @@ def test_no_page_names_an_embedded_host_in_a_link(origins, client):
 
 
 def test_redirects_stay_at_the_address(origins):
-    account = ask(origins.doors["shopping"], "/customer/account/")
+    account = ask(origins.listeners["shopping"], "/customer/account/")
     login = f"{origins.sites.bases['shopping']}/customer/account/login/"
     assert (account.status, account.headers["Location"]) == (302, login)
 
@@ -137,30 +137,30 @@ def test_the_shop_and_its_admin_share_their_data(origins, client):
 
 
 def test_an_origin_is_no_proxy_and_keeps_to_its_site(origins):
-    door = origins.doors["shopping"]
-    assert ask(door, "http://shop.test/").status == 400
-    assert ask(door, f"{door.address}/").status == 400
-    assert ask(door, "shop.test:443", "CONNECT").status == 403
-    assert ask(door, "/", headers={"Host": "admin.test"}).body == ask(door, "/").body
-    assert ask(door, "/favicon.ico").status == 204
+    listener = origins.listeners["shopping"]
+    assert ask(listener, "http://shop.test/").status == 400
+    assert ask(listener, f"{listener.address}/").status == 400
+    assert ask(listener, "shop.test:443", "CONNECT").status == 403
+    assert ask(listener, "/", headers={"Host": "admin.test"}).body == ask(listener, "/").body
+    assert ask(listener, "/favicon.ico").status == 204
 
 
 def test_the_rest_interface_is_open_only_where_it_is_asked_for(front, origins):
-    assert ask(origins.doors["shopping"], "/rest/V1/orders").status == 403
+    assert ask(origins.listeners["shopping"], "/rest/V1/orders").status == 403
     session = embedded(0).session()
     bases = {"shopping": "http://127.0.0.9:0"}
     with_rest = open_origins(front, session, bases, rest=True)
-    assert ask(with_rest.doors["shopping"], "/rest/V1/orders").status == 200
+    assert ask(with_rest.listeners["shopping"], "/rest/V1/orders").status == 200
     with_rest.close()
     session.close()
     with pytest.raises(ConnectionRefusedError):
-        ask(with_rest.doors["shopping"], "/")
+        ask(with_rest.listeners["shopping"], "/")
 
 
 def test_what_was_asked_is_remembered_under_the_addresses(origins):
-    door, base = origins.doors["shopping"], origins.sites.bases["shopping"]
-    ask(door, "/customer/account/?a=1")
-    (entry,) = har_entries(door.exchanges)
+    listener, base = origins.listeners["shopping"], origins.sites.bases["shopping"]
+    ask(listener, "/customer/account/?a=1")
+    (entry,) = har_entries(listener.exchanges)
     assert entry["request"]["url"] == f"{base}/customer/account/?a=1"
     assert entry["response"]["redirectURL"] == f"{base}/customer/account/login/"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from door_client import ask
+from listener_client import ask
 from web_shop import TinySession
 
 from agentgym_servers.web.front import session_site
@@ -35,10 +35,10 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def door(folder):
+def listener(folder):
     with Front() as front:
         beside = {"files.test": StaticSite(folder)}
-        yield front.open_door(session_gate(TinySession(), ["tiny.test"], beside=beside))
+        yield front.open_listener(session_gate(TinySession(), ["tiny.test"], beside=beside))
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def door(folder):
         ("/core/inside.html", "text/html; charset=utf-8", "<p>Home</p>"),
     ],
 )
-def test_files_come_with_their_types(door, path, kind, body):
+def test_files_come_with_their_types(listener, path, kind, body):
     for _ in range(2):
-        answer = ask(door, FILES + path)
+        answer = ask(listener, FILES + path)
         assert (answer.status, answer.headers["Content-Type"]) == (200, kind)
         assert answer.body == body.encode()
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -90,40 +90,40 @@ def test_files_come_with_their_types(door, path, kind, body):
         "/" + "a/" * 3000,
     ],
 )
-def test_nothing_else_is_there(door, path):
-    assert ask(door, FILES + path).status == 404
+def test_nothing_else_is_there(listener, path):
+    assert ask(listener, FILES + path).status == 404
 
 
-def test_files_are_only_read(door):
-    assert ask(door, f"{FILES}/index.html", "POST", "a=1").status == 405
-    head = ask(door, f"{FILES}/index.html", "HEAD")
+def test_files_are_only_read(listener):
+    assert ask(listener, f"{FILES}/index.html", "POST", "a=1").status == 405
+    head = ask(listener, f"{FILES}/index.html", "HEAD")
     assert (head.status, head.body, head.headers["Content-Length"]) == (200, b"", "11")
 
 
-def test_files_are_kept_in_memory(door, folder):
-    ask(door, f"{FILES}/index.html")
+def test_files_are_kept_in_memory(listener, folder):
+    ask(listener, f"{FILES}/index.html")
     (folder / "index.html").unlink()
-    assert ask(door, f"{FILES}/index.html").body == b"<p>Home</p>"
-    assert ask(door, f"{FILES}/").status == 404
+    assert ask(listener, f"{FILES}/index.html").body == b"<p>Home</p>"
+    assert ask(listener, f"{FILES}/").status == 404
 
 
-def test_memory_is_bounded_and_so_is_a_file(door, folder, monkeypatch):
+def test_memory_is_bounded_and_so_is_a_file(listener, folder, monkeypatch):
     monkeypatch.setattr(session_site, "MAX_KEPT_BYTES", 8)
     monkeypatch.setattr(session_site, "MAX_FILE_BYTES", 15)
     (folder / "long.txt").write_text("a" * 16)
-    assert ask(door, f"{FILES}/long.txt").status == 404
-    assert ask(door, f"{FILES}/index.html").status == 200
+    assert ask(listener, f"{FILES}/long.txt").status == 404
+    assert ask(listener, f"{FILES}/index.html").status == 200
     (folder / "index.html").unlink()
-    assert ask(door, f"{FILES}/index.html").status == 404
+    assert ask(listener, f"{FILES}/index.html").status == 404
 
 
-def test_the_sites_of_the_session_stand_beside(door):
-    assert b"<title>cart</title>" in ask(door, "http://tiny.test/cart").body
-    assert ask(door, "http://other.test/index.html").status == 403
+def test_the_sites_of_the_session_stand_beside(listener):
+    assert b"<title>cart</title>" in ask(listener, "http://tiny.test/cart").body
+    assert ask(listener, "http://other.test/index.html").status == 403
 
 
-def test_one_folder_stands_behind_many_doors(folder):
+def test_one_folder_stands_behind_many_listeners(folder):
     site = StaticSite(folder)
     with Front() as front:
         gates = [session_gate(SiteSession({}, {}), [], beside={"files.test": site}) for _ in "abc"]
-        assert {ask(front.open_door(gate), FILES).status for gate in gates} == {200}
+        assert {ask(front.open_listener(gate), FILES).status for gate in gates} == {200}

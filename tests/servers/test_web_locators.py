@@ -227,6 +227,17 @@ def test_selectors_select_as_in_chromium():
         ("li:not(:first-child)", ["b"]),
         ("[class*='ide'] > ul > *", ["a", "b"]),
         ("#x #nope", []),
+        ("ul:has(li)", ["ab"]),
+        ("li:is(:first-child, a)", ["a"]),
+        ("a:hover", None),
+        ("a:focus", None),
+        ("a:visited", None),
+        ("a:contains('link')", None),
+        ("[class!=box]", None),
+        ("a::before", None),
+        ("a >", None),
+        ("a, ", None),
+        ("", None),
     ],
 )
 def test_a_selector_selects_what_css_does(selector, texts):

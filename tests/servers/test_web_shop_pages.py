@@ -29,7 +29,7 @@ NO_PRICES = ("", "-1", "1.234", ".5", "1e3", "999999", "1\n")
 
 @ROUTES.get("/fixed/")
 def fixed(visit):
-    return Response(f"fixed {visit.asked('q', 'nothing')}")
+    return Response(f"fixed {visit.query('q', 'nothing')}")
 
 
 @ROUTES.get("/a.b/{word}/")

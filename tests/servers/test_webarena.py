@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from agentgym_env.checks import check_environment
+from agentgym_env.conformance import check_environment
 from agentgym_env.errors import BadRequest
 from agentgym_servers.web.sites.embedded import embedded
 from agentgym_servers.worlds.webarena import WebArena

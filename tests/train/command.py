@@ -20,7 +20,7 @@ from pathlib import Path
 MAIN = "from agentgym_env.cli import main; main()"
 """The command in a process that starts from nothing: `python -c MAIN WORDS`."""
 LOADED = [
-    "agentgym_train.agent_evol",
+    "agentgym_train.runs.agent_evol",
     "agentgym_train.cli",
     "agentgym_train.trainers.dpo",
     "agentgym_train.trainers.sft",

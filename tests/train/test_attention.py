@@ -12,11 +12,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentgym_env.errors import BadRequest
-from agentgym_train import models
 from agentgym_train.config.methods import config_from
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.models import load_policy
+from agentgym_train.models import loading
+from agentgym_train.models.loading import load_policy
 from tests.train.small import save_tiny_policy, tiny_model
 
 NEEDED = {"model": "hub/id", "env": "textcraft", "output_dir": "x"}
@@ -72,21 +72,21 @@ class OnGPU:
 def test_on_a_gpu_flash_attention_is_taken_where_it_can_be(
     monkeypatch, packages, model, wanted, computes_in, told
 ):
-    monkeypatch.setattr(models, "is_flash_attn_2_available", lambda: packages[0])
-    monkeypatch.setattr(models, "is_flash_attn_3_available", lambda: packages[1])
-    models.use_attention(model, wanted, computes_in)
+    monkeypatch.setattr(loading, "is_flash_attn_2_available", lambda: packages[0])
+    monkeypatch.setattr(loading, "is_flash_attn_3_available", lambda: packages[1])
+    loading.use_attention(model, wanted, computes_in)
     assert model.told == told
 
 
 def test_on_a_cpu_flash_attention_is_passed_over_and_other_kernels_are_taken():
     model = tiny_model()
-    models.use_attention(model, None, "float32")
-    models.use_attention(model, "flash_attention_2", "bfloat16")
+    loading.use_attention(model, None, "float32")
+    loading.use_attention(model, "flash_attention_2", "bfloat16")
     assert model.config._attn_implementation == "sdpa"
-    models.use_attention(model, "eager", "float32")
+    loading.use_attention(model, "eager", "float32")
     assert model.config._attn_implementation == "eager"
     with pytest.raises(BadRequest, match=r"attention 'sdap' is not to be had here: .*Leave"):
-        models.use_attention(model, "sdap", "float32")
+        loading.use_attention(model, "sdap", "float32")
 
 
 def generated(engine, prompts=((5, 6, 7), (9, 10, 11, 12))):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.models import CHATML
+from agentgym_train.models.loading import CHATML
 from agentgym_train.rollout.actors import EpisodeTokens
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.trainers import batch

@@ -6,7 +6,7 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.methods import config_from, read_config, read_method_config
-from agentgym_train.config.reading import parse_overrides
+from agentgym_train.config.values import parse_overrides
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
 
@@ -90,7 +90,7 @@ def test_a_config_comes_back_from_its_own_plain_values(file):
             {"horizon": [5, 9], "horizon_schedule": "adaptive", "horizon_threshold": 1.5},
             "horizon_threshold .* got 1.5",
         ),
-        ({"action_format": "xml"}, "no action format 'xml'; there are plain, react"),
+        ({"action_format": "xml"}, "no action format 'xml'; available: plain, react"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_name_and_value(changes, said):

@@ -21,16 +21,16 @@ from agentgym_train.engines.vllm_server import (
     VLLMServerEngine,
     VLLMWire,
 )
-from agentgym_train.models import checkpoint_weights
+from agentgym_train.models.loading import checkpoint_weights
 from tests.train.small import tiny_model
 
 
 @pytest.mark.parametrize(
     ("engine", "values", "said"),
     [
-        ("hf", {"dtype": "float32"}, "unknown key dtype under engine_args of hf"),
+        ("hf", {"dtype": "float32"}, "unknown key dtype in engine_args of hf"),
         ("vllm_server", {"severs": []}, r"unknown key severs .*did you mean servers\?"),
-        ("vllm_colocate", {"sleep_level": 3}, "engine_args of vllm_colocate do not fit: .*3"),
+        ("vllm_colocate", {"sleep_level": 3}, "invalid engine_args of vllm_colocate: .*3"),
         ("vllm_colocate", {"tensor_parallel_size": 2}, "is 1, got 2: .*use engine: vllm_server"),
     ],
 )

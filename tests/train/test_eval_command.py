@@ -125,7 +125,7 @@ def test_a_store_that_was_cut_off_says_what_is_missing_and_plays_that_again(tmp_
     assert "5 of 6 episodes are stored already; 1 are played now" in said
     assert (tmp_path / "here" / "report.json").read_text() == report
     (tmp_path / "here" / "run.json").write_text('{"kind": "evalu')
-    assert "run.json was damaged" in run(tmp_path, *words, status=2)
+    assert "run.json is damaged" in run(tmp_path, *words, status=2)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
@@ -181,7 +181,7 @@ def test_tasks_are_named_one_by_one_or_by_a_file(tmp_path):
         (["--policy", "gpt:4"], "no policy 'gpt:4'"),
         (["--baseline", "expert"], "--baseline 'expert' is not one of 'random'"),
         (["--split", "dev"], "no split 'dev'"),
-        (["--env-kwargs", "[]"], "--env-kwargs is a JSON object"),
+        (["--env-kwargs", "[]"], "--env-kwargs must be a JSON object"),
         (["--policy", "vllm:http://127.0.0.1:9"], "no vLLM server answers"),
     ],
 )

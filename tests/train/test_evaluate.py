@@ -6,7 +6,7 @@ import pytest
 
 import hosting
 from agentgym_env.errors import BadRequest, UnknownSplit
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.evaluation.evaluate import EvalReport, eval_starts, evaluate, summarize
 from agentgym_train.rollout.actors import ExpertActor, RandomActor

@@ -13,8 +13,13 @@ from safetensors.torch import load_file
 from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Turn
-from agentgym_train.agent_evol import ExplorationResult, merged, select_demonstrations, weighted
 from agentgym_train.config.methods import AgentEvolConfig, World, method_config
+from agentgym_train.runs.agent_evol import (
+    ExplorationResult,
+    merged,
+    select_demonstrations,
+    weighted,
+)
 from tests.train.command import MAIN, Command, finish
 from tests.train.demonstrating import demonstration
 from tests.train.small import save_tiny_policy

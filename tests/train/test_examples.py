@@ -16,7 +16,7 @@ from agentgym_train.config.methods import (
     read_config,
     read_method_config,
 )
-from agentgym_train.horizon import Adaptive, Fixed, ScalingInterStepwise
+from agentgym_train.rollout.horizon import Adaptive, Fixed, ScalingInterStepwise
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train"

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.horizon import Adaptive, Fixed, Linear, ScalingInterStepwise, make_horizon
+from agentgym_train.rollout.horizon import (
+    Adaptive,
+    Fixed,
+    Linear,
+    ScalingInterStepwise,
+    make_horizon,
+)
 
 
 def test_scaling_inter_moves_on_multiples_and_stays_at_the_last_stage():

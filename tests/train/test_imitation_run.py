@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.models import load_policy
+from agentgym_train.models.loading import load_policy
 from tests.train.command import Command, finish
 from tests.train.demonstrating import demonstration
 from tests.train.small import save_tiny_policy

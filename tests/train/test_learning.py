@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_env.checks import check_environment
+from agentgym_env.conformance import check_environment
 from examples.learning.courier import Courier
 
 FOLDER = Path(__file__).parents[2] / "examples" / "learning"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentgym_env.failures import teaches
+from agentgym_env.errors import teaches
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.models import load_policy
+from agentgym_train.models.loading import load_policy
 from examples.small_models import small_policy
 from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
 

@@ -13,11 +13,11 @@ import torch
 from huggingface_hub import constants
 
 from agentgym_env.errors import BadRequest
-from agentgym_train import local_models
-from agentgym_train import local_models as hub
 from agentgym_train.cli import models
-from agentgym_train.local_models import ADAPTERS
-from agentgym_train.models import CHATML, load_policy, speak_chatml
+from agentgym_train.models import local
+from agentgym_train.models import local as hub
+from agentgym_train.models.loading import CHATML, load_policy, speak_chatml
+from agentgym_train.models.local import ADAPTERS
 from agentgym_train.rollout.chat import Chat
 from tests.train.small import save_tiny_policy, tiny_model
 from tests.train.test_gguf import installed
@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     refs.mkdir()
     (refs / "main").write_text("abc")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr(local_models, "carried", lambda: [])
+    monkeypatch.setattr(local, "carried", lambda: [])
     return folder
 
 
@@ -55,7 +55,7 @@ def test_folders_adapters_files_packages_and_the_cache_are_listed(cache, tmp_pat
     monkeypatch.undo()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.syspath_prepend(tmp_path / "site")
-    found = {model.name: model for model in local_models.find_local_models([here])}
+    found = {model.name: model for model in local.find_local_models([here])}
     first = found[str(here / "runs" / "first" / "model")]
     assert (first.kind, first.about, first.where) == ("whole", "Qwen3ForCausalLM", "folder")
     second = found[str(adapters)]
@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_read_hides_no_other(cache, tmp_path):
     broken.mkdir(parents=True)
     (broken / "config.json").write_text("{")
     save_tiny_policy(tmp_path / "here" / "whole")
-    found = local_models.find_local_models([tmp_path / "here"])
+    found = local.find_local_models([tmp_path / "here"])
     assert [(m.name.rpartition("/")[2], m.about) for m in found if m.where == "folder"] == [
         ("broken", "?"), ("whole", "Qwen3ForCausalLM"),
     ]  # fmt: skip

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_env.errors import BadRequest
-from agentgym_env.failures import TEACHES
+from agentgym_env.errors import TEACHES, BadRequest
 from agentgym_train.config.values import trained_outcomes
 
 

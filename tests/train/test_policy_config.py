@@ -11,7 +11,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import CONFIGS, config_from, method_config
-from agentgym_train.config.reading import RENAMED
+from agentgym_train.config.values import RENAMED
 from agentgym_train.rollout.chat import chat_of
 from tests.train.command import Command, finish
 from tests.train.templates import tokenizer_with

@@ -11,7 +11,13 @@ from rich.console import Console
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import config_from
 from agentgym_train.evaluation.evaluate import CategoryReport, EvalReport
-from agentgym_train.run_summary import figure_of, next_commands, plot, success_table, summary
+from agentgym_train.trainers.run_summary import (
+    figure_of,
+    next_commands,
+    plot,
+    success_table,
+    summary,
+)
 
 CONFIG = config_from(
     {"model": "m", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x", "horizon": [4, 8]}

@@ -7,8 +7,8 @@ from itertools import groupby
 
 import pytest
 
-from agentgym_env.async_client import AsyncEnvClient
-from agentgym_env.failures import teaches
+from agentgym_env.client.aio import AsyncEnvClient
+from agentgym_env.errors import teaches
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.actors import ExpertActor, RandomActor, model_actor

@@ -8,10 +8,9 @@ import re
 
 from rich.console import Console
 
-from agentgym_train.console import progress_bar
 from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import EpisodeSpec
-from agentgym_train.rollout.runner import ConcurrencyText, RolloutBar
+from agentgym_train.rollout.runner import ConcurrencyText, RolloutBar, progress_bar
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentgym_env.async_client import AsyncEnvClient
+from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
 from tests.train.inprocess import Waiting
 

@@ -13,7 +13,7 @@ import requests
 import yaml
 from safetensors.torch import load_file
 
-from agentgym_env.failures import teaches
+from agentgym_env.errors import teaches
 from agentgym_env.run_store import RunStore
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy

@@ -38,7 +38,7 @@ def train_one_step(tmp_path, script, **changes):
     policy = Policy(config, model, tokenizer, chat, engine, "")
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     store = RunStore.create(tmp_path / "run", {})
-    with RolloutRunner(config.env) as rollout_runner:
+    with RolloutRunner(config.env, wrappers=config.wrappers) as rollout_runner:
         trainer = RLTrainer(policy, config, rollout_runner, store)
         trainer.train()
     return trainer, before
@@ -94,6 +94,29 @@ def test_a_step_moves_the_weights_by_the_gradient_of_the_plain_reference(tmp_pat
     trainer, before = train_one_step(tmp_path, guesses([wrong, task, wrong, wrong]))
     assert [len(t.turns) for t in trainer._trajectories] == [2, 1, 2, 2]
     assert_step_is_the_reference(trainer, before, {0, 1, 2, 3})
+
+
+def test_a_step_trains_on_what_wrappers_make_of_rewards_and_observations(tmp_path):
+    task = first_task(tmp_path)
+    wrong = next(n for n in "123456" if n not in (task, "2"))
+    wrappers = [
+        "agentgym_env.wrappers:AvailableActions",
+        # So small that GRPO's 1e-4 beside the standard deviation shows in the gradient.
+        {"wrapper": "agentgym_env.wrappers:ScaleReward", "scale": 1e-3},
+    ]
+    script = guesses([wrong, task, wrong, wrong])
+    trainer, before = train_one_step(tmp_path, script, wrappers=wrappers)
+    played = trainer._trajectories
+    assert [t.reward for t in played] == [1e-3 if t.success else 0.0 for t in played]
+    assert {t.success for t in played} == {True, False}
+    assert_step_is_the_reference(trainer, before, {0, 1, 2, 3})
+    listed = "Available actions:\n1\n2\n3"
+    for episode in played:
+        assert listed in episode.observation
+        assert listed in textcraft_tokenizer().decode(episode.tokens.prompt_ids)
+    longer = next(t for t in played if len(t.turns) == 2)
+    assert listed in longer.turns[0].observation
+    assert listed in textcraft_tokenizer().decode(longer.tokens.completion_ids)
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from agentgym_env.errors import BadRequest
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.horizon import make_horizon
 from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.horizon import make_horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.trainer import TooManyLost, trajectory_reward

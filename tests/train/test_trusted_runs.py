@@ -8,12 +8,10 @@ import yaml
 
 from agentgym_env import TaskSet, TextEnv
 from agentgym_env.cli import main
-from agentgym_env.named_code import load_named
-from agentgym_env.registration import register
+from agentgym_env.registration import load_named, register
 from agentgym_env.run_store import RunStore
-from agentgym_train import launching
-from agentgym_train.viewer.export import NoPicture, Pictures
-from agentgym_train.viewer.query import Stored
+from agentgym_train.runs import preflight
+from agentgym_train.viewer.query import NoPicture, Pictures, Stored
 from tests.env.test_trust import NAMED, PLACES, agentgym, folder
 from tests.train.small import save_tiny_policy
 
@@ -44,7 +42,7 @@ def test_the_processes_of_a_resumed_run_are_told_that_it_is_trusted(tmp_path, mo
     def become(command, environ):
         raise InterruptedError(*command)
 
-    monkeypatch.setattr(launching, "_become", become)
+    monkeypatch.setattr(preflight, "_become", become)
     named = {"model": save_tiny_policy(tmp_path / "policy"), "servers": ["http://127.0.0.1:9"]}
     RunStore.create(tmp_path / "run", {"config": CONFIG | named})
     words = ["train", "--resume", str(tmp_path / "run"), "--num-processes", "2", "--trust"]

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from agentgym_env.errors import BadRequest, ServerStartFailed
 from agentgym_env.run_store import RunStore
 from agentgym_train.engines.base import Sampling
-from agentgym_train.models import load_policy
+from agentgym_train.models.loading import load_policy
 from tests.train.small import tiny_model
 from tests.train.vllm_engines import (
     WARM,

@@ -15,7 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from agentgym_train.algorithms.gae import PPO, CriticTargets
-from agentgym_train.trainers.critic import Critic
+from agentgym_train.trainers.advantages import Critic
 from agentgym_train.trainers.update import PackedUpdate
 from tests.train.ragged_rows import episodes, llama, make_trainer, padded
 

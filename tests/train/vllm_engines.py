@@ -15,7 +15,7 @@ import torch
 from agentgym_train.config.engines import ColocateSettings, ServerSettings
 from agentgym_train.engines.base import Generation, Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.models import load_policy
+from agentgym_train.models.loading import load_policy
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 MAX_TOKENS = 768

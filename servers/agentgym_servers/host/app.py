@@ -24,7 +24,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class Service(Protocol):
-    """A desk and, behind it, who answers."""
+    """A codec, and what answers the requests that it decodes."""
 
     codec: Codec
 
@@ -47,7 +47,7 @@ class Service(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """One call as it came, past the door."""
+    """One request that passed the checks of its headers."""
 
     method: str
     path: str
@@ -188,7 +188,7 @@ def headers_of(scope: MutableMapping[str, Any]) -> dict[bytes, str]:
 
 
 async def read_body(receive: Receive, limit: int) -> bytes | None:
-    """The body; of one longer than `limit`, no more than shows that it is. None: nobody waits."""
+    """The body, read up to just over `limit`; None if the client has disconnected."""
     message = await receive()
     if message["type"] == "http.disconnect":
         return None

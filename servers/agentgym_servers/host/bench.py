@@ -23,11 +23,12 @@ from msgspec import UNSET, Struct, UnsetType
 from rich.console import Console
 from rich.table import Table
 
+from agentgym_env.cli.options import EnvId
+from agentgym_env.client.transports import checked_address
 from agentgym_env.errors import BadRequest, EnvironmentLost, MissingExtra
 from agentgym_env.launch import local_server
 from agentgym_env.registration import env_class, full_id
 from agentgym_env.text_env import TextEnv
-from agentgym_env.transports import checked_address
 from agentgym_env.wire import CreateReply, ResetRequest, StepRequest, WireError, decode, encode
 
 MAX_TURNS = 20
@@ -323,23 +324,26 @@ _PERCENT = (50, 95, 99)
 
 
 def bench(
-    env_id: Annotated[str, typer.Argument(help="An environment's id, or module:Class.")],
+    env_id: EnvId,
     server: Annotated[
-        str | None, typer.Option(help="Address of a running server. Default: a local one.")
+        str | None, typer.Option(help="Address of a running server. Default: a local server.")
     ] = None,
     concurrency: Annotated[
-        str, typer.Option(help="Sessions side by side, as a comma-separated list.")
+        str, typer.Option(help="Numbers of concurrent sessions, separated by commas.")
     ] = ",".join(map(str, CONCURRENCY)),
-    seconds: Annotated[float, typer.Option(help="Length of each measurement.")] = 3.0,
+    seconds: Annotated[float, typer.Option(help="Duration of each measurement, in seconds.")] = 3.0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file.")
+        Path | None, typer.Option("--json", help="Write the results to this JSON file.")
     ] = None,
 ) -> None:
-    """Measure steps per second and latencies, single and in batches."""
+    """Measure steps per second and latency of an environment.
+
+    Compares the environment in this process, single requests and batches.
+    """
     env_id = full_id(env_id)
     counts = _parse_counts(concurrency)
     if not seconds > 0:
-        raise BadRequest(f"--seconds is above 0, got {seconds}")
+        raise BadRequest(f"--seconds must be above 0, got {seconds}")
     env = env_class(env_id)()
     plays = record_plays(env)
     rows = [_row("in-process", 1, in_process_load(env, plays, seconds))]

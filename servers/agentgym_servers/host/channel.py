@@ -73,7 +73,7 @@ class Channel:
         self._listening = asyncio.create_task(self._listen())
 
     async def ask(self, path: str, body: bytes) -> bytes:
-        """The answer's body; raises `ConnectionError` if the other end is gone."""
+        """The answer's body; raises `ConnectionError` if the peer has closed the connection."""
         if self._listening.done():
             raise ConnectionResetError("the other process has ended")
         self._number = number = self._number + 1

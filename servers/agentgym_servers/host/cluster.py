@@ -1,4 +1,4 @@
-"""`--workers N`: N processes that each speak HTTP and hold a share of the sessions.
+"""`--workers N`: N processes that each serve HTTP and a part of the sessions.
 
 They listen on one port, which the kernel spreads connections over. A call for a session of
 another process goes to it over a Unix socket, so any of them can be asked for any session.
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _GONE = "the process that held this session has ended; open another"
 
 
-def mesh_service(settings: ServeSettings, index: int, folder: Path) -> Router:
+def cluster_service(settings: ServeSettings, index: int, folder: Path) -> Router:
     """The service of process `index`; the processes find one another in `folder`."""
     host = Host(
         session_table(settings, index),
@@ -50,18 +50,18 @@ def mesh_service(settings: ServeSettings, index: int, folder: Path) -> Router:
         max_items=settings.max_items,
     )
     partitions = [
-        _Own(host, _door(folder, index)) if i == index else _Peer(_door(folder, i))
+        _Own(host, _socket_path(folder, index)) if i == index else _Peer(_socket_path(folder, i))
         for i in range(settings.workers)
     ]
     return Router(host.codec, partitions, count_codec=False)
 
 
 class _Own:
-    """This process's own sessions, which its peers may ask for too."""
+    """This process's own sessions, which its peers may use too."""
 
-    def __init__(self, host: Host, door: Path) -> None:
+    def __init__(self, host: Host, socket_path: Path) -> None:
         self._host = host
-        self._door = door
+        self._socket_path = socket_path
         self._server: asyncio.Server | None = None
         self._visitors: set[asyncio.StreamWriter] = set()
 
@@ -73,8 +73,8 @@ class _Own:
 
     async def start(self) -> None:
         await self._host.start()
-        self._door.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._receive, self._door)
+        self._socket_path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._receive, self._socket_path)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -101,8 +101,8 @@ class _Own:
 class _Peer:
     """The sessions of another process."""
 
-    def __init__(self, door: Path) -> None:
-        self._door = door
+    def __init__(self, socket_path: Path) -> None:
+        self._socket_path = socket_path
         self._channel: Channel | None = None
         self._connecting = asyncio.Lock()
 
@@ -125,11 +125,11 @@ class _Peer:
             await self._channel.close()
 
     async def _ask(self, path: str, body: bytes) -> bytes | None:
-        """The answer's body, or None if the process is gone."""
+        """The answer's body, or None if the process has ended."""
         async with self._connecting:
             if self._channel is None:
                 try:
-                    self._channel = Channel(*await asyncio.open_unix_connection(self._door))
+                    self._channel = Channel(*await asyncio.open_unix_connection(self._socket_path))
                 except OSError:
                     return None
             channel = self._channel
@@ -142,12 +142,12 @@ class _Peer:
             return None
 
 
-def _door(folder: Path, index: int) -> Path:
+def _socket_path(folder: Path, index: int) -> Path:
     return folder / f"{index}.sock"
 
 
 class Orders(Struct, frozen=True):
-    """What a process of a mesh is told."""
+    """The orders of one process of the cluster."""
 
     settings: ServeSettings
     index: int
@@ -156,7 +156,7 @@ class Orders(Struct, frozen=True):
 
 
 def main() -> None:
-    """Serve until the supervisor says otherwise, or is gone."""
+    """Serve until the supervisor stops this process or ends."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     settings = orders.settings
     report = os.fdopen(os.dup(1), "w")
@@ -167,13 +167,13 @@ def main() -> None:
         report.write("ready\n")
         report.close()
 
-    app = app_of(mesh_service(settings, orders.index, Path(orders.folder)), settings)
+    app = app_of(cluster_service(settings, orders.index, Path(orders.folder)), settings)
     with listen(settings.host, settings.port, shared=True) as listener:
         sys.exit(
             run_server(
                 app,
                 listener,
-                most_socket_bytes=settings.most_socket_bytes,
+                max_socket_bytes=settings.max_socket_bytes,
                 when_ready=tell,
                 follow_parent=True,
             )

@@ -1,4 +1,4 @@
-"""Decodes requests and encodes replies; knows nothing about who keeps the sessions.
+"""Decodes requests and encodes replies; knows nothing about where the sessions are.
 
 A call is begun, its batch is answered wherever the sessions live, and the answer is written. The
 HTTP application and the in-process transport share this, so they agree to the byte.
@@ -63,7 +63,7 @@ tried, also in strings that do not end, so that a scan takes time in proportion 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A call that whoever keeps the sessions has to answer."""
+    """A request for the session store."""
 
     route: routes.Route
     requests: list[Any]
@@ -79,7 +79,7 @@ class Scrape:
 
 
 class SessionStore(Protocol):
-    """Who keeps the sessions, as far as the desk needs it."""
+    """The part of the session store that the codec needs."""
 
     def card(self) -> EnvCard:
         """What is served."""
@@ -90,12 +90,12 @@ class SessionStore(Protocol):
         ...
 
     def unsendable(self, reply: Any, error: Exception) -> Any:
-        """Stand in for a reply that cannot be written."""
+        """Replace a reply that is not serializable."""
         ...
 
 
 class Codec:
-    """Decodes calls, encodes answers, guards the door, counts."""
+    """Decodes requests, encodes responses, checks tokens and sizes, counts."""
 
     def __init__(
         self,
@@ -108,9 +108,9 @@ class Codec:
         self.max_body_bytes = max_body_bytes
         self.max_items = max_items
         self.figures = Figures()
-        """Calls, items and errors; the keeper counts the rest."""
+        """Calls, items and errors; the session store counts the rest."""
         self.session_store = session_store
-        """Who keeps the sessions."""
+        """The session store."""
         self._token = token
 
     def begin(
@@ -162,7 +162,7 @@ class Codec:
         return 200, JSON, encode(health)
 
     def unauthorized(self, path: str, authorization: str) -> WireError | None:
-        """Why a call is turned away at the door, or None."""
+        """Why a request is rejected before it is read, or None."""
         if self._token is None or path == routes.HEALTH.path:
             return None
         scheme, _, given = authorization.strip().partition(" ")
@@ -234,7 +234,7 @@ class Codec:
 def encode_replies(
     replies: list[Any], wanted: str, session_store: SessionStore
 ) -> tuple[list[Any], bytes]:
-    """The replies and their bytes; one that cannot be written becomes the world's fault."""
+    """The replies and their bytes; one that is not serializable becomes an environment error."""
     try:
         return replies, encode(replies, wanted)
     except Exception as error:
@@ -272,7 +272,7 @@ def _count_items(body: bytes, sent: str, limit: int) -> int:
 
 
 def _answer_type(sent: str, accept: str) -> str:
-    """MessagePack if it is asked for, or if it was sent and nothing else is asked for."""
+    """MessagePack if it is accepted, or if it was sent and nothing else is accepted."""
     if MSGPACK in accept.lower():
         return MSGPACK
     return MSGPACK if sent == MSGPACK and accept in ("", "*/*") else JSON
@@ -320,10 +320,10 @@ def fault(name: str | None, error: Exception, *, log_message: bool) -> WireError
 
 def unknown_session(name: str) -> WireError:
     """The error of a session that is not there."""
-    text = "there is no such session: it was closed, stood idle too long, or never was; open one"
+    text = "session closed, expired or unknown; open a new one"
     return WireError("unknown_session", text, cut(name))
 
 
 def cut(text: str) -> str:
-    """As much of a text as an error message holds."""
+    """A text, shortened for an error message."""
     return text if len(text) <= _MAX_MESSAGE_FAULTS else text[:_MAX_MESSAGE_FAULTS] + "..."

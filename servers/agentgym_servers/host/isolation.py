@@ -81,7 +81,7 @@ class WorldProcess:
             return replies
 
     async def figures(self) -> Figures:
-        """What it counted; of a process that is busy, what it had counted when last asked."""
+        """Its counters; for a busy process, those of the last query."""
         try:
             async with asyncio.timeout(_FIGURES_TIMEOUT_S), self._turn:
                 body = await (await self._running()).ask(FIGURES, b"")
@@ -161,7 +161,7 @@ class WorldProcess:
             except (TimeoutError, ConnectionError) as error:
                 status = await self._end(gently=isinstance(error, ConnectionError))
                 raise ServerStartFailed(
-                    f"a process for {self._settings.env_id} did not come up "
+                    f"a process for {self._settings.env_id} did not start "
                     f"({_describe_exit(status)}); see the server's log"
                 ) from error
         return self._channel
@@ -189,7 +189,7 @@ class WorldProcess:
 
 
 class _Described:
-    """What is served, as the first process tells it."""
+    """The description of the environment, from the first process."""
 
     def __init__(self, process: WorldProcess) -> None:
         self._process = process
@@ -202,7 +202,7 @@ class _Described:
             if tasks.split == split:
                 return tasks
         names = ", ".join(map(repr, self.card().splits))
-        raise UnknownSplit(f"no split {split!r}; there are {names}")
+        raise UnknownSplit(f"no split {split!r}; available: {names}")
 
     def unsendable(self, reply: Any, error: Exception) -> Any:
         # It came as JSON, so this is a fault in the server itself, not in a world.

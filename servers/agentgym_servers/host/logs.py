@@ -43,7 +43,7 @@ def configure_logs(stream: TextIO, level: int, *, as_json: bool) -> None:
 
 
 def where(error: BaseException) -> str:
-    """The type of an exception and the frames it came through.
+    """The type of an exception and its frames.
 
     Its message is left out: it may quote an action.
     """

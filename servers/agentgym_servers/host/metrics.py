@@ -23,22 +23,22 @@ class Figures(Struct):
     created: int = 0
     """Opened so far."""
     reaped: int = 0
-    """Ended because they stood idle."""
+    """Sessions that expired."""
     restarts: int = 0
     """World processes that were killed or died, and were started again."""
     steps: int = 0
     """Steps the environments took; a repeated turn is not one."""
     step_seconds: float = 0.0
     step_buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
-    """Steps by latency: bucket i holds those from bound i-1 to below bound i."""
+    """Steps by latency: bucket i counts those from bound i-1 to below bound i."""
     requests: dict[str, int] = field(default_factory=dict)
     """Calls by route."""
     items: dict[str, int] = field(default_factory=dict)
     """Items answered by route."""
     errors: dict[str, int] = field(default_factory=dict)
     """Failed calls and items by code."""
-    incidents: dict[str, int] = field(default_factory=dict)
-    """What failed around the worlds, and was told to the policy, by name."""
+    env_errors: dict[str, int] = field(default_factory=dict)
+    """Errors of services that environments use, which the policy was shown, by name."""
 
     def count_step(self, seconds: float) -> None:
         """An environment took a step."""
@@ -79,8 +79,8 @@ def page(figures: Figures) -> str:
         _labelled("code", figures.errors),
     )  # fmt: skip
     add(
-        "incidents_total", "counter", "What failed around the worlds, by name.",
-        _labelled("name", figures.incidents),
+        "env_errors_total", "counter", "Errors of services that environments use, by name.",
+        _labelled("name", figures.env_errors),
     )  # fmt: skip
     return "\n".join(lines) + "\n"
 

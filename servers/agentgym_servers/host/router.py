@@ -25,7 +25,7 @@ _ELSEWHERE = frozenset({"too_many_sessions", "shutting_down"})
 
 
 class Partition(Protocol):
-    """A process that holds sessions."""
+    """A process with a part of the sessions."""
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to a batch, in order. It never raises: a process that died is answered."""
@@ -45,7 +45,7 @@ class Partition(Protocol):
 
 
 class Router:
-    """Serves the sessions of several shards; a desk that no shard counts is counted here."""
+    """Serves several partitions of sessions; counts the codec if no partition does."""
 
     def __init__(self, codec: Codec, partitions: Sequence[Partition], *, count_codec: bool) -> None:
         self.codec = codec
@@ -67,17 +67,17 @@ class Router:
         return reduce(add, figures, own)
 
     async def start(self) -> None:
-        """Start every shard."""
+        """Start every partition."""
         await asyncio.gather(*(partition.start() for partition in self._partitions))
 
     async def stop(self) -> None:
-        """Stop every shard."""
+        """Stop every partition."""
         await asyncio.gather(*(partition.stop() for partition in self._partitions))
 
     async def _create(self, requests: Sequence[Any]) -> list[CreateReply]:
         """Spread new sessions evenly; one that its process refuses is tried at the others."""
         count = len(self._partitions)
-        # Kept here: calls that run beside this one must not lead it to the same shard again.
+        # Kept here: calls that run beside this one must not choose the same partition again.
         first = self._next
         self._next = (first + len(requests)) % count
         replies: list[Any] = [None] * len(requests)
@@ -116,7 +116,7 @@ class Router:
         return replies
 
     def _owner(self, session: str) -> int:
-        """The shard that holds a session; the first one refuses a name that none gave."""
+        """The partition of a session; the first one rejects an unknown name."""
         number = session.partition(_SEPARATOR)[0]
         if number.isascii() and number.isdigit() and len(number) < 6:
             index = int(number)
@@ -126,12 +126,12 @@ class Router:
 
 
 def name_prefix(index: int) -> str:
-    """What the names of a shard's sessions begin with."""
+    """The prefix of the session names of a partition."""
     return f"{index}{_SEPARATOR}"
 
 
 def share_of(total: int, index: int, count: int) -> int:
-    """How many of `total` sessions shard `index` of `count` may hold."""
+    """The share of `total` sessions that partition `index` of `count` may open."""
     return total // count + (index < total % count)
 
 

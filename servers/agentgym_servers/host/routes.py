@@ -40,17 +40,17 @@ class Route:
     gives: Any = None
     """Type of the answer, None for plain text or a free document."""
     codes: tuple[ErrorCode, ...] = ()
-    """The errors it may answer, beside those of the door."""
+    """The errors it may answer, besides those of every route."""
     media: str = "application/json"
 
 
-AT_THE_DOOR: Final[tuple[ErrorCode, ...]] = (
+ON_EVERY_ROUTE: Final[tuple[ErrorCode, ...]] = (
     "unauthorized", "unknown_host", "foreign_origin", "too_large", "wrong_method",
 )  # fmt: skip
 
 """The errors of every route; `/health` needs no token."""
 
-OF_BODIES: Final[tuple[ErrorCode, ...]] = ("unsupported_media_type", "too_many_items")
+ON_ROUTES_WITH_A_BODY: Final[tuple[ErrorCode, ...]] = ("unsupported_media_type", "too_many_items")
 
 """The errors of every route that takes a body."""
 
@@ -168,8 +168,8 @@ def _operation(route: Route, schema_of: dict[str, Any], splits: list[str]) -> di
             "content": _media(answer) if route.gives else {route.media: {"schema": answer}},
         }
     }
-    own = route.codes if route.takes is None else (*OF_BODIES, *route.codes)
-    codes = [c for c in (*AT_THE_DOOR, *own) if (c, route) != ("unauthorized", HEALTH)]
+    own = route.codes if route.takes is None else (*ON_ROUTES_WITH_A_BODY, *route.codes)
+    codes = [c for c in (*ON_EVERY_ROUTE, *own) if (c, route) != ("unauthorized", HEALTH)]
     for status in sorted({STATUS[code] for code in codes}):
         # A batch in which every item failed comes back as the list, under the first item's status.
         either = {"anyOf": [schema_of[str(ErrorBody)], answer]} if route.takes else None

@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger(__name__)
 
 GRACE_S = 5
-"""Seconds that steps under way have to finish when the server is told to end."""
+"""Seconds that running steps have to finish when the server is stopped."""
 
 
 def make_service(settings: ServeSettings) -> App:
@@ -50,13 +50,13 @@ def run_server(
     app: App,
     listener: socket.socket,
     *,
-    most_socket_bytes: int | None = None,
+    max_socket_bytes: int | None = None,
     when_ready: Callable[[], None] | None = None,
     follow_parent: bool = False,
 ) -> int:
     """Serve until SIGTERM, SIGINT or the parent's end; the exit status.
 
-    `most_socket_bytes` is the longest message of a WebSocket; None serves no WebSockets.
+    `max_socket_bytes` is the longest message of a WebSocket; None serves no WebSockets.
     """
     config = uvicorn.Config(
         app,
@@ -66,8 +66,8 @@ def run_server(
         proxy_headers=False,  # nothing here asks who the client is
         timeout_graceful_shutdown=GRACE_S,
         lifespan="on",
-        ws="none" if most_socket_bytes is None else "websockets-sansio",
-        ws_max_size=most_socket_bytes or 0,
+        ws="none" if max_socket_bytes is None else "websockets-sansio",
+        ws_max_size=max_socket_bytes or 0,
         ws_per_message_deflate=False,  # it costs more than the network saves here
     )
     server = _Server(config, when_ready)

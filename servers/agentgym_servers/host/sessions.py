@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Session:
-    """One environment and where its episode stands."""
+    """One environment and the state of its episode."""
 
     env: TextEnv
     used: float
@@ -70,7 +70,7 @@ class Session:
 
 
 def refused_turn(session: Session, request: StepRequest) -> StepReply:
-    """The reply to a turn that cannot be taken."""
+    """The reply to an invalid turn."""
     if session.turn < 0:
         code, text = "episode_over", "no episode was started; reset the session before stepping it"
     elif request.turn != session.turn + 1:
@@ -149,7 +149,7 @@ class SessionTable:
 
     @property
     def ttl_s(self) -> float:
-        """Seconds a session may stand idle."""
+        """Seconds until an idle session expires."""
         return self._ttl_s
 
     def figures(self) -> Figures:
@@ -207,7 +207,7 @@ class SessionTable:
                 reply = StepReply(request.session, request.turn, error=fault)
             seconds = time.perf_counter() - began
             count_step(seconds)
-            if session.env.incidents:
+            if session.env.env_errors:
                 self._count_incidents(session.env)
             session.over = session.over or reply.terminated or reply.truncated
             session.reply = reply
@@ -232,7 +232,7 @@ class SessionTable:
         return [CloseReply(r.session, self._end(r.session)) for r in requests]
 
     def reap(self) -> int:
-        """End the sessions that stood idle past their time to live; return how many."""
+        """End the expired sessions; return how many."""
         oldest_allowed = self._clock() - self._ttl_s
         idle = [name for name, session in self._sessions.items() if session.used <= oldest_allowed]
         for name in idle:
@@ -251,7 +251,7 @@ class SessionTable:
             self._spare = None
 
     def unsendable(self, reply: Reply, error: Exception) -> Reply:
-        """Stand in for a reply that cannot be written as a message: the world's fault."""
+        """Replace a reply that is not serializable by an environment error."""
         failure = self._fault(reply.session, error)
         if not isinstance(reply, StepReply):
             return type(reply)(session=reply.session, error=failure)
@@ -318,9 +318,9 @@ class SessionTable:
             return kind(request.session, error=self._error(request.session, error))
 
     def _count_incidents(self, env: TextEnv) -> None:
-        for name in env.incidents:
-            count(self._figures.incidents, name)
-        env.incidents.clear()
+        for name in env.env_errors:
+            count(self._figures.env_errors, name)
+        env.env_errors.clear()
 
     def _log_step(self, request: StepRequest, reply: StepReply, seconds: float) -> None:
         action = {"action": cut(request.action)} if self._log_actions else {}
@@ -349,7 +349,7 @@ class SessionTable:
         return True
 
     def _error(self, name: str, error: Exception) -> WireError:
-        """The wire's word for an exception of the environment."""
+        """The wire's error code for an exception of the environment."""
         return refusal(name, error) or self._fault(name, error)
 
     def _fault(self, name: str | None, error: Exception) -> WireError:
@@ -430,7 +430,7 @@ class Host:
         return self.table.figures() + self.codec.figures
 
     async def start(self) -> None:
-        """Begin to end idle sessions."""
+        """Start ending idle sessions."""
         self._reaping = asyncio.create_task(self._reap())
 
     async def stop(self) -> None:
@@ -449,7 +449,7 @@ class Host:
 
 
 def in_process_host(make_env: Callable[[], TextEnv], env_id: str) -> Host:
-    """A host for this process alone: nobody else can take its sessions or leave them behind."""
+    """A host for this process only, without limits on sessions."""
     return Host(SessionTable(make_env, env_id=env_id, max_sessions=2**31, ttl_s=math.inf))
 
 

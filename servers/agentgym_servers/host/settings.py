@@ -15,6 +15,7 @@ from agentgym_servers.host.router import name_prefix, share_of
 from agentgym_servers.host.sessions import SessionTable
 
 OWN: Final = "agentgym-sdk"
+AGENTGYM: Final = "agentgym"
 OPENENV: Final = "openenv"
 
 
@@ -40,7 +41,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     """Whether worlds step in processes that serve nothing else, under a deadline."""
     step_timeout_s: float = 60.0
     protocol: Literal["agentgym-sdk", "agentgym", "openenv", "nemo-gym", "mcp"] = OWN
-    """What is spoken: our own, or a neighbour's."""
+    """Our own protocol, or one of another framework."""
     log_level: int = 20
     log_json: bool = False
     log_actions: bool = False
@@ -50,13 +51,13 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
         return RequestGuard(self.host, self.allowed_hosts)
 
     @property
-    def most_socket_bytes(self) -> int | None:
+    def max_socket_bytes(self) -> int | None:
         """The longest message of a WebSocket; None where the protocol has none."""
         return self.max_body_bytes if self.protocol == OPENENV else None
 
 
 def session_table(settings: ServeSettings, index: int | None = None) -> SessionTable:
-    """The table of a whole server, or the share of it that process `index` holds."""
+    """The session table of a whole server, or the part of process `index`."""
     env_type = env_class(settings.entry_point)
 
     def make_env() -> TextEnv:

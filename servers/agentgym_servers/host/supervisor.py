@@ -37,7 +37,7 @@ _KILLED: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 """Exit statuses of a worker that somebody else ended: it is not the worker that fails."""
 
 
-def run_mesh(settings: ServeSettings, when_ready: Callable[[int], None]) -> None:
+def run_cluster(settings: ServeSettings, when_ready: Callable[[int], None]) -> None:
     """Serve by `settings.workers` processes until SIGTERM or SIGINT; report the port.
 
     Raises `ServerStartFailed` if a worker does not start: at once where it has never been ready,
@@ -81,7 +81,7 @@ def _supervise(
 
 
 class _Member:
-    """One process of the mesh, and those that replace it."""
+    """One process of the cluster, and those that replace it."""
 
     def __init__(self, orders: Orders) -> None:
         self.ready = False
@@ -94,7 +94,7 @@ class _Member:
         self._start()
 
     def check(self) -> None:
-        """See whether it is ready, and start it again if it has ended; its sessions are gone.
+        """Check whether it is ready, and restart it if it has ended; its sessions are lost.
 
         It never waits for the process. Raises `ServerStartFailed`.
         """
@@ -131,7 +131,7 @@ class _Member:
         event(logger, logging.ERROR, "worker_lost", worker=self._orders.index, exit_status=status)
         if not self._was_ready:
             raise ServerStartFailed(
-                f"{name} did not come up (exit status {status}); see the lines above"
+                f"{name} did not start (exit status {status}); see the log above"
             )
         if not self.ready and status not in _KILLED:
             self._failed_starts += 1

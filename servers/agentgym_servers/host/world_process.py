@@ -28,7 +28,7 @@ _GRACE_S = 5.0
 
 
 def main() -> None:
-    """Serve until the server hangs up."""
+    """Serve until the server closes the connection."""
     with socket.socket(fileno=int(sys.argv[1])) as line:
         asked: queue.Queue[Ask | None] = queue.Queue()
         threading.Thread(target=_listen, args=(line, asked), daemon=True).start()
@@ -43,7 +43,7 @@ def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> N
     try:
         table = session_table(settings, int(first.path))
     except Exception as error:
-        # The world cannot be made: one record that is not mixed up with its neighbours'.
+        # The world cannot be made: one record that is not mixed up with those of other processes.
         message = f"{type(error).__name__}: {error}"
         event(logger, logging.ERROR, "world_not_made", message=message, where=where(error))
         sys.exit(1)

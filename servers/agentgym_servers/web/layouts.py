@@ -1,14 +1,16 @@
-"""What an agent reads each turn, in BrowserGym's layout or in AgentGym's."""
+"""What an agent does with a browser, and reads each turn: BrowserGym's layout or AgentGym's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from agentgym_servers.web.actions.parse import Action
 from agentgym_servers.web.sites.site import HOSTS
+
+MAX_TREE_CHARS: Final = 40_000
 
 PUBLIC_ADDRESSES: Final = {
     "shopping": "http://onestopmarket.com",
@@ -26,8 +28,30 @@ _PUBLIC_HOSTS: Final = frozenset(
 )
 
 
+class Browser(Protocol):
+    """The browser of one episode, open on the task's pages."""
+
+    @property
+    def tabs(self) -> tuple[tuple[str, str], ...]:
+        """URL and title of each tab."""
+        ...
+
+    @property
+    def active(self) -> int:
+        """Which tab is shown."""
+        ...
+
+    def tree(self) -> str:
+        """The shown page's tree; a tree that is too long is cut at a line, with a note."""
+        ...
+
+    def act(self, action: Action) -> str:
+        """Do an action; the error as BrowserGym words it, empty if there is none."""
+        ...
+
+
 class View(msgspec.Struct, frozen=True):
-    """What there is to tell about a browser at the start of a turn."""
+    """What an observation contains of a browser."""
 
     objective: str
     tabs: tuple[tuple[str, str], ...]
@@ -38,7 +62,7 @@ class View(msgspec.Struct, frozen=True):
     error: str = ""
     """Of the last action."""
     bases: Mapping[str, str] = msgspec.field(default_factory=lambda: HOSTS)
-    """WebArena's name of a site -> where it stands."""
+    """WebArena's name of a site -> its address."""
 
 
 def browsergym_text(view: View) -> str:
@@ -58,7 +82,7 @@ def browsergym_text(view: View) -> str:
 def agentgym_text(view: View) -> str:
     """AgentGym's observation, with the sites under their public addresses.
 
-    Deviation: the tree's lines are BrowserGym's, and an error stands above them.
+    Deviation: the tree's lines are BrowserGym's, and an error precedes them.
     """
     tabs = " | ".join(
         f"Tab {at}{' (current)' if at == view.active else ''}: {title}"
@@ -78,7 +102,7 @@ def public_url(url: str, bases: Mapping[str, str] = HOSTS) -> str:
 
 
 def own_url(url: str, bases: Mapping[str, str] = HOSTS) -> str:
-    """An address that AgentGym shows as the site's that it stands for; any other as it is."""
+    """An address that AgentGym shows as the address of the site; any other as it is."""
     if "://" not in url and url.partition("/")[0] in _PUBLIC_HOSTS:
         url = f"http://{url}"
     return _moved(url.replace("https://", "http://", 1), PUBLIC_ADDRESSES, bases, url)
@@ -92,9 +116,17 @@ def own_action(action: Action, bases: Mapping[str, str] = HOSTS) -> Action:
 def _moved(
     url: str, before: Mapping[str, str], after: Mapping[str, str], otherwise: str | None = None
 ) -> str:
-    # The longest first: one site may stand within another's address.
+    # The longest first: one site's address may contain another's.
     for site, address in sorted(before.items(), key=lambda item: -len(item[1])):
         rest = url.removeprefix(address)
         if rest != url and (not rest or rest[0] in "/?#"):
             return after[site] + rest
     return url if otherwise is None else otherwise
+
+
+def cut_tree(tree: str, most: int = MAX_TREE_CHARS) -> str:
+    """A tree's first lines, at most so many characters of them, and how much is left out."""
+    if len(tree) <= most:
+        return tree
+    end = max(tree.rfind("\n", 0, most), 0)
+    return f"{tree[:end]}\n... {len(tree) - end} more characters are left out"

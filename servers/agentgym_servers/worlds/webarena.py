@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from agentgym_env.errors import BadRequest
-from agentgym_env.named_code import load_named
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.registration import load_named
+from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_servers.web.actions.parse import (
     ENDINGS,
     Action,
@@ -19,19 +18,18 @@ from agentgym_servers.web.actions.parse import (
     parse_action,
     write_call,
 )
-from agentgym_servers.web.browser import Browser
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.interpreter import web_python
 from agentgym_servers.web.chromium.messages import Cookie, LogIn, StartSites
-from agentgym_servers.web.chromium.workers import MOST_EPISODES
+from agentgym_servers.web.chromium.workers import MAX_EPISODES
 from agentgym_servers.web.evaluation.evaluators import Judge, evaluate
 from agentgym_servers.web.evaluation.page_access import Pages, Rest
 from agentgym_servers.web.evaluation.page_views import TextPages
 from agentgym_servers.web.evaluation.verified import Exchange
-from agentgym_servers.web.front.doors import open_embedded, open_real
-from agentgym_servers.web.front.front import Door
-from agentgym_servers.web.layouts import View, agentgym_text, browsergym_text, own_action
+from agentgym_servers.web.front.forward_gate import open_embedded, open_real
+from agentgym_servers.web.front.front import Listener
+from agentgym_servers.web.layouts import Browser, View, agentgym_text, browsergym_text, own_action
 from agentgym_servers.web.sites.embedded import Embedded, embedded, starting_cookies
 from agentgym_servers.web.sites.rest import RealRest, SiteRest
 from agentgym_servers.web.sites.site import HOSTS
@@ -43,14 +41,14 @@ from agentgym_servers.web.text_browser.browser import TextBrowser
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What an episode has of the web."""
+    """The parts of the web that an episode uses."""
 
     browser: Browser
     pages: Pages
     rest: Rest
     close: Callable[[], None]
     exchanges: Callable[[], Sequence[Exchange]]
-    """What the sites were asked and answered so far; real ones are not listened to."""
+    """The requests and answers of the sites so far; real sites are not recorded."""
 
 
 def open_text(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
@@ -75,10 +73,10 @@ def open_text(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
 def open_chromium(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
     """Open a task on embedded sites in a Chromium that reaches nothing else."""
     session = world.session()
-    door = open_embedded(session)
+    listener = open_embedded(session)
     start = StartSites(
         episode=secrets.token_hex(8),
-        proxy=door.address,
+        proxy=listener.address,
         urls=[sites.resolve(url) for url in task.start_urls],
         cookies=[
             Cookie(f"http://{host}/", name, value)
@@ -88,10 +86,10 @@ def open_chromium(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
     )
 
     def end() -> None:
-        door.close()
+        listener.close()
         session.close()
 
-    return _in_chromium(start, sites, SiteRest(session), end, door)
+    return _in_chromium(start, sites, SiteRest(session), end, listener)
 
 
 def open_on_real_sites(sites: SiteMap, task: WebTask) -> Opened:
@@ -99,24 +97,24 @@ def open_on_real_sites(sites: SiteMap, task: WebTask) -> Opened:
 
     Each site that the task names is logged in to by its form.
     """
-    door, rest = open_real(sites), RealRest(sites)
+    listener, rest = open_real(sites), RealRest(sites)
     log_ins = [
         LogIn(site, sites.bases[site], sites.accounts[site])
         for site in task.sites
         if task.require_login and site in sites.accounts
     ]
     urls = [sites.resolve(url) for url in task.start_urls]
-    start = StartSites(secrets.token_hex(8), door.address, urls, log_ins=log_ins)
+    start = StartSites(secrets.token_hex(8), listener.address, urls, log_ins=log_ins)
 
     def end() -> None:
-        door.close()
+        listener.close()
         rest.close()
 
-    return _in_chromium(start, sites, rest, end, door)
+    return _in_chromium(start, sites, rest, end, listener)
 
 
 def _in_chromium(
-    start: StartSites, sites: SiteMap, rest: Rest, end: Callable[[], None], door: Door
+    start: StartSites, sites: SiteMap, rest: Rest, end: Callable[[], None], listener: Listener
 ) -> Opened:
     try:
         browser = ChromiumBrowser(start, origins_of(sites.bases).__contains__)
@@ -128,7 +126,7 @@ def _in_chromium(
         browser.close()
         end()
 
-    return Opened(browser, browser, rest, close, lambda: door.exchanges)
+    return Opened(browser, browser, rest, close, lambda: listener.exchanges)
 
 
 class Arena(Protocol):
@@ -160,7 +158,7 @@ class EmbeddedArena:
         self.experts: Mapping[str, Sequence[Step]] = self._world.experts
 
     def open(self, task: WebTask) -> Opened:
-        """Open a task; nobody else sees what it changes."""
+        """Open a task; no other episode sees what it changes."""
         return self._open(self._world, self.sites, task)
 
 
@@ -198,21 +196,61 @@ _MAX_SHOWN: Final = 300
 class WebArena(TextEnv):
     """Do what is asked on a shop, its admin, a forum, a code host, an encyclopedia or a map.
 
-    Tasks: `SITES/TEMPLATE/NUMBER` over embedded sites whose data is drawn by `seed`; the templates
-    of `train` and `test` differ. With `sites="real"`, which is the default where `WA_SHOPPING` is
-    set, WebArena's own sites at the addresses of `WA_SHOPPING`, `WA_REDDIT` and so on, and its
-    tasks `webarena/NUMBER`; those that need a judge are left out where none is given.
-    Categories: the sites.
-    Observation: the page's accessibility tree with an id for each element, the tabs, the
-    objective and the last action, in BrowserGym's layout or AgentGym's.
-    Actions: one a turn, as BrowserGym's calls or in WebArena's id grammar.
-    Reward: 1 where the answer, the address and the pages are as the task asks when the agent
-    stops, by WebArena's rules; else 0. Stopping ends the episode, as does saying that the task
-    cannot be done.
+    ## Description
+    WebArena's kind of task (arXiv:2307.13854): on embedded sites, whose data is drawn by `seed` and
+    which any machine can run, or on WebArena's own sites.
 
-    `backend="text"` reads embedded pages without a browser program, which they do not need;
-    `"chromium"` is a real browser. `judge` is a callable from prompt to reply, or its place as
-    `package.module:name`.
+    ## Observation
+    The page's accessibility tree with an id for each element, the tabs, the objective and the last
+    action, in BrowserGym's layout or AgentGym's. A tree has at most 40,000 characters.
+
+    ## Actions
+    One call of BrowserGym's a turn, or WebArena's grammar, such as `click [12]`:
+
+    | action | effect |
+    |---|---|
+    | `click('ID')`, `hover('ID')` | use an element |
+    | `fill('ID', 'TEXT')`, `select_option('ID', 'OPTION')` | set a field |
+    | `keyboard_press('KEY')`, `scroll(DX, DY)`, `noop()` | press a key, scroll, wait |
+    | `goto('URL')`, `go_back()`, `go_forward()` | navigate; only the sites are reachable |
+    | `new_tab()`, `tab_focus(NUMBER)`, `tab_close()` | use tabs |
+    | `send_msg_to_user('ANSWER')` | stop, with an answer or an empty text |
+    | `report_infeasible('REASON')` | report that the task cannot be done, and stop |
+
+    An action that is not possible is reported in the next observation.
+
+    ## Rewards
+    1 where the answer, the address and the pages are as the task asks when the agent stops, by
+    WebArena's rules; else 0.
+
+    ## Termination
+    The episode terminates when the agent stops. It is truncated after 30 turns.
+
+    ## Tasks
+    The category is the sites of a task.
+
+    | sites | task id | `train` | `test` |
+    |---|---|---|---|
+    | `embedded`, seed 0 | `SITES/TEMPLATE/NUMBER` | 1,329 of 73 templates | 470 of 26 others |
+    | `real` | `webarena/NUMBER` | | 812; 694 without a `judge` |
+
+    ## Arguments
+    - `layout` (default `"browsergym"`): or `"agentgym"`, in which the sites have their public
+      names
+    - `seed` (default `0`): the data of the embedded sites, and with it the tasks
+    - `backend` (default `None`): `"text"` reads embedded pages without a browser program,
+      `"chromium"` is a real browser; by default `"text"` for embedded sites, else `"chromium"`
+    - `sites` (default `None`): `"embedded"`, or `"real"` at the addresses of `WA_SHOPPING`,
+      `WA_REDDIT` and so on; by default `"real"` where `WA_SHOPPING` is set
+    - `judge` (default `None`): a callable from a prompt to a reply, or its place as
+      `package.module:name`; tasks that need one are left out without it
+
+    ## Data
+    The embedded sites and tasks are invented and made by this project (Apache-2.0). The real tasks
+    are those of the distribution `libwebarena` 0.0.4 (Apache-2.0).
+
+    ## Registered id
+    `agentgym/WebArena-v0`
     """
 
     instruction = (
@@ -242,7 +280,7 @@ class WebArena(TextEnv):
             raise BadRequest(f"seed is a whole number from 0, got {seed!r}")
         sites, backend = _choose(sites, backend)
         if backend == "chromium":
-            # To say what is missing now, and not in an episode.
+            # To report what is missing now, and not in an episode.
             web_python()
             find_chromium()
         self._judge = _find_judge(judge)
@@ -283,25 +321,25 @@ class WebArena(TextEnv):
         return super().reset(seed=seed, options=options)
 
     def _reset(self, task: str) -> str:
-        self._let_go()
+        self._close_pages()
         self._web_task = self._arena.tasks[task]
-        self._id, self._solved, self._refused = task, False, False
+        self._id, self._solved, self._invalid = task, False, False
         self._opened = self._arena.open(self._web_task)
-        return self._told("", "")
+        return self._observe("", "")
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         found = parse_action(action)
-        self._refused = isinstance(found, ActionProblem)
+        self._invalid = isinstance(found, ActionProblem)
         if isinstance(found, ActionProblem):
-            return self._told(action[:_MAX_SHOWN], found.message), 0.0, False
+            return self._observe(action[:_MAX_SHOWN], found.message), 0.0, False
         if self._layout == "agentgym":
             found = own_action(found, self._arena.sites.bases)
         if found.kind in ENDINGS:
             self._solved = self._is_solved(found)
             return "The task has ended.", float(self._solved), True
         error = self._open.browser.act(found)
-        self._refused = bool(error)
-        return self._told(write_call(found)[:_MAX_SHOWN], error), 0.0, False
+        self._invalid = bool(error)
+        return self._observe(write_call(found)[:_MAX_SHOWN], error), 0.0, False
 
     def _is_solved(self, ending: Action) -> bool:
         # A task that cannot be done is answered by N/A, as WebArena has it.
@@ -322,14 +360,14 @@ class WebArena(TextEnv):
 
     def invalid_action(self) -> bool:
         """Whether the last action was not understood, or the page could not do it."""
-        return self._refused
+        return self._invalid
 
     def has_expert(self) -> bool:
         """Whether tasks have scripts that solve them: those on embedded sites do."""
         return bool(self._arena.experts)
 
     def expert(self) -> Iterator[str]:
-        """Follow the task's script from the start of the episode, as long as nobody else acts."""
+        """Follow the task's script from the start of the episode, until another action is taken."""
         for number, step in enumerate(self._arena.experts[self._id]):
             if self._turn != number:
                 return
@@ -341,12 +379,12 @@ class WebArena(TextEnv):
             yield write_call(action)
 
     def close(self) -> None:
-        """Let go of the pages and the session's data."""
-        self._let_go()
+        """Close the pages and the session's data."""
+        self._close_pages()
         super().close()
 
     def exchanges(self) -> Sequence[Exchange]:
-        """What embedded sites were asked and answered in the episode, for an HTTP archive."""
+        """The requests and answers of embedded sites in the episode, for an HTTP archive."""
         return self._open.exchanges()
 
     @property
@@ -354,12 +392,12 @@ class WebArena(TextEnv):
         assert self._opened is not None
         return self._opened
 
-    def _let_go(self) -> None:
+    def _close_pages(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
 
-    def _told(self, last: str, error: str) -> str:
+    def _observe(self, last: str, error: str) -> str:
         browser = self._open.browser
         view = View(
             self._web_task.intent, browser.tabs, browser.active, browser.tree(), last, error,
@@ -369,12 +407,12 @@ class WebArena(TextEnv):
 
 
 class _ChromiumWebArena(WebArena):
-    """What a server needs to know of it where pages are in a Chromium."""
+    """The settings for servers where pages are in a Chromium."""
 
     isolated = True
     # A browser has its own deadline, and several questions make up a reset or a verdict.
     step_timeout_s = 180.0
-    max_sessions = MOST_EPISODES * (os.cpu_count() or 1)
+    max_sessions = MAX_EPISODES * (os.cpu_count() or 1)
 
 
 def _choose(
@@ -398,6 +436,6 @@ def _find_judge(judge: Judge | str | None) -> Judge | None:
         found = load_named(judge)
     except (BadRequest, ImportError) as error:
         raise BadRequest(
-            f"the judge {judge!r} is not there ({error}); write package.module:name"
+            f"the judge {judge!r} cannot be loaded ({error}); write package.module:name"
         ) from error
     return found  # type: ignore[no-any-return]

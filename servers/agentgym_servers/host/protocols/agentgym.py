@@ -37,7 +37,7 @@ class Field:
     nullable: bool = False
 
 
-class Misfit(Exception):
+class InvalidMessage(Exception):
     """A call does not have the fields it must have; `detail` says where."""
 
     def __init__(self, kind: str, where: Sequence[str | int], message: str, given: Any) -> None:
@@ -46,24 +46,24 @@ class Misfit(Exception):
 
 
 def read_body(body: bytes, content_type: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """The fields of a JSON body; raises `Misfit`."""
+    """The fields of a JSON body; raises `InvalidMessage`."""
     if not body:
-        raise Misfit("missing", ["body"], "Field required", None)
+        raise InvalidMessage("missing", ["body"], "Field required", None)
     media = content_type.partition(";")[0].strip().lower()
     try:
         # A body that is not declared to be JSON is a text to FastAPI.
         given = json.loads(body) if media in ("", "application/json") else body.decode()
     except (ValueError, RecursionError) as error:
         place = getattr(error, "pos", 0)
-        raise Misfit("json_invalid", ["body", place], "JSON decode error", {}) from error
+        raise InvalidMessage("json_invalid", ["body", place], "JSON decode error", {}) from error
     if not isinstance(given, dict):
         text = "Input should be a valid dictionary or object to extract fields from"
-        raise Misfit("model_attributes_type", ["body"], text, given)
+        raise InvalidMessage("model_attributes_type", ["body"], text, given)
     return {field.name: _read(field, given, "body") for field in fields}
 
 
 def read_query(query: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """The fields of a query string; raises `Misfit`."""
+    """The fields of a query string; raises `InvalidMessage`."""
     try:
         listed = parse_qs(query, keep_blank_values=True, max_num_fields=100)
     except ValueError:
@@ -77,7 +77,7 @@ def _read(field: Field, given: Mapping[str, Any], source: str) -> Any:
     if field.name not in given:
         if field.default is REQUIRED:
             missing_from = dict(given) if source == "body" else None
-            raise Misfit("missing", where, "Field required", missing_from)
+            raise InvalidMessage("missing", where, "Field required", missing_from)
         return field.default
     value = given[field.name]
     if value is None and field.nullable:
@@ -87,7 +87,7 @@ def _read(field: Field, given: Mapping[str, Any], source: str) -> Any:
 
 def _as_str(value: Any, where: Sequence[str]) -> str:
     if not isinstance(value, str):
-        raise Misfit("string_type", where, "Input should be a valid string", value)
+        raise InvalidMessage("string_type", where, "Input should be a valid string", value)
     return value
 
 
@@ -100,14 +100,14 @@ def _as_int(value: Any, where: Sequence[str]) -> int:
         if value.is_integer():
             return int(value)
         text = f"{whole}, got a number with a fractional part"
-        raise Misfit("int_from_float", where, text, value)
+        raise InvalidMessage("int_from_float", where, text, value)
     if isinstance(value, str):
         digits = value.strip()
         if digits.lstrip("+-").isdecimal() and len(digits) <= 4300:
             return int(digits)
         text = f"{whole}, unable to parse string as an integer"
-        raise Misfit("int_parsing", where, text, value)
-    raise Misfit("int_type", where, whole, value)
+        raise InvalidMessage("int_parsing", where, text, value)
+    raise InvalidMessage("int_type", where, whole, value)
 
 
 ID: Final = Field("id", int)
@@ -124,7 +124,7 @@ class OriginalApi:
 
     greeting: ClassVar[str]
     env_kwargs: ClassVar[Mapping[str, Any]] = {}
-    """How the world is made, so that it speaks as the original does."""
+    """The environment's settings that give the texts of the original."""
 
     def __init__(self, service: Service, ttl_s: float) -> None:
         self._service = service
@@ -156,8 +156,8 @@ class OriginalApi:
                 given = read_query(call.query, fields)
             elif fields is not None:
                 given = read_body(call.body, call.content_type, fields)
-        except Misfit as misfit:
-            return _answer(422, {"detail": misfit.detail})
+        except InvalidMessage as invalid:
+            return _answer(422, {"detail": invalid.detail})
         try:
             return _answer(200, await handle(**given))
         except Refused as refused:
@@ -217,7 +217,7 @@ class OriginalApi:
         return episode
 
     def _forget_idle(self) -> None:
-        """Drop ids that were not used for longer than their sessions may stand idle."""
+        """Drop the ids whose sessions have expired."""
         oldest_allowed = time.monotonic() - self._ttl_s
         while self._episodes and next(iter(self._episodes.values())).used < oldest_allowed:
             self._episodes.popitem(last=False)
@@ -234,7 +234,7 @@ class OriginalApi:
 
 
 class Episode:
-    """Where an id's episode stands."""
+    """The state of an id's episode."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -383,10 +383,10 @@ class TextCraftApi(OriginalApi):
 
 
 class ScoredApi(OriginalApi):
-    """What BabyAI's and SciWorld's have in common: a task comes with `reset`, and ends once."""
+    """The common part of BabyAI and SciWorld: a task comes with `reset`, and ends once."""
 
     def going_on(self, id: int) -> Episode:
-        """The episode of an id that has a task to go on with; raises `Refused`."""
+        """The episode of an id with a current task; raises `Refused`."""
         episode = self.find(id)
         if not episode.begun:
             raise Refused(f"The environment {id} has no task; reset it.")
@@ -505,12 +505,12 @@ _WORLDS: Final[dict[str, type[OriginalApi]]] = {
 
 
 def original_protocol(service: Service, env_id: str, ttl_s: float) -> Answerer:
-    """What speaks AgentGym's protocol for a world; raises `BadRequest` for one it did not have."""
+    """Serves AgentGym's protocol for an environment; raises `BadRequest` for an unknown one."""
     return _api(env_id)(service, ttl_s).answer
 
 
 def original_kwargs(env_id: str) -> Mapping[str, Any]:
-    """How the world is made, so that it speaks as the original does."""
+    """The environment's settings that give the texts of the original."""
     return _api(env_id).env_kwargs
 
 

@@ -1,21 +1,19 @@
-"""`--protocol`: the application that speaks the requested protocol.
+"""`--protocol`: the application that speaks the requested protocol, which alone is imported.
 
-What is said is the adapters' business. Here it is carried, past the same door and to the same
-sessions as our own protocol.
+The adapters define the messages. Here they are carried, past the same checks and to the same
+sessions as those of our own protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from agentgym_adapters.mcp_server import McpServer
-from agentgym_adapters.nemo_gym_server import NemoGymServer
-from agentgym_adapters.openenv_server import OpenEnvServer
-from agentgym_adapters.served import HttpProtocol, Question, Said, Talk
+from agentgym_adapters.served import Connection, HttpProtocol, HttpRequest, Outgoing
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.wire import JSON, encode
 from agentgym_servers.host import routes
@@ -32,69 +30,68 @@ from agentgym_servers.host.app import (
 )
 from agentgym_servers.host.codec import Answer, Codec
 from agentgym_servers.host.metrics import count
-from agentgym_servers.host.protocols.agentgym import original_protocol
 from agentgym_servers.host.protocols.single_calls import SingleCalls
 from agentgym_servers.host.request_guard import RequestGuard
-from agentgym_servers.host.settings import OPENENV, OWN, ServeSettings
+from agentgym_servers.host.settings import AGENTGYM, OPENENV, OWN, ServeSettings
 
 _REFUSED = {"type": "websocket.close", "code": 1008}
 
-"""Sent before a connection is accepted, it is an answer of status 403."""
+"""Sent before a connection is accepted, it becomes a response with status 403."""
 
 
 def web_socket_app(
     codec: Codec,
-    open_talk: Callable[[str], Talk | None],
+    open_connection: Callable[[str], Connection | None],
     idle_s: float,
     guard: RequestGuard,
 ) -> App:
-    """Serves the WebSockets of a protocol; one that is silent for `idle_s` seconds ends."""
+    """Serves the WebSockets of a protocol; one that is silent for `idle_s` seconds is closed."""
 
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        await receive()  # that somebody wants to connect
+        await receive()  # the request to connect
         headers = headers_of(scope)
         error = guard.check_headers(headers) or codec.unauthorized(
             scope["path"], headers.get(b"authorization", "")
         )
-        talk = open_talk(scope["path"])
-        known = scope["path"] if talk is not None else "unknown"
+        connection = open_connection(scope["path"])
+        known = scope["path"] if connection is not None else "unknown"
         count(codec.figures.requests, known)
-        if error is not None or talk is None:
+        if error is not None or connection is None:
             if error is not None:
                 count(codec.figures.errors, error.code)
             await send(_REFUSED)
             return
         await send({"type": "websocket.accept"})
         try:
-            await _converse(talk, idle_s, receive, send)
+            await _converse(connection, idle_s, receive, send)
         finally:
-            await talk.close()
+            await connection.on_close()
 
     return app
 
 
-async def _converse(talk: Talk, idle_s: float, receive: Receive, send: Send) -> None:
-    said = await talk.open()
-    while await _say(said, send):
+async def _converse(connection: Connection, idle_s: float, receive: Receive, send: Send) -> None:
+    outgoing = await connection.on_open()
+    while await _send_outgoing(outgoing, send):
         try:
             async with asyncio.timeout(None if idle_s == float("inf") else idle_s):
                 message = await receive()
         except TimeoutError:
-            said = await talk.idle()
+            outgoing = await connection.on_idle()
             continue
         if message["type"] == "websocket.disconnect":
             return
         text = message.get("text")
-        said = await talk.hear(_as_text(message["bytes"]) if text is None else text)
+        outgoing = await connection.on_message(_as_text(message["bytes"]) if text is None else text)
 
 
-async def _say(said: Said, send: Send) -> bool:
-    """Send what is to be said; whether the talk goes on."""
-    if said.text is not None:
-        await send({"type": "websocket.send", "text": said.text})
-    if said.ends:
+async def _send_outgoing(outgoing: Outgoing, send: Send) -> bool:
+    """Send a message, if there is one; whether the connection stays open."""
+    if outgoing.text is not None:
+        await send({"type": "websocket.send", "text": outgoing.text})
+    if outgoing.closes:
         await send({"type": "websocket.close", "code": 1000})
-    return not said.ends
+    return not outgoing.closes
 
 
 def _as_text(content: bytes) -> str:
@@ -104,31 +101,68 @@ def _as_text(content: bytes) -> str:
 
 def app_of(service: Service, settings: ServeSettings) -> App:
     """The application that speaks the protocol of the settings."""
-    guard = settings.guard()
-    if settings.protocol == OWN:
-        return make_app(service, guard=guard)
-    if settings.protocol == "agentgym":
-        return make_app(
-            service,
-            original_protocol(service, settings.env_id, settings.session_ttl_s),
-            guard=guard,
-        )
-    served = SingleCalls(service)
-    if settings.protocol == OPENENV:
-        openenv = OpenEnvServer(served)
-        sockets = web_socket_app(service.codec, openenv.talk, settings.session_ttl_s, guard)
-        return make_app(service, partial(_answer, service, openenv), sockets, guard)
-    server_type = NemoGymServer if settings.protocol == "nemo-gym" else McpServer
-    protocol: HttpProtocol = server_type(served, settings.session_ttl_s, settings.max_sessions)
-    return make_app(service, partial(_answer, service, protocol), guard=guard)
+    return _MAKERS[settings.protocol](service, settings)
+
+
+def implied_kwargs(protocol: str, env_id: str) -> Mapping[str, Any]:
+    """The environment's settings that a protocol implies; those of the user take precedence."""
+    if protocol != AGENTGYM:
+        return {}
+    from agentgym_servers.host.protocols.agentgym import original_kwargs
+
+    return original_kwargs(env_id)
+
+
+def _own(service: Service, settings: ServeSettings) -> App:
+    return make_app(service, guard=settings.guard())
+
+
+def _agentgym(service: Service, settings: ServeSettings) -> App:
+    from agentgym_servers.host.protocols.agentgym import original_protocol
+
+    answerer = original_protocol(service, settings.env_id, settings.session_ttl_s)
+    return make_app(service, answerer, guard=settings.guard())
+
+
+def _openenv(service: Service, settings: ServeSettings) -> App:
+    from agentgym_adapters.openenv_server import OpenEnvServer
+
+    guard, openenv = settings.guard(), OpenEnvServer(SingleCalls(service))
+    sockets = web_socket_app(service.codec, openenv.connection, settings.session_ttl_s, guard)
+    return make_app(service, partial(_answer, service, openenv), sockets, guard)
+
+
+def _nemo_gym(service: Service, settings: ServeSettings) -> App:
+    from agentgym_adapters.nemo_gym_server import NemoGymServer
+
+    protocol = NemoGymServer(SingleCalls(service), settings.session_ttl_s, settings.max_sessions)
+    return make_app(service, partial(_answer, service, protocol), guard=settings.guard())
+
+
+def _mcp(service: Service, settings: ServeSettings) -> App:
+    from agentgym_adapters.mcp_server import McpServer
+
+    protocol = McpServer(SingleCalls(service), settings.session_ttl_s, settings.max_sessions)
+    return make_app(service, partial(_answer, service, protocol), guard=settings.guard())
+
+
+_MAKERS: Final[dict[str, Callable[[Service, ServeSettings], App]]] = {
+    OWN: _own,
+    AGENTGYM: _agentgym,
+    OPENENV: _openenv,
+    "nemo-gym": _nemo_gym,
+    "mcp": _mcp,
+}
 
 
 def check_protocol(settings: ServeSettings) -> None:
-    """Raise where a server cannot be as it is asked to be, or needs what is not installed."""
+    """Raise for settings that a protocol does not support, and for a missing extra."""
     if settings.protocol == OPENENV and importlib.util.find_spec("websockets") is None:
         raise MissingExtra(
             "--protocol openenv needs websockets: pip install 'agentgym-sdk[serve,openenv]'"
         )
+    if settings.protocol == "mcp":
+        importlib.import_module("agentgym_adapters.mcp_server")  # raises MissingExtra
     several = settings.workers > 1 and not settings.isolated
     if several and settings.protocol not in (OWN, OPENENV):
         raise BadRequest(
@@ -139,11 +173,11 @@ def check_protocol(settings: ServeSettings) -> None:
 async def _answer(
     service: Service, protocol: HttpProtocol, call: HttpCall
 ) -> Answer | HeadedAnswer:
-    """Answer a neighbour's call. The metrics are ours: none of them has any."""
+    """Answer a call of a foreign protocol. `/metrics` is our own; none of them defines it."""
     if call.path == routes.METRICS.path:
         return await answer_call(service, call)
     headers = {name.decode("latin-1"): value for name, value in call.headers.items()}
-    reply = await protocol.answer(Question(call.method, call.path, call.body, headers))
+    reply = await protocol.answer(HttpRequest(call.method, call.path, call.body, headers))
     count(service.codec.figures.requests, protocol.route(call.path))
     body = b"" if reply.body is None else encode(reply.body)
     fields = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers.items()]

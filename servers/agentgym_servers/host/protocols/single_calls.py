@@ -77,7 +77,7 @@ class SingleCalls:
         return self._counted(route, reply)
 
     async def _ask_world(self, route: routes.Route, request: Any) -> Any:
-        """The reply of a world, whose info has to be such that a message can hold it."""
+        """The reply of an environment, whose info must be serializable."""
         replies = await self._service.ask(route.path, [request])
         (reply,), _ = encode_replies(replies, JSON, self._service.codec.session_store)
         return self._counted(route, reply)

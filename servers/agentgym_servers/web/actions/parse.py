@@ -54,7 +54,7 @@ Signature: TypeAlias = Mapping[str, tuple[_Reader, object]]
 
 """An argument's name -> how it is read, and what it is where it is not given."""
 
-_MOST_CALLS: Final = 40
+_MAX_CALLS: Final = 40
 
 _WAIT_MS: Final = 1000.0
 
@@ -73,7 +73,7 @@ class CallGrammar:
         self.kinds = frozenset(signatures)
         """The names of its actions."""
         self.how_to_call = "Write one of: " + ", ".join(map(self._usage, signatures)) + "."
-        """What an agent is told whose call is none."""
+        """The reply to an agent whose text is no call."""
         self._name = re.compile(rf"\b(?:{'|'.join(signatures)})\(")
 
     def call_texts(self, text: str) -> list[str]:
@@ -81,7 +81,7 @@ class CallGrammar:
         starts = [(found.start(), found.end()) for found in self._name.finditer(text)]
         calls: list[str] = []
         done = 0
-        for start, inside in starts[-_MOST_CALLS:]:
+        for start, inside in starts[-_MAX_CALLS:]:
             if start < done:
                 continue
             rest = _ARGUMENTS.match(text, inside)
@@ -336,7 +336,7 @@ def speaks_ids(text: str) -> bool:
 
 
 def parse_id_action(text: str) -> Action | ActionProblem:
-    """Read one action, such as `type [12] [red lamp] [1]`; text may hold brackets and lines."""
+    """Read one action, such as `type [12] [red lamp] [1]`; text may contain brackets and lines."""
     text = text.strip()
     match = _VERB.match(text)
     verb = match[0] if match else ""
@@ -411,7 +411,7 @@ _TWO_ACTIONS: Final = "ValueError: Received several actions. Write one action a 
 def parse_action(text: str, grammar: CallGrammar = SITES) -> Action | ActionProblem:
     """The one action of a text: in its last fence, after WebArena's phrase, or in its last lines.
 
-    A text in which a call stands among prose counts by its last line with a call. The work is
+    Of a text with a call among prose, the last line with a call counts. The work is
     linear in the text's length.
     """
     text = text[-MAX_ACTION_CHARS:]

@@ -1,1 +1,1 @@
-"""Pages in a real Chromium, driven by BrowserGym in a process of its own."""
+"""Pages in a real Chromium, driven by BrowserGym in a separate process."""

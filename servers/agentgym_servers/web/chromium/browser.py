@@ -7,7 +7,6 @@ from typing import Any
 
 from agentgym_env.errors import EnvironmentFault
 from agentgym_servers.web.actions.parse import ENDINGS, Action, write_call
-from agentgym_servers.web.browser import cut_tree
 from agentgym_servers.web.chromium.messages import (
     Act,
     ClosePage,
@@ -26,16 +25,17 @@ from agentgym_servers.web.chromium.messages import (
 )
 from agentgym_servers.web.chromium.workers import Worker, worker_for
 from agentgym_servers.web.evaluation.page_access import JsonValue, ScriptError
+from agentgym_servers.web.layouts import cut_tree
 from agentgym_servers.web.sites.site_map import bounds_error, typed_error
 
-_MOST_WAIT_MS = 5_000.0
+_MAX_WAIT_MS = 5_000.0
 
 
 class ChromiumBrowser:
     """The browser of one episode. Each call raises `EnvironmentFault` where the browser is lost."""
 
     def __init__(self, start: Start, is_known: Callable[[str], bool]) -> None:
-        """`is_known` says of an origin, such as `http://shop.test`, that it may be opened."""
+        """`is_known` decides whether an origin, such as `http://shop.test`, may be opened."""
         self.name = start.episode
         """Of the episode."""
         self._is_known = is_known
@@ -58,7 +58,7 @@ class ChromiumBrowser:
         return self.seen.active
 
     def tree(self) -> str:
-        """The shown page's tree; what is too long is cut at a line, and says so."""
+        """The shown page's tree; a tree that is too long is cut at a line, with a note."""
         return cut_tree(self.seen.tree)
 
     def act(self, action: Action) -> str:
@@ -71,7 +71,7 @@ class ChromiumBrowser:
             if error:
                 return error
         if action.kind == "noop" and action.args:
-            action = Action("noop", (min(float(action.text(0)), _MOST_WAIT_MS),))
+            action = Action("noop", (min(float(action.text(0)), _MAX_WAIT_MS),))
         self.seen = self._seen(Act(self.name, write_call(action)))
         return self.seen.error
 
@@ -119,7 +119,7 @@ class ChromiumBrowser:
 
 
 class ChromiumPage:
-    """One page, for whoever judges it."""
+    """One page, for evaluators."""
 
     def __init__(self, browser: ChromiumBrowser, number: int, url: str) -> None:
         self._browser = browser
@@ -137,7 +137,7 @@ class ChromiumPage:
         return found
 
     def close(self) -> None:
-        """Let go of it; the agent's own stays."""
+        """Close it; the agent's own page stays open."""
         if self._number:
             self._answer(ClosePage(self._browser.name, self._number))
 

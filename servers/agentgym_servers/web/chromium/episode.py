@@ -1,4 +1,4 @@
-"""One episode in a browser: BrowserGym's environment, in a context of its own."""
+"""One episode in a browser: BrowserGym's environment, in its own context."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from importlib.resources import files
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import browsergym.miniwob
 import playwright.sync_api
 from browsergym.core.action.highlevel import HighLevelActionSet
 from browsergym.core.constants import BROWSERGYM_ID_ATTRIBUTE
 from browsergym.core.env import BrowserEnv
 from browsergym.core.observation import extract_merged_axtree
 from browsergym.core.task import AbstractBrowserTask
+from browsergym.miniwob.base import AbstractMiniwobTask
 from browsergym.utils.obs import IGNORED_AXTREE_PROPERTIES, flatten_axtree_to_str
-from playwright.sync_api import CDPSession, Error, Frame, Page, Request
+from playwright.sync_api import BrowserContext, CDPSession, Error, Frame, Page, Request
 
-from agentgym_servers.web.chromium.log_in import log_in
-from agentgym_servers.web.chromium.messages import Seen, Start, StartMiniWoB, StartSites
-from agentgym_servers.web.chromium.page_tasks import PAGE_TASKS
-from agentgym_servers.web.chromium.registered import registered_task
+from agentgym_servers.web.chromium.messages import LogIn, Seen, Start, StartMiniWoB, StartSites
+from agentgym_servers.web.chromium.task_list import registered_task
 
 IGNORED_ROLES: Final = ("LineBreak", "InlineTextBox", "ListMarker")
 
 IGNORED_PROPERTIES: Final = (*IGNORED_AXTREE_PROPERTIES, "url")
 
-"""Present Chromiums tell more than the one of which BrowserGym's defaults were made; with it a text
+"""Current Chromiums report more than the one of BrowserGym's defaults; with it a text
 would be nearly twice as long."""
 
 _MARK: Final = files(__package__).joinpath("mark.js").read_text(encoding="utf-8")
@@ -56,15 +56,43 @@ _PASSING: Final = (
     "Cannot find context with specified id",
 )
 
-"""What Playwright says of a page that is just being left for another."""
+"""Playwright's errors about a page that is being left for another."""
 
 _TRIES: Final = 5
 
 _sessions: WeakKeyDictionary[Page, CDPSession] = WeakKeyDictionary()
 
 
+def _fixed(task: type[AbstractMiniwobTask]) -> type[AbstractMiniwobTask]:
+    class Fixed(task):  # type: ignore[misc]
+        def setup(self, page: Page) -> Any:
+            begun = super().setup(page)
+            # It zooms its screenshots and takes mouse positions for theirs; here they are the
+            # page's own.
+            page._bgym_scale_factor = 1.0
+            return begun
+
+        def validate(self, page: Page, chat_messages: list[dict[str, Any]]) -> Any:
+            # It gives 0 where the address has changed, and the results of search-engine are links
+            # to `#`: the page is the same, and its word counts.
+            address, _, _ = page.url.partition("#")
+            if address == self._address:
+                self.url = page.url
+            return super().validate(page, chat_messages)
+
+        @property
+        def _address(self) -> str:
+            return str(self.url).partition("#")[0]
+
+    return Fixed
+
+
+PAGE_TASKS: Final = {task.subdomain: _fixed(task) for task in browsergym.miniwob.ALL_MINIWOB_TASKS}
+"""MiniWoB++'s name of a task -> its class, with two things put right."""
+
+
 def tree_of(page: Page) -> str:
-    """The tree of a page as it stands; of one that is just moving on, that of the next."""
+    """The current tree of a page; of a page that is being left, the tree of the next."""
     return when_settled(page, lambda: _tree(page))
 
 
@@ -118,7 +146,7 @@ def _is_open_to_scripts(frame: Frame) -> bool:
     """Whether a frame may be read by scripts: some are sandboxed, some show no document."""
     if frame.parent_frame is None:
         return True
-    # In a frame whose load was refused a script would wait for ever.
+    # In a frame whose load was rejected a script would wait for ever.
     if not frame.url.startswith(("http://", "https://", "about:")):
         return False
     element = frame.frame_element()
@@ -210,7 +238,7 @@ class _Sites(AbstractBrowserTask):  # type: ignore[misc]
 
 
 class _Unseen(BrowserEnv):  # type: ignore[misc]
-    """BrowserGym's environment without its observation: a text is read when it is asked for."""
+    """BrowserGym's environment without its observation: a text is read on request."""
 
     def _get_obs(self) -> dict[str, Any]:
         return {}
@@ -330,7 +358,7 @@ class Episode:
             self._env.close()
 
     def _await_tabs(self) -> None:
-        """Wait for tabs that the last action opened: Playwright tells of them a little later."""
+        """Wait for tabs that the last action opened: Playwright reports them a little later."""
         opening = self._tabs_there() - len(self._context.pages)
         if opening <= 0:
             return
@@ -382,12 +410,12 @@ class Episode:
     def _note_crash(self, page: Page) -> None:
         self._crashed.append(page)
         if self._looking:
-            # Playwright would wait for ever for what it asked of it.
+            # Playwright would wait for ever for the answer.
             page.close()
 
     def _mend(self) -> str:
-        """See to it that the agent has pages to look at; say what had to be done."""
-        said = ""
+        """Make sure that the agent has a page; return what had to be done."""
+        note = ""
         while self._crashed:
             page = self._crashed.pop()
             other = self._context.new_page()
@@ -396,13 +424,60 @@ class Episode:
             if self._env.page == page:
                 self._env.page = other
             page.close()
-            said = _CRASHED
+            note = _CRASHED
         for page in self._context.pages:
             if not page.url.startswith(_SCHEMES):
-                said = _NOT_OPENED.format(page.url[:200])
+                note = _NOT_OPENED.format(page.url[:200])
                 page.goto("about:blank")
-        return said
+        return note
 
 
 def _abort(route: playwright.sync_api.Route) -> None:
     route.abort("blockedbyclient")
+
+
+def log_in(context: BrowserContext, how: LogIn) -> None:
+    """Log in on a separate page; sites without accounts are skipped."""
+    fill = {
+        "shopping": _shopping,
+        "shopping_admin": _shopping_admin,
+        "reddit": _reddit,
+        "gitlab": _gitlab,
+    }.get(how.site)
+    if fill is None:
+        return
+    page = context.new_page()
+    try:
+        fill(page, how)
+        page.wait_for_load_state("domcontentloaded")
+    finally:
+        page.close()
+
+
+def _shopping(page: Page, how: LogIn) -> None:
+    page.goto(f"{how.base}/customer/account/login/")
+    page.get_by_label("Email", exact=True).fill(how.account.username)
+    page.get_by_label("Password", exact=True).fill(how.account.password)
+    page.get_by_role("button", name="Sign In").click()
+
+
+def _shopping_admin(page: Page, how: LogIn) -> None:
+    page.goto(how.base)
+    page.get_by_label("Username").fill(how.account.username)
+    page.get_by_label("Password").fill(how.account.password)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def _reddit(page: Page, how: LogIn) -> None:
+    page.goto(how.base)
+    page.get_by_role("link", name="Log in").click()
+    page.get_by_label("Username").fill(how.account.username)
+    page.get_by_label("Password").fill(how.account.password)
+    page.get_by_role("button", name="Log in").click()
+
+
+def _gitlab(page: Page, how: LogIn) -> None:
+    page.goto(f"{how.base}/users/sign_in")
+    page.get_by_label("Username or email").fill(how.account.username)
+    page.get_by_label("Password").fill(how.account.password)
+    page.get_by_role("button", name="Sign in").click()

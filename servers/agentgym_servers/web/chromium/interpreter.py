@@ -67,19 +67,19 @@ def package_folder(name: str) -> Path | None:
         python = web_python()
     except MissingExtra:
         return None
-    asked = (
+    command = (
         f"import importlib.util as u; s = u.find_spec({name!r}); "
         "print(*(s.submodule_search_locations or ())[:1] if s else '')"
     )
-    told = subprocess.run(
-        [python, "-P", "-c", asked],
+    done = subprocess.run(
+        [python, "-P", "-c", command],
         env=web_environment(),
         capture_output=True,
         text=True,
         check=True,
         timeout=_TIMEOUT_S,
     )
-    folder = Path(told.stdout.strip())
+    folder = Path(done.stdout.strip())
     return folder if folder.is_absolute() else None
 
 

@@ -1,4 +1,4 @@
-"""What is said between an environment and the process that holds its browser.
+"""The messages between an environment and the process of its browser.
 
 Both run this file, perhaps under different interpreters: it needs msgspec alone.
 """
@@ -51,7 +51,7 @@ class StartMiniWoB(msgspec.Struct, frozen=True, tag=True):
     episode: str
     proxy: str
     base: str
-    """Where its pages stand."""
+    """Where its pages are."""
     task: str
     """Such as `click-test`."""
     seed: int
@@ -123,7 +123,7 @@ Question: TypeAlias = Start | Act | OpenPage | ClosePage | ReadPage | Evaluate |
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The first thing that the process says."""
+    """The first message of the process."""
 
     version: str
     """Of this distribution there."""
@@ -163,7 +163,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """Why there is no answer."""
 
     kind: Literal["script", "browser", "lost", "fault"]
-    """A page's script failed; the browser refused; the episode is gone; ours is the fault."""
+    """A script failed, the browser rejected a request, the episode is gone, or it is our fault."""
     message: str
 
 

@@ -13,7 +13,7 @@ from types import FrameType
 
 
 def quick_stack(context: int = 0) -> list[inspect.FrameInfo]:
-    """What `inspect.stack(0)` gives, whatever number of source lines is asked for."""
+    """What `inspect.stack(0)` gives, for any number of source lines."""
     frame: FrameType | None = sys._getframe(1)
     found = []
     while frame is not None:
@@ -25,6 +25,6 @@ def quick_stack(context: int = 0) -> list[inspect.FrameInfo]:
     return found
 
 
-def hurry_playwright() -> None:
+def speed_up_playwright() -> None:
     """Give this process the quick stack in place of `inspect.stack`."""
     inspect.stack = quick_stack

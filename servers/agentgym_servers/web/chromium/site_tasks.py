@@ -5,7 +5,7 @@ names = register_site_tasks(split="test", n=20)
 env = gymnasium.make(f"browsergym/{names[0]}")
 ```
 
-Run where BrowserGym is installed. Each episode has the sites for itself, at addresses of its own.
+Run where BrowserGym is installed. Each episode has its own sites, at its own addresses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOT_DONE: Final = "N/A"
 class SiteTask(AbstractBrowserTask):  # type: ignore[misc]
     """One task on embedded sites, such as `shopping/7101/0`; the data are drawn by `data_seed`.
 
-    It ends, and is judged, when the agent sends the user a message, or says that it cannot be done.
+    It ends, and is judged, when the agent sends the user a message or reports it infeasible.
     """
 
     nondeterministic = False
@@ -58,7 +58,7 @@ class SiteTask(AbstractBrowserTask):  # type: ignore[misc]
 
     @property
     def sites(self) -> SiteMap:
-        """Where the episode's sites stand."""
+        """The addresses of the episode's sites."""
         assert self._origins is not None
         return self._origins.sites
 
@@ -81,10 +81,10 @@ class SiteTask(AbstractBrowserTask):  # type: ignore[misc]
     ) -> tuple[float, bool, str, dict[str, Any]]:
         """Judge the agent's last message, and what it left behind."""
         # BrowserGym's assistant greets the user first.
-        said = [m for m in chat_messages[1:] if m["role"] in ("assistant", "infeasible")]
-        if not said:
+        messages = [m for m in chat_messages[1:] if m["role"] in ("assistant", "infeasible")]
+        if not messages:
             return 0.0, False, "", {}
-        answer = said[-1]["message"] if said[-1]["role"] == "assistant" else _NOT_DONE
+        answer = messages[-1]["message"] if messages[-1]["role"] == "assistant" else _NOT_DONE
         assert self._session is not None
         judged = evaluate(
             self._task, answer, self.sites, _Pages(page), rest=SiteRest(self._session)

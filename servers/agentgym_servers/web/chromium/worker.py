@@ -1,9 +1,9 @@
-"""The process that holds a browser: answers one question after another on its standard input.
+"""The process of a browser: answers one question after another from its standard input.
 
 Run by `workers.Worker` as `python -m agentgym_servers.web.chromium.worker FOLDER` in an environment
 that has BrowserGym; what the browser writes is in the folder, and goes with the process.
-Playwright's objects belong to one thread, so there is one; a page that never returns holds it, and
-whoever asked ends the process.
+Playwright's objects belong to one thread, so there is one; a page that never returns blocks
+it, and the caller ends the process.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from agentgym_servers.web.chromium.messages import (
     receive,
     send,
 )
-from agentgym_servers.web.chromium.quick_stack import hurry_playwright
+from agentgym_servers.web.chromium.quick_stack import speed_up_playwright
 
 RECYCLE_AFTER: Final = 200
 
-"""Contexts after which a browser is let go when nobody uses it: it grows slowly."""
+"""Contexts after which an idle browser is replaced: its memory grows slowly."""
 
 _SWITCHES: Final = (
     # Everything goes through a proxy on 127.0.0.1: no name may be looked up beside it, and no
@@ -134,7 +134,7 @@ class _Facade:
 
 
 class _Chat:
-    """BrowserGym's chat without a browser of its own."""
+    """BrowserGym's chat without a second browser."""
 
     def __init__(self, **options: Any) -> None:
         self.messages: list[Mapping[str, Any]] = []
@@ -229,36 +229,36 @@ def _ask(episode: Episode, question: Question) -> Seen | Opened | Value:
 
 
 def main() -> None:
-    """Answer until whoever asks is gone."""
-    # Ctrl-C is for whoever asks.
+    """Answer until the caller is gone."""
+    # Ctrl-C is for the caller.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stdin, stdout = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
-    hurry_playwright()
+    speed_up_playwright()
     os.environ["TMPDIR"] = folder = sys.argv[1]
-    asked: queue.Queue[Question | None] = queue.Queue()
-    threading.Thread(target=_listen, args=(stdin, asked, folder), daemon=True).start()
+    questions: queue.Queue[Question | None] = queue.Queue()
+    threading.Thread(target=_listen, args=(stdin, questions, folder), daemon=True).start()
     try:
         browser = SharedBrowser(find_chromium())
         desk = Desk(browser)
         send(stdout, Ready(version("agentgym-sdk"), browser.version))
-        while (question := asked.get()) is not None:
+        while (question := questions.get()) is not None:
             send(stdout, desk.answer(question))
         desk.close()
     finally:
         _clear(folder)
 
 
-def _listen(stream: IO[bytes], asked: queue.Queue[Question | None], folder: str) -> None:
+def _listen(stream: IO[bytes], questions: queue.Queue[Question | None], folder: str) -> None:
     """Read questions; at the end of them see to it that this process ends, with its browser."""
     try:
         while True:
-            asked.put(receive(stream, Question))
+            questions.put(receive(stream, Question))
     except EOFError:
-        asked.put(None)
+        questions.put(None)
     time.sleep(_GRACE_S)
-    # A page that never returns holds the main thread; nobody is left to wait for it. Without a
-    # browser it is free to end, unless something else holds it.
+    # A page that never returns blocks the main thread; nothing waits for it. Without a
+    # browser it is free to end, unless something else blocks it.
     try:
         _clear(folder)
         time.sleep(_GRACE_S)

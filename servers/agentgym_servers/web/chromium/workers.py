@@ -1,4 +1,4 @@
-"""Processes that hold browsers: one question at a time, a deadline, kill, and start again."""
+"""Processes of browsers: one question at a time, a deadline, kill, and start again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from agentgym_servers.web.chromium.messages import (
     send,
 )
 
-MOST_EPISODES: Final = 8
+MAX_EPISODES: Final = 8
 """In one browser; more are no faster, and each takes memory."""
 TIMEOUT_S: Final = 30.0
 """Seconds for one answer. A page that never returns takes its browser's other episodes with it."""
@@ -57,7 +57,7 @@ class Worker:
             # Ctrl-C is this process's to handle.
             start_new_session=True,
         )
-        # When nobody holds it any more, and at the end of this process.
+        # When nothing refers to it any more, and at the end of this process.
         self._end = weakref.finalize(self, _end, self._process, folder)
         ready = self._receive(_START_TIMEOUT_S, Ready)
         logger.debug("browser process %d: Chromium %s", self._process.pid, ready.browser)
@@ -132,7 +132,7 @@ def worker_for(episode: str) -> Worker:
     with _lock:
         _workers[:] = [worker for worker in _workers if worker.alive]
         for worker in _workers:
-            if len(worker.episodes) < MOST_EPISODES:
+            if len(worker.episodes) < MAX_EPISODES:
                 worker.episodes.add(episode)
                 return worker
         worker = Worker()
@@ -143,7 +143,7 @@ def worker_for(episode: str) -> Worker:
 
 def _end(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
     """End a process and all that it started, and remove what they wrote."""
-    # Chromium is in a process group of its own; it ends with its pipe, unless a page holds it.
+    # Chromium is in a process group of its own; it ends with its pipe, unless a page blocks it.
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()

@@ -54,7 +54,7 @@ class JudgeMissing(AgentGymError):
 
 
 class JudgeUnclear(AgentGymError):
-    """The judge's reply holds no verdict."""
+    """The judge's reply contains no verdict."""
 
 
 def same_answer(judge: Judge, question: str, reference: str, answer: str) -> bool:
@@ -158,7 +158,7 @@ def exact_match(reference: str, found: str) -> bool:
 def must_include(reference: str, found: str, *, as_word: bool = False) -> bool:
     """Whether the reference is part of what was found, both cleaned.
 
-    With `as_word`, a reference of one character must be a word of its own: 5 is not in 25.
+    With `as_word`, a reference of one character must be a separate word: 5 is not in 25.
     """
     reference, found = clean_answer(reference), clean_answer(found)
     if as_word and len(reference) == 1 and len(words_of(reference)) == 1:
@@ -180,14 +180,14 @@ _LONGEST_FOUND: Final = 500
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """One rule of a task, and whether it holds."""
+    """One rule of a task, and whether it is met."""
 
     rule: str
     """Such as `must_include`, or `program_html exact_match`."""
     passed: bool
     expected: str
     found: str
-    """The first 500 characters of what was held against it."""
+    """The first 500 characters of what was compared with it."""
     where: str = "the answer"
 
 
@@ -214,7 +214,7 @@ def match_page(item: PageCheck, pages: Pages, rest: Rest | None, shop: str) -> l
 
 
 def _select(item: PageCheck, page: Page, rest: Rest | None, shop: str) -> str:
-    """What stands at the item's place; empty where a script fails, for the page is a wrong one."""
+    """The text at the item's place; empty where a script fails, for the page is a wrong one."""
     locator = item.locator
     if not locator.strip():
         return page.content()
@@ -247,7 +247,7 @@ def _compare(item: PageCheck, selected: str, where: str) -> list[Verdict]:
 
 
 def url_match(reference: str, url: str) -> bool:
-    """Whether the page's address holds a reference's.
+    """Whether the page's address contains a reference's.
 
     References are joined by ` |OR| `. Host and path of any one must be part of the page's host and
     path (so `/p` matches `/p/4`), and for every key in any reference's query the page has one of
@@ -312,7 +312,7 @@ def evaluate(
 
 
 def match_answer(task: WebTask, answer: str, judge: Judge | None) -> list[Verdict]:
-    """Judge the answer alone; a judge is asked last, and only where there is something left."""
+    """Judge the answer alone; a judge is called last, and only where something is left to judge."""
     rules = task.eval.reference_answers or ReferenceAnswers()
     # Each rule cleans once more: of two pairs of quotes both go.
     answer = clean_answer(answer)

@@ -1,7 +1,7 @@
 """Reads the JavaScript of a locator: one expression of the subset that WebArena's tasks use.
 
 Literals, names, properties, calls, `?.`, indices, arrays with `...`, arrow functions of one
-expression, `+ ! && || ?? ?:` and comparisons. Anything else is refused; nothing is run here.
+expression, `+ ! && || ?? ?:` and comparisons. Anything else is rejected; nothing runs here.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class _Reader:
             found = _TOKEN.match(self._text, at)
             if found is None or found.lastgroup is None:
                 raise UnsupportedLocator(
-                    f"The locator {self._text!r} is beyond the subset at {self._text[at:]!r}."
+                    f"The locator {self._text!r} is not supported at {self._text[at:]!r}."
                 )
             tokens.append((found.lastgroup, found[found.lastgroup]))
             at = found.end()
@@ -278,7 +278,7 @@ class _Reader:
 
     def _refusal(self) -> UnsupportedLocator:
         return UnsupportedLocator(
-            f"The locator {self._text!r} is beyond the subset at {self._peek()[1]!r}."
+            f"The locator {self._text!r} is not supported at {self._peek()[1]!r}."
         )
 
 

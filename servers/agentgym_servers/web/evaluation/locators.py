@@ -1,6 +1,6 @@
 """Evaluates locators over an lxml tree, without a JavaScript engine and without `eval`.
 
-What a locator may say is checked before it runs: an unknown name is refused by `check_locator`,
+A locator is checked before it runs: `check_locator` rejects an unknown name,
 so that a task which a backend cannot judge is known as such before anyone plays it.
 """
 
@@ -59,7 +59,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Fields:
-    """What stands in a form's fields; as the page came, unless a subclass knows better."""
+    """The values of a form's fields; as the page came, unless a subclass overrides it."""
 
     def value(self, element: Element) -> str:
         """The text of an `input` or a `textarea`."""
@@ -105,8 +105,7 @@ def query(root: Element, selector: Selector, *, with_root: bool) -> Iterator[Ele
 
 def closest(element: Element, selector: str) -> Element | None:
     """The element itself, or the nearest above it, that a selector selects."""
-    wanted = read_selector(selector)
-    return next((one for one in (element, *element.iterancestors()) if wanted.matches(one)), None)
+    return read_selector(selector).closest(element)
 
 
 def option_value(option: Element) -> str:
@@ -213,7 +212,7 @@ def is_true(value: Value) -> bool:
 
 
 def to_text(value: Value) -> str:
-    """What JavaScript's `String(value)` says."""
+    """What JavaScript's `String(value)` returns."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -232,7 +231,7 @@ def to_text(value: Value) -> str:
 
 
 def binary(operator: str, left: Value, right: Callable[[], Value]) -> Value:
-    """What an operator makes of two values; `right` is asked only where it counts."""
+    """What an operator makes of two values; `right` is evaluated only where it counts."""
     match operator:
         case "||":
             return left if is_true(left) else right()

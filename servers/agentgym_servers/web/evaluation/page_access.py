@@ -19,7 +19,7 @@ class UnsupportedLocator(AgentGymError, NotImplementedError):
 
 
 class Page(Protocol):
-    """One page, as it stands."""
+    """One page in its current state."""
 
     @property
     def url(self) -> str:
@@ -35,7 +35,7 @@ class Page(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         ...
 
 
@@ -47,7 +47,7 @@ class Pages(Protocol):
         ...
 
     def open(self, url: str) -> Page:
-        """Open an address in a tab of its own, with the agent's session, and wait for it."""
+        """Open an address in a new tab, with the agent's session, and wait for it."""
         ...
 
 

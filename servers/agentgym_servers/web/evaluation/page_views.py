@@ -29,7 +29,7 @@ _EMPTY: Final = "<html><head></head><body></body></html>"
 
 Written = tuple[str | None, bool | None]
 
-"""A control's text and its tick as a user left them; None where the page's own still stands."""
+"""A control's text and its tick as a user left them; None where the page's own is unchanged."""
 
 
 class HtmlPage:
@@ -59,7 +59,7 @@ class HtmlPage:
         return evaluate_locator(expression, self._document, self._fields)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """There is nothing to close."""
 
 
 def check_readable(items: Iterable[PageCheck]) -> None:
@@ -82,7 +82,7 @@ class WrittenFields(Fields):
         )
 
     def value(self, element: Element) -> str:
-        """What stands in an `input` or a `textarea` now."""
+        """The current text of an `input` or a `textarea`."""
         text = self._written.get(element, (None, None))[0]
         return super().value(element) if text is None else text
 
@@ -99,7 +99,7 @@ class TextPages:
         self._browser = browser
 
     def current(self) -> HtmlPage:
-        """The page the agent is on, with what stands in its fields."""
+        """The page the agent is on, with the values of its fields."""
         return _readable(self._browser.document())
 
     def open(self, url: str) -> HtmlPage:

@@ -59,14 +59,14 @@ def read_call(text: str) -> Call:
 
 
 def call_function(call: Call, page: Page, rest: Rest | None, shop: str) -> str:
-    """What a call says on a page; `shop` is the shop's base address."""
+    """The value of a call on a page; `shop` is the shop's base address."""
     match call.name:
         case "reddit_get_post_url":
             return reddit_get_post_url(call.arguments[0].replace("__last_url__", page.url))
         case "gitlab_get_project_memeber_role":
             return gitlab_get_project_member_role(page, call.arguments[1])
     if rest is None:
-        raise RestMissing(f"{call.name} asks the shop's REST interface; give `rest`.")
+        raise RestMissing(f"{call.name} calls the shop's REST interface; give `rest`.")
     match call.name:
         case "shopping_get_latest_order_url":
             return shopping_get_latest_order_url(rest, shop)
@@ -101,7 +101,7 @@ def shopping_get_latest_order_url(rest: Rest, shop: str) -> str:
         return ""
     number = _field(orders[0], "increment_id")
     if not number.isdecimal():
-        raise AgentGymError(f"An order's increment_id is to be a number, not {number[:200]!r}.")
+        raise AgentGymError(f"An order's increment_id has to be a number, not {number[:200]!r}.")
     return f"{shop}/sales/order/view/order_id/{int(number)}/"
 
 

@@ -30,7 +30,7 @@ class Exchange(msgspec.Struct, frozen=True):
     request: Request
     response: Response
     referer: str = ""
-    """The page that it was asked from."""
+    """The page that requested it."""
 
 
 def url_of(request: Request) -> str:
@@ -40,14 +40,14 @@ def url_of(request: Request) -> str:
 
 
 def har_entries(exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
-    """One entry to an exchange, in order; times are not told, for none were taken."""
+    """One entry to an exchange, in order; times are left out, since none were measured."""
     return [_entry(one) for one in exchanges]
 
 
 def _entry(exchange: Exchange) -> dict[str, Any]:
     request, response = exchange.request, exchange.response
     headers = {"Host": request.host, "Accept": "text/html", "Referer": exchange.referer}
-    asked: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "method": request.method,
         "url": url_of(request),
         "httpVersion": "HTTP/1.1",
@@ -58,7 +58,7 @@ def _entry(exchange: Exchange) -> dict[str, Any]:
         "bodySize": -1,
     }
     if request.method == "POST":
-        asked["postData"] = {
+        entry["postData"] = {
             "mimeType": _FORM,
             "text": _encoded(request.form),
             "params": _pairs_of_lists(request.form),
@@ -66,7 +66,7 @@ def _entry(exchange: Exchange) -> dict[str, Any]:
     return {
         "startedDateTime": "1970-01-01T00:00:00.000Z",
         "time": 0,
-        "request": asked,
+        "request": entry,
         "response": {
             "status": response.status,
             "statusText": "",
@@ -118,13 +118,13 @@ class Expected(msgspec.Struct, frozen=True):
 
     task_type: Literal["retrieve", "mutate", "navigate"]
     retrieved: Sequence[str | int | float] | None = None
-    """Texts or numbers, of one kind; None where nothing is asked."""
+    """Texts or numbers, of one kind; None where nothing is required."""
     status: Status = "SUCCESS"
     ordered: bool = False
     requests: Sequence[Mapping[str, Any]] = ()
     """Each as `NetworkEventEvaluator.expected` has it: url, http_method, post_data and so on.
 
-    A form that leads elsewhere needs its `response_status` too: without it 200 is asked for.
+    A form that leads elsewhere needs its `response_status` too: without it 200 is required.
     """
 
 
@@ -161,7 +161,7 @@ def verified_task(task: WebTask, expected: Expected) -> dict[str, Any]:
 
 
 def demonstrated(exchanges: Sequence[Exchange], answer: str) -> Expected:
-    """What somebody did who solved a task, as what the task asks: forms sent, and the answer."""
+    """What a solution did, as the task's requirements: forms sent, and the answer."""
     sent = [one for one in exchanges if one.request.method == "POST"]
     requests = [
         {
@@ -182,7 +182,7 @@ def verify(
 ) -> float:
     """The package's score, 0.0 or 1.0, of an answer and the requests of an episode.
 
-    Where the package is not installed here, it is asked in the environment of `make setup-web`.
+    Where the package is not installed here, it runs in the environment of `make setup-web`.
     """
     case = {
         "task": dict(verified),
@@ -193,10 +193,10 @@ def verify(
         },
     }
     here = importlib.util.find_spec("webarena_verified") is not None
-    told = judge_case(case) if here else _judge_elsewhere(case)
-    if told["errors"]:
-        raise AgentGymError(f"WebArena-Verified gave no verdict: {told['errors'][0]}")
-    return float(told["score"])
+    judged = judge_case(case) if here else _judge_elsewhere(case)
+    if judged["errors"]:
+        raise AgentGymError(f"WebArena-Verified gave no verdict: {judged['errors'][0]}")
+    return float(judged["score"])
 
 
 def judge_case(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,8 +212,8 @@ def judge_case(case: Mapping[str, Any]) -> dict[str, Any]:
     result = judge.evaluate_task(
         task_id=task.task_id, agent_response=case["answer"], network_trace=case["trace"]
     )
-    told = (result, *result.evaluators_results)
-    return {"score": result.score, "errors": [one.error_msg for one in told if one.error_msg]}
+    judged = (result, *result.evaluators_results)
+    return {"score": result.score, "errors": [one.error_msg for one in judged if one.error_msg]}
 
 
 def _judge_elsewhere(case: Mapping[str, Any]) -> Any:

@@ -1,1 +1,1 @@
-"""The HTTP front through which real browsers reach sites: a door, with a port, per session."""
+"""The HTTP front through which real browsers reach sites: a listener, with a port, per session."""

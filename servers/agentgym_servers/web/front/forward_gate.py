@@ -7,16 +7,19 @@ allowed site to elsewhere leads nowhere.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from agentgym_servers.web.evaluation.verified import Exchange
-from agentgym_servers.web.front.front import LocalSite
+from agentgym_servers.web.front.front import Front, Listener, LocalSite
 from agentgym_servers.web.front.message import (
     Address,
     Headers,
@@ -33,8 +36,8 @@ from agentgym_servers.web.front.message import (
     refuse_files,
     values_of,
 )
-from agentgym_servers.web.front.session_site import SessionSite
-from agentgym_servers.web.sites.site import SiteSession
+from agentgym_servers.web.front.session_site import SessionSite, StaticSite
+from agentgym_servers.web.sites.site import HOSTS, SiteSession, host_of
 from agentgym_servers.web.sites.site_map import SiteMap
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -66,7 +69,7 @@ class ForwardGate:
     exchanges: tuple[Exchange, ...] = ()
 
     def __init__(self, sites: SiteMap, limits: Limits | None = None) -> None:
-        """`limits` are those of the gate's door."""
+        """`limits` are those of the gate's listener."""
         self._limits = limits or Limits()
         self._open: dict[str, set[tuple[str, int]]] = {"http": set(), "https": set()}
         for base in sites.bases.values():
@@ -75,7 +78,7 @@ class ForwardGate:
             self._open[parts.scheme].add(read_authority(parts.netloc, default))
 
     async def answer(self, request: HttpRequest) -> HttpReply:
-        """What the real site answers; downloads are refused, and so are uploads of files."""
+        """What the real site answers; downloads and uploads of files are rejected."""
         address = read_absolute(request.target)
         if address[:2] not in self._open["http"]:
             raise self._out_of_bounds(request.target)
@@ -95,17 +98,17 @@ class ForwardGate:
         return reply
 
     def tunnel_to(self, target: str) -> tuple[str, int]:
-        """The target, if it is where an https site stands."""
+        """The target, if an https site is there."""
         place = read_authority(target)
         if place not in self._open["https"]:
             raise self._out_of_bounds(target)
         return place
 
     async def _ask(self, request: HttpRequest, address: Address) -> HttpReply:
-        asked = _request_bytes(request, address)
+        sent_bytes = _request_bytes(request, address)
         reader, writer = await connect(address[:2], self._limits)
         try:
-            writer.write(asked)
+            writer.write(sent_bytes)
             await writer.drain()
             return await _read_reply(reader, request.method, self._limits.reply_bytes)
         finally:
@@ -154,7 +157,7 @@ async def _read_reply_head(reader: StreamReader) -> tuple[int, Headers]:
         found = _STATUS_LINE.fullmatch(first)
         if found is None or found[1] == "101":
             raise Refused(502, f"{quoted(first)} is no status line.")
-        # What stands in the hundreds announces an answer, and is none.
+        # A status of 100 to 199 announces an answer, and is none.
         if found[1][0] != "1":
             return int(found[1]), read_headers(lines)
 
@@ -178,7 +181,7 @@ def _is_download(headers: Headers) -> bool:
 class ProxyGate:
     """Answers `GET http://shop.test/p/4` from the site of that host.
 
-    As a proxy has to, it goes by the address in the request line, whatever the Host header says.
+    As a proxy has to, it goes by the address in the request line, whatever the Host header is.
     """
 
     def __init__(self, hosts: Mapping[str, LocalSite], exchanges: Sequence[Exchange] = ()) -> None:
@@ -211,7 +214,7 @@ def session_gate(
     rest: bool = False,
     record: bool = False,
 ) -> ProxyGate:
-    """The gate to hosts of a session, and to further sites that stand beside them.
+    """The gate to hosts of a session, and to further sites besides.
 
     `rest` opens the paths under `/rest/`, for evaluators; `record` keeps the session's exchanges.
     """
@@ -231,7 +234,7 @@ def answer_locally(site: LocalSite, request: HttpRequest) -> HttpReply:
 
 
 class OriginGate:
-    """Answers `GET /p/4` from the one site that stands at this address."""
+    """Answers `GET /p/4` from the one site at this address."""
 
     def __init__(self, site: LocalSite, exchanges: Sequence[Exchange] = ()) -> None:
         """`exchanges` is where the site remembers, if it does."""
@@ -247,3 +250,30 @@ class OriginGate:
     def tunnel_to(self, target: str) -> tuple[str, int]:
         """Nowhere."""
         raise Refused(403, f"{quoted(target)} is out of bounds: this port is no proxy.")
+
+
+def open_embedded(session: SiteSession) -> Listener:
+    """A listener to a session's sites alone."""
+    gate = session_gate(session, [host_of(site) for site in HOSTS], record=True)
+    return _front(os.getpid()).open_listener(gate)
+
+
+def open_real(sites: SiteMap) -> Listener:
+    """A listener to real sites alone, at their own addresses."""
+    return _front(os.getpid()).open_listener(ForwardGate(sites))
+
+
+def open_static(host: str, folder: Path) -> Listener:
+    """A listener to a folder of files alone, at a host."""
+    return _front(os.getpid()).open_listener(ProxyGate({host: _static_site(folder)}))
+
+
+@cache
+def _front(process: int) -> Front:
+    # A fork does not take the front's thread along.
+    return Front()
+
+
+@cache
+def _static_site(folder: Path) -> StaticSite:
+    return StaticSite(folder)

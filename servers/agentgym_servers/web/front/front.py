@@ -34,7 +34,7 @@ class Gate(Protocol):
 
     @property
     def exchanges(self) -> Sequence[Exchange]:
-        """What was asked and answered so far; empty where nothing is recorded."""
+        """The requests and answers so far; empty where nothing is recorded."""
         ...
 
     async def answer(self, request: HttpRequest) -> HttpReply:
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class Connection:
-    """A client of a door."""
+    """A client of a listener."""
 
     def __init__(
         self, reader: StreamReader, writer: StreamWriter, gate: Gate, limits: Limits
@@ -134,7 +134,7 @@ class Connection:
         except Refused as error:
             reply = refusal(error.status, error.words)
         except Exception:
-            # A page that fails is the client's to see and ours to mend; the door stays open.
+            # A page that fails is reported to the client and logged; the listener stays open.
             logger.exception("no answer to %s %.200s", request.method, request.target)
             reply = refusal(500, "The site failed on this request; its log says why.")
         return reply_bytes(reply, to_head=to_head, keeps_alive=keeps_alive)
@@ -156,55 +156,55 @@ class Connection:
 _OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Door:
-    """What one session's browser talks to. Made by `Front.open_door`."""
+class Listener:
+    """What one session's browser talks to. Made by `Front.open_listener`."""
 
     def __init__(
         self,
         gate: Gate,
-        listener: socket.socket,
+        sock: socket.socket,
         limits: Limits,
-        close: Callable[[Door], None],
+        close: Callable[[Listener], None],
     ) -> None:
         """`close` runs `shut` in the front's thread, and waits for it."""
         self._gate = gate
-        self._listener = listener
+        self._socket = sock
         self._limits = limits
         self._close = close
         self._visits: set[asyncio.Task[None]] = set()
-        host, port = listener.getsockname()[:2]
+        host, port = sock.getsockname()[:2]
         self.address: str = f"http://{host}:{port}"
         """Such as `http://127.0.0.1:41237`: a browser's proxy, or a site's own address."""
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """What was asked and answered so far, if the gate records it."""
+        """The requests and answers so far, if the gate records it."""
         return tuple(self._gate.exchanges)
 
     def close(self) -> None:
-        """End all connections and free the port; once more does nothing."""
+        """End all connections and free the port; a second call does nothing."""
         self._close(self)
 
     async def listen(self) -> None:
         """Begin to take connections; runs in the front's thread."""
-        self._listener.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._listener, self._take_in)
+        self._socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._socket, self._take_in)
 
     async def shut(self) -> None:
-        """Do what `close` says; runs in the front's thread."""
-        asyncio.get_running_loop().remove_reader(self._listener)
-        self._listener.close()
+        """Do the work of `close`; runs in the front's thread."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
         for visit in self._visits:
             visit.cancel()
         if self._visits:
             await asyncio.wait(self._visits)
-        # What was aborted lets go of its socket in the loop's next turn.
+        # An aborted connection releases its socket in the loop's next turn.
         await asyncio.sleep(0)
 
     def _take_in(self) -> None:
         # asyncio.start_server is not used: it loses a client that comes while it is closed.
         try:
-            client, _ = self._listener.accept()
+            client, _ = self._socket.accept()
         except OSError as error:
             if error.errno in _OUT_OF_ROOM:
                 self._rest()
@@ -225,11 +225,11 @@ class Door:
     def _rest(self) -> None:
         """Leave clients waiting for a second, in which others may end."""
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._listener)
+        loop.remove_reader(self._socket)
 
         def go_on() -> None:
-            if self._listener.fileno() >= 0:
-                loop.add_reader(self._listener, self._take_in)
+            if self._socket.fileno() >= 0:
+                loop.add_reader(self._socket, self._take_in)
 
         loop.call_later(1.0, go_on)
 
@@ -255,40 +255,40 @@ _BACKLOG = 64
 
 
 class Front:
-    """Opens doors, and serves all of them in one thread, which ends when the front is closed.
+    """Opens listeners, and serves all of them in one thread, which ends when the front is closed.
 
-    Sites answer in well under a millisecond, so they are asked in that thread; what has to wait
+    Sites answer in well under a millisecond, so they are called in that thread; what has to wait
     for another machine is awaited. A front is not carried over a fork.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop()
-        self._doors: set[Door] = set()
+        self._listeners: set[Listener] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="web-front")
         self._thread.daemon = True
         self._thread.start()
 
-    def open_door(
+    def open_listener(
         self,
         gate: Gate,
-        listener: socket.socket | None = None,
+        sock: socket.socket | None = None,
         limits: Limits | None = None,
-    ) -> Door:
-        """Open a door, on a free port of 127.0.0.1 unless a listening socket is handed over."""
-        listener = listener or listen_at("127.0.0.1", 0)
+    ) -> Listener:
+        """Open a listener, on a free port of 127.0.0.1 unless a listening socket is given."""
+        sock = sock or listen_at("127.0.0.1", 0)
         with self._lock:
             if self._closed:
-                listener.close()
+                sock.close()
                 raise BadRequest("This front is closed; make another with Front().")
-            door = Door(gate, listener, limits or Limits(), self._close_door)
-            self._run(door.listen())
-            self._doors.add(door)
-        return door
+            listener = Listener(gate, sock, limits or Limits(), self._close_listener)
+            self._run(listener.listen())
+            self._listeners.add(listener)
+        return listener
 
     def close(self) -> None:
-        """Close all doors and end the thread; once more does nothing."""
+        """Close all listeners and end the thread; a second call does nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -309,16 +309,16 @@ class Front:
     ) -> None:
         self.close()
 
-    def _close_door(self, door: Door) -> None:
+    def _close_listener(self, listener: Listener) -> None:
         with self._lock:
-            if door in self._doors:
-                self._doors.remove(door)
-                self._run(door.shut())
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+                self._run(listener.shut())
 
     async def _shut(self) -> None:
-        for door in self._doors:
-            await door.shut()
-        self._doors.clear()
+        for listener in self._listeners:
+            await listener.shut()
+        self._listeners.clear()
         # It looks up the names of real sites, if there are any.
         await self._loop.shutdown_default_executor()
 

@@ -24,7 +24,7 @@ MAX_URL: Final = 8_000
 
 _MAX_HEADERS: Final = 100
 
-_MOST_QUOTED: Final = 200
+_MAX_QUOTED: Final = 200
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -34,7 +34,7 @@ _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Refused(AgentGymError):
-    """A request is answered with an error instead of with what it asked for."""
+    """A request is answered with an error."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
@@ -43,7 +43,7 @@ class Refused(AgentGymError):
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """A request as it came; what its target means is for a gate to say."""
+    """A request as it came; a gate interprets its target."""
 
     method: str
     target: str
@@ -64,7 +64,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
     @property
     def query(self) -> str:
-        """What stands behind the question mark, as it came."""
+        """The text behind the question mark, as it came."""
         return self.target.partition("?")[2]
 
 
@@ -131,14 +131,14 @@ def reply_bytes(reply: HttpReply, *, to_head: bool, keeps_alive: bool) -> bytes:
 
 
 def refusal(status: int, words: str) -> HttpReply:
-    """A page that says why there is no other."""
+    """A page with the reason why there is no other."""
     page = f"<html><head><title>{status}</title></head><body><p>{escape(words)}</p></body></html>"
     return HttpReply(status, (("Content-Type", "text/html; charset=utf-8"),), page.encode())
 
 
 def quoted(text: str) -> str:
     """What a client sent as an error message shows it: cut short, and on one line."""
-    return repr(text[:_MOST_QUOTED])
+    return repr(text[:_MAX_QUOTED])
 
 
 def _phrase(status: int) -> str:
@@ -259,7 +259,7 @@ def _check(size: int, most: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one door's connections."""
+    """Bounds of one listener's connections."""
 
     head_bytes: int = 32 * 1024
     """Longest head of a request or of a forwarded reply; beyond it is 431, or 502."""
@@ -290,7 +290,7 @@ _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 async def tunnel(
     reader: StreamReader, writer: StreamWriter, place: tuple[str, int], limits: Limits
 ) -> None:
-    """Connect a client to a place until both sides have said all, or either is idle too long."""
+    """Connect a client to a place until both sides have sent all, or either is idle too long."""
     far_reader, far_writer = await connect(place, limits)
     try:
         writer.write(_ESTABLISHED)
@@ -336,7 +336,7 @@ _FILENAME: Final = re.compile(
 
 
 def refuse_files(request: HttpRequest) -> None:
-    """Raise `Refused` 415 for a multipart body with a file in it, or that cannot be looked through.
+    """Raise `Refused` 415 for a multipart body with a file in it, or that cannot be read.
 
     A field for a file that was left empty has an empty name, and passes.
     """

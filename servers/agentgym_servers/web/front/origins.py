@@ -1,6 +1,6 @@
 """The sites of a session at addresses of their own, such as `http://127.0.0.2:7770` for the shop.
 
-For programs that know no proxy, and as a stand-in for the real WebArena.
+For programs that know no proxy, and in place of the real WebArena.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from agentgym_env.errors import BadRequest
 from agentgym_servers.web.evaluation.verified import Exchange
 from agentgym_servers.web.front.forward_gate import OriginGate
-from agentgym_servers.web.front.front import Door, Front, listen_at
+from agentgym_servers.web.front.front import Front, Listener, listen_at
 from agentgym_servers.web.front.session_site import Links, SessionSite
 from agentgym_servers.web.sites.site import HOSTS, SiteSession, host_of
 from agentgym_servers.web.sites.site_map import SiteMap
@@ -29,17 +29,17 @@ ANY_PORTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Sites that stand at addresses of their own."""
+    """Sites at addresses of their own."""
 
     sites: SiteMap
     """The addresses as they came out, each with its port."""
-    doors: Mapping[str, Door]
+    listeners: Mapping[str, Listener]
     """By WebArena's name of the site. Their exchanges are in terms of these addresses."""
 
     def close(self) -> None:
-        """Close the doors."""
-        for door in self.doors.values():
-            door.close()
+        """Close the listeners."""
+        for listener in self.listeners.values():
+            listener.close()
 
 
 def open_origins(
@@ -61,23 +61,23 @@ def open_origins(
             f"Two of {', '.join(bases.values())} share an address, and so their cookies; give each "
             "site one of its own, such as 127.0.0.2 and 127.0.0.3."
         )
-    listeners: dict[str, socket.socket] = {}
+    sockets: dict[str, socket.socket] = {}
     try:
         for site, parts in parsed.items():
-            listeners[site] = listen_at(parts.hostname or "", parts.port or 0)
+            sockets[site] = listen_at(parts.hostname or "", parts.port or 0)
     except BadRequest:
-        for listener in listeners.values():
-            listener.close()
+        for sock in sockets.values():
+            sock.close()
         raise
-    roots = {site: _root(listener) for site, listener in listeners.items()}
+    roots = {site: _root(sock) for site, sock in sockets.items()}
     links = Links({host_of(site): root for site, root in roots.items()})
-    doors = {}
-    for site, listener in listeners.items():
+    listeners = {}
+    for site, sock in sockets.items():
         exchanges: list[Exchange] = []
         kept = exchanges if record else None
         page = SessionSite(session, host_of(site), rest=rest, exchanges=kept, links=links)
-        doors[site] = front.open_door(OriginGate(page, exchanges), listener)
-    return Origins(SiteMap({site: roots[site] + parsed[site].path for site in bases}), doors)
+        listeners[site] = front.open_listener(OriginGate(page, exchanges), sock)
+    return Origins(SiteMap({site: roots[site] + parsed[site].path for site in bases}), listeners)
 
 
 def _parse(site: str, base: str) -> SplitResult:
@@ -97,6 +97,6 @@ def _parse(site: str, base: str) -> SplitResult:
     return parts
 
 
-def _root(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
+def _root(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
     return f"http://{host}:{port}"

@@ -20,7 +20,7 @@ from agentgym_servers.web.text_browser.page import join_url
 class Links:
     """Puts one host's address in the place of another's: of `http://shop.test` and its like.
 
-    Absolute addresses stand in links (the homepage's, the forum's submissions), in text to copy
+    Absolute addresses are in links (the homepage's, the forum's submissions), in text to copy
     (where a project is cloned from) and in redirects, so all of a page's text is looked through.
     """
 
@@ -28,7 +28,7 @@ class Links:
         """`shown` gives, for hosts such as `shop.test`, roots such as `http://127.0.0.2:7770`."""
         self._shown = dict(shown)
         hosts = "|".join(re.escape(host) for host in shown)
-        # What goes on as a longer host or a port is another address.
+        # What continues as a longer host or a port is another address.
         self._pattern = re.compile(f"http://({hosts})(?![\\w:@-]|\\.\\w)") if shown else None
 
     def shown(self, text: str) -> str:
@@ -62,7 +62,7 @@ Fields = Mapping[str, Sequence[str]]
 class SessionSite:
     """One host of a session. Paths under `/rest/` are for evaluators alone.
 
-    Those routes show the whole shop's data to anybody, so an agent's door is `rest=False`.
+    Those routes show the whole shop's data to anybody, so an agent's listener is `rest=False`.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class SessionSite:
         self._links = links or Links({})
 
     def answer(self, request: HttpRequest) -> HttpReply:
-        """The site's page; raises `Refused` for what no page of ours asks."""
+        """The site's page; raises `Refused` for what no page of ours requests."""
         if request.method not in _METHODS:
             raise Refused(405, f"{quoted(request.method)} is not served; use GET, HEAD or POST.")
         path = request.path
         is_rest = path == "/rest" or path.startswith("/rest/")
         if is_rest and not self._rest:
             raise Refused(403, f"{quoted(path)} is out of bounds; stay on the site's pages.")
-        asked = Request(
+        page_request = Request(
             "POST" if request.method == "POST" else "GET",
             self._host,
             path,
@@ -97,10 +97,10 @@ class SessionSite:
             _form(request, json=is_rest) if request.method == "POST" else {},
             _cookies(request),
         )
-        given = self._shown(self._session.answer(asked), request)
+        given = self._shown(self._session.answer(page_request), request)
         if request.method != "HEAD":
-            self._remember(asked, given, request.header("referer"))
-        return HttpReply(given.status, _headers(given, asked.method), given.body.encode())
+            self._remember(page_request, given, request.header("referer"))
+        return HttpReply(given.status, _headers(given, page_request.method), given.body.encode())
 
     def _shown(self, response: Response, request: HttpRequest) -> Response:
         """The answer as the client sees it: with whole addresses, and those that it knows."""
@@ -112,10 +112,10 @@ class SessionSite:
             body = self._links.shown(body)
         return msgspec.structs.replace(response, location=location, body=body)
 
-    def _remember(self, asked: Request, given: Response, referer: str) -> None:
+    def _remember(self, page_request: Request, given: Response, referer: str) -> None:
         if self._exchanges is None:
             return
-        shown = msgspec.structs.replace(asked, host=self._links.shown_host(self._host))
+        shown = msgspec.structs.replace(page_request, host=self._links.shown_host(self._host))
         self._exchanges.append(Exchange(shown, given, referer))
         del self._exchanges[:-MAX_EXCHANGES]
 
@@ -123,7 +123,7 @@ class SessionSite:
 def _headers(given: Response, method: str) -> Headers:
     headers = [("Content-Type", given.content_type), ("X-Content-Type-Options", "nosniff")]
     if method == "GET":
-        # Going back shows the page as it is now; after a form, it would ask to send it again.
+        # Going back shows the page as it is now; after a form, it would offer to send it again.
         headers.append(("Cache-Control", "no-store"))
     if given.location is not None:
         headers.append(("Location", given.location))
@@ -199,7 +199,7 @@ _TYPES: Final = {
 
 
 class StaticSite:
-    """The files below a folder. One may stand behind any number of doors."""
+    """The files below a folder. One may serve any number of listeners."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_servers.web.sites.code_host import site as code_host_site
 from agentgym_servers.web.sites.code_host import tasks as code_host_tasks
 from agentgym_servers.web.sites.forum import site as forum_site
@@ -69,7 +69,7 @@ class Homepage:
 
 
 def logged_in_cookies(account: str) -> dict[str, str]:
-    """None: nobody logs in to the homepage."""
+    """None: the homepage has no log-in."""
     return {}
 
 
@@ -105,7 +105,7 @@ class Embedded:
     task_set: TaskSet
 
     def session(self) -> SiteSession:
-        """The sites as an episode begins with them; nobody else sees what it changes."""
+        """The sites as an episode begins with them; no other episode sees what it changes."""
         return SiteSession(self.sites, self.blobs)
 
 

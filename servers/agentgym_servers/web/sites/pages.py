@@ -37,7 +37,7 @@ class Visit(msgspec.Struct, frozen=True):
     database: sqlite3.Connection
     request: Request
     arguments: Mapping[str, str] = {}
-    """The words of the path that stood in braces."""
+    """The words of the path in place of braces."""
 
     def argument(self, name: str) -> str:
         """A word of the path."""
@@ -47,7 +47,7 @@ class Visit(msgspec.Struct, frozen=True):
         """A word of the path as a number; 0, which is no row's id, if it is none."""
         return whole(self.argument(name)) or 0
 
-    def asked(self, name: str, default: str = "") -> str:
+    def query(self, name: str, default: str = "") -> str:
         """A field of the query."""
         return first(self.request.query, name, default)
 
@@ -142,7 +142,7 @@ def link(path: str, query: Mapping[str, object]) -> str:
 
 
 def clean(text: str, length: int = MAX_FIELD) -> str:
-    """Text that a client sent as a database can hold it: capped, and without half characters."""
+    """Text that a client sent as a database can store it: capped, and without half characters."""
     return text[:length].encode("utf-8", "replace").decode("utf-8").replace("\0", "")
 
 
@@ -199,7 +199,7 @@ Act: TypeAlias = Callable[[Visit, sqlite3.Row], Response]
 
 
 def logged_in(visit: Visit, cookie: str) -> sqlite3.Row | None:
-    """The user whose log-in a cookie holds."""
+    """The user of a cookie's log-in."""
     token = visit.cookie(cookie)
     if not token:
         return None

@@ -68,8 +68,8 @@ class SiteRest:
 
     def get(self, site: str, path: str, query: Mapping[str, str]) -> JsonValue:
         """The JSON at a path of a site; raises where there is none."""
-        asked = {name: [value] for name, value in query.items()}
-        response = self._session.answer(Request("GET", host_of(site), path, asked))
+        values = {name: [value] for name, value in query.items()}
+        response = self._session.answer(Request("GET", host_of(site), path, values))
         try:
             if response.status != 200:
                 raise ValueError(f"its status is {response.status}")

@@ -64,11 +64,11 @@ HOSTS: Final[Mapping[str, str]] = {
     "homepage": "http://home.test",
 }
 
-"""WebArena's name of a site -> where ours stands, without a slash at the end."""
+"""WebArena's name of a site -> the address of ours, without a slash at the end."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A page that is asked for, or a form that is sent."""
+    """A request for a page, or a form that is sent."""
 
     method: str
     """`GET` or `POST`."""
@@ -95,7 +95,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Site(Protocol):
-    """One site. It holds no state: what changes is in the database."""
+    """One site. It has no state: what changes is in the database."""
 
     def make_database(self, seed: int) -> sqlite3.Connection:
         """The site's data as every episode begins with it; equal for equal seeds."""
@@ -107,7 +107,7 @@ class Site(Protocol):
 
 
 class SiteSession:
-    """The sites of one episode: each database is restored from its blob when it is first asked.
+    """The sites of one episode: each database is restored from its blob on its first request.
 
     Any thread may ask; one request is answered at a time.
     """
@@ -120,7 +120,7 @@ class SiteSession:
         self._lock = threading.Lock()
 
     def knows(self, host: str) -> bool:
-        """Whether a site stands at a host."""
+        """Whether a host is that of a site."""
         return host in self._sites
 
     def answer(self, request: Request) -> Response:
@@ -142,7 +142,7 @@ class SiteSession:
         return database
 
     def close(self) -> None:
-        """Let go of the databases."""
+        """Close the databases."""
         with self._lock:
             for database in self._databases.values():
                 database.close()

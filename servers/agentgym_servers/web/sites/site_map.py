@@ -1,4 +1,4 @@
-"""Where WebArena's sites stand: placeholders to addresses and back, and who logs in there."""
+"""The addresses of WebArena's sites: placeholders to addresses and back, and their accounts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentgym_servers.web.sites.site import ACCOUNTS, HOSTS, Account
 from agentgym_servers.web.tasks.tasks import InvalidTask, WebTask
 from agentgym_servers.web.text_browser.page import BLANK, normal_url
 
-_MOST_URL: Final = 8_000
+_MAX_URL: Final = 8_000
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -30,11 +30,11 @@ def typed_error(url: str) -> str:
 
 
 def bounds_error(url: str, is_known: Callable[[str], bool]) -> str:
-    """What is told of an address out of bounds; empty within them.
+    """The message about an address out of bounds; empty within them.
 
-    `is_known` says so of an origin, such as `http://shop.test`.
+    `is_known` decides it for an origin, such as `http://shop.test`.
     """
-    normal = normal_url(url) if len(url) <= _MOST_URL else ""
+    normal = normal_url(url) if len(url) <= _MAX_URL else ""
     parts = urlsplit(normal)
     if url.strip() == BLANK or is_known(f"{parts.scheme}://{parts.netloc}"):
         return ""
@@ -72,7 +72,7 @@ class SiteMap(msgspec.Struct, frozen=True):
         bases = sorted(self.bases.items(), key=lambda item: (-len(item[1]), item[0]))
         names = {base: f"__{site.upper()}__" for site, base in reversed(bases)}
         choices = "|".join(re.escape(base) for _, base in bases)
-        # What goes on as a longer host, port or path segment is another address.
+        # What continues as a longer host, port or path segment is another address.
         return re.sub(f"(?:{choices})(?![\\w.:@-])", lambda found: names[found.group()], text)
 
     def resolve_task(self, task: WebTask) -> WebTask:

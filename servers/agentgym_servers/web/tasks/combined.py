@@ -1,4 +1,4 @@
-"""The tasks that take two sites: what one says is looked for, or written, on the other."""
+"""The tasks on two sites: what one shows is searched for, or written, on the other."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ class Select(msgspec.Struct, frozen=True):
 
     label: str
     option: str
-    """What it says, not its value."""
+    """Its label, not its value."""
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """End the episode with an answer, which is empty where none is asked."""
+    """End the episode with an answer, which is empty where none is required."""
 
     answer: str = ""
 
@@ -65,7 +65,7 @@ _LISTS: Final = ("combobox", "listbox")
 
 
 def action_of(step: Step, tree: str) -> Action | None:
-    """The action that a step stands for on a page; None where what it names is not there."""
+    """The action of a step on a page; None where what it names is not there."""
     match step:
         case Goto(url):
             return Action("goto", (url,))

@@ -27,7 +27,7 @@ Evaluation: TypeAlias = dict[str, Any]
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """One filling of a template: what stands in its braces, what is asked, and how it is done."""
+    """One filling of a template: the words for its braces, the question, and the solution."""
 
     values: dict[str, str]
     evaluation: Evaluation

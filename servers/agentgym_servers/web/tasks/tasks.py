@@ -1,4 +1,4 @@
-"""WebArena's task file: what a task says, read strictly; knows nothing about pages or verdicts."""
+"""WebArena's task file, read strictly; knows nothing about pages or verdicts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PACKAGED: Final = {
 
 
 class InvalidTask(AgentGymError, ValueError):
-    """A task does not say what WebArena's format asks of it; the message names task and field."""
+    """A task does not have WebArena's format; the message names task and field."""
 
 
 class ReferenceAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the agent's answer is held against; all rules that are given must agree."""
+    """What the agent's answer is compared with; all rules that are given must agree."""
 
     exact_match: str | None = None
     must_include: list[str] | None = None
@@ -36,7 +36,7 @@ class ReferenceAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class RequiredContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a page is held against: exactly one of the two."""
+    """What a page is compared with: exactly one of the two."""
 
     exact_match: str | None = None
     must_include: list[str] | None = None
@@ -44,7 +44,7 @@ class RequiredContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class PageCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One item of `program_html`: a page, a place on it, and what must stand there."""
+    """One item of `program_html`: a page, a place on it, and the text that must be there."""
 
     url: str
     """`last` for the page the agent is on, `func:...`, or an address that is opened afresh."""
@@ -70,7 +70,7 @@ class Eval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WebTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A task as WebArena's `test.raw.json` has it; addresses may hold placeholders."""
+    """A task as WebArena's `test.raw.json` has it; addresses may contain placeholders."""
 
     sites: list[SiteName]
     task_id: int

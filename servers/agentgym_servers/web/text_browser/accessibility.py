@@ -11,7 +11,7 @@ group, navigation, region and heading. It is not for scripts, style sheets that 
 frames, meters and progress bars, or what is nested more than 120 deep; a `display: none` in an
 element's own style is respected.
 
-Known differences: Chromium drops the text of labels at its second look at some pages, focuses the
+Known differences: Chromium drops the text of labels when it reads some pages again, focuses the
 part of a date field that a click hits, and takes the focus from the page after its last Tab stop.
 """
 
@@ -89,7 +89,7 @@ def is_named(document: Document, element: Element) -> bool:
 
 
 def name_of(document: Document, element: Element, role: str) -> str:
-    """The name under which Chromium tells the element."""
+    """The name under which Chromium reports the element."""
     by_text = role in _NAMED_BY_TEXT
     if role in _NEVER_NAMED or not (by_text or element.attributes or element.tag in _HOLDERS):
         return ""
@@ -114,7 +114,7 @@ def name_of(document: Document, element: Element, role: str) -> str:
 
 
 def text_of(element: Element) -> str:
-    """The text of an element as a name: blocks and pictures stand apart, spaces are single."""
+    """The text of an element as a name: blocks and pictures are set apart, spaces are single."""
     pieces: list[str] = []
     _gather(element, pieces)
     return collapse("".join(pieces))
@@ -180,7 +180,7 @@ def _gather_summary(details: Element, pieces: list[str]) -> None:
 
 
 def _piece(child: Element, parent: Element) -> str:
-    """What a field or a picture adds to the name of what it stands in."""
+    """What a field or a picture adds to the name of its container."""
     if child.tag == "img":
         return child.get("aria-label") or child.get("alt")
     if child.tag == "select":
@@ -208,7 +208,7 @@ _TABLE_ROLES: Final = {"thead": "rowgroup", "tbody": "rowgroup", "tfoot": "rowgr
 
 
 def tree_text(document: Document, focused: Element | None = None, complaint: str = "") -> str:
-    """The text of a page's tree, with what the browser says against the focused element."""
+    """The text of a page's tree, with the browser's error about the focused element."""
     writer = _Writer(document, focused, bool(complaint))
     writer.line(0, -1, "RootWebArea", document.title, ", focused")
     if complaint:
@@ -250,9 +250,9 @@ class _Writer:
                 self.line(depth, -1, "StaticText", "")
             return
         self._spaced = not self._verbatim and text[-1] in SPACE
-        told = core if self._verbatim else _RUN.sub(" ", core)
-        if told not in name:
-            self.line(depth, -1, "StaticText", told)
+        reported = core if self._verbatim else _RUN.sub(" ", core)
+        if reported not in name:
+            self.line(depth, -1, "StaticText", reported)
 
     def _element(self, element: Element, depth: int) -> None:
         tag = element.tag
@@ -333,7 +333,7 @@ class _Writer:
         return off + ", focused" if element is self._focused else off
 
     def _fault(self, element: Element) -> str:
-        """That the browser has refused what a field holds."""
+        """That the browser has rejected a field's value."""
         return ", errormessage=''" if self._refused and element is self._focused else ""
 
     def _field(self, element: Element, depth: int, role: str, name: str) -> None:
@@ -342,8 +342,8 @@ class _Writer:
             self.line(depth, element.bid, role, name, state)
             return
         if role in ("checkbox", "radio"):
-            told = "true" if is_checked(element) else "false"
-            rest = f"{state}, checked={told!r}{self._fault(element)}"
+            reported = "true" if is_checked(element) else "false"
+            rest = f"{state}, checked={reported!r}{self._fault(element)}"
             self.line(depth, element.bid, role, name, rest)
             return
         if role == "Date":

@@ -8,8 +8,8 @@ from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from agentgym_servers.web.actions.parse import ENDINGS, Action
-from agentgym_servers.web.browser import MAX_TREE_CHARS, cut_tree
 from agentgym_servers.web.evaluation.verified import Exchange
+from agentgym_servers.web.layouts import MAX_TREE_CHARS, cut_tree
 from agentgym_servers.web.sites.site import Request, SiteSession
 from agentgym_servers.web.sites.site_map import bounds_error, typed_error
 from agentgym_servers.web.text_browser import gestures
@@ -25,10 +25,10 @@ from agentgym_servers.web.text_browser.page import (
 )
 from agentgym_servers.web.text_browser.submission import Visit
 
-_MOST_REDIRECTS: Final = 10
-_MOST_TABS: Final = 20
-_MOST_EXCHANGES: Final = 2_000
-_MOST_HISTORY: Final = 50
+_MAX_REDIRECTS: Final = 10
+_MAX_TABS: Final = 20
+_MAX_EXCHANGES: Final = 2_000
+_MAX_HISTORY: Final = 50
 _SEEN_ONLY: Final = frozenset({"noop", "scroll"}) | ENDINGS
 
 
@@ -45,7 +45,7 @@ class _Tab:
 
     def show(self, page: Page) -> None:
         self.history[self.at + 1 :] = [page]
-        del self.history[:-_MOST_HISTORY]
+        del self.history[:-_MAX_HISTORY]
         self.at = len(self.history) - 1
 
 
@@ -62,8 +62,8 @@ class TextBrowser:
         self._max_tree_chars = max_tree_chars
         self._cookies: dict[str, dict[str, str]] = {}
         self._tabs = [_Tab()]
-        self.exchanges: deque[Exchange] = deque(maxlen=_MOST_EXCHANGES)
-        """What the sites were asked and answered, the last of it."""
+        self.exchanges: deque[Exchange] = deque(maxlen=_MAX_EXCHANGES)
+        """The last requests and answers of the sites."""
         self.active = 0
         """Which tab is shown."""
 
@@ -86,7 +86,7 @@ class TextBrowser:
         return self._tabs[self.active].page
 
     def tree(self) -> str:
-        """The shown page's tree; what is too long is cut at a line, and says so."""
+        """The shown page's tree; a tree that is too long is cut at a line, with a note."""
         return cut_tree(self.document().tree(), self._max_tree_chars)
 
     def open(self, url: str) -> Page:
@@ -162,7 +162,7 @@ class TextBrowser:
         url, form = visit.url, visit.form
         if url.strip() == BLANK:
             return blank_page()
-        for _ in range(_MOST_REDIRECTS + 1):
+        for _ in range(_MAX_REDIRECTS + 1):
             url, host = self._allowed(url)
             parts = urlsplit(url)
             cookies = self._cookies.setdefault(host, {})
@@ -189,7 +189,7 @@ class TextBrowser:
         raise BrowserError(f"Error: Page.goto: net::ERR_TOO_MANY_REDIRECTS at {url[:200]}")
 
     def _allowed(self, url: str) -> tuple[str, str]:
-        """A URL as it is asked for and its host, if it is one of the session's."""
+        """A URL as it is requested and its host, if it is one of the session's."""
         error = bounds_error(url, self._is_known)
         if error:
             raise BrowserError(error)
@@ -212,8 +212,8 @@ class TextBrowser:
         tab.at = at
 
     def _open_tab(self) -> None:
-        if len(self._tabs) >= _MOST_TABS:
-            raise BrowserError(f"Error: there are {_MOST_TABS} tabs. Close one with tab_close().")
+        if len(self._tabs) >= _MAX_TABS:
+            raise BrowserError(f"Error: there are {_MAX_TABS} tabs. Close one with tab_close().")
         self._tabs.append(_Tab())
         self.active = len(self._tabs) - 1
 

@@ -33,7 +33,7 @@ _UNSHOWN: Final = frozenset(
     {"head", "script", "style", "template", "noscript", "datalist", "col", "colgroup", COMMENT}
 )
 _STYLED_AWAY: Final = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
-_MOST_DEPTH: Final = 120
+_MAX_DEPTH: Final = 120
 """What is nested deeper is left out."""
 _EMPTY_PAGE: Final = "<html><head></head><body></body></html>"
 
@@ -110,7 +110,7 @@ class Document:
 
     def _adopt(self, node: etree._Element, parent: Element | None, depth: int) -> Element:
         element = self._new(node.tag, dict(node.items()), parent)
-        if element.tag in _OPAQUE or depth > _MOST_DEPTH:
+        if element.tag in _OPAQUE or depth > _MAX_DEPTH:
             return element
         children = element.children
         if node.text:
@@ -151,7 +151,7 @@ class Document:
 
 
 def is_shown(element: Element) -> bool:
-    """Whether the element itself, wherever it stands, is drawn and told."""
+    """Whether the element itself, wherever it is, is drawn and reported."""
     if element.tag in _UNSHOWN:
         return False
     attributes = element.attributes

@@ -1,4 +1,4 @@
-"""What a form's fields hold, as the page gave it and as a user has changed it."""
+"""The values of a form's fields, as the page gave them and as a user has changed them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def label_of(option: Element) -> str:
 
 
 def is_disabled(element: Element) -> bool:
-    """Whether a field is switched off, by itself or by what it stands in."""
+    """Whether a field is switched off, by itself or by its container."""
     if "disabled" in element.attributes:
         return True
     return any(_switches_off(parent, element) for parent in element.ancestors())

@@ -81,7 +81,7 @@ def click(page: Page, element: Element, button: str, modifiers: Sequence[str]) -
 
 
 def fill(page: Page, element: Element, value: str) -> None:
-    """Write a value into a field, in place of what it held."""
+    """Write a value into a field, in place of its own."""
     element = _retarget(page, element)
     kind = input_type(element) if element.tag == "input" else element.tag
     if element.tag not in ("input", "textarea"):
@@ -140,7 +140,7 @@ def select(page: Page, element: Element, wanted: Sequence[str]) -> None:
 
 
 def submit(page: Page, form: Element, submitter: Element | None) -> Visit | None:
-    """Send a form, unless a field refuses: then that has the focus and nothing is sent."""
+    """Send a form, unless a field is invalid: then that has the focus and nothing is sent."""
     by = submitter.attributes if submitter is not None else {}
     if "novalidate" not in form.attributes and "formnovalidate" not in by:
         refused = first_refused(form, page.document)
@@ -151,7 +151,7 @@ def submit(page: Page, form: Element, submitter: Element | None) -> Visit | None
 
 
 def require_usable(element: Element, call: str) -> None:
-    """Refuse, as a browser's driver does, an element that is not drawn or is switched off."""
+    """Reject, as a browser's driver does, an element that is not drawn or is switched off."""
     inner: Element | None = None
     for part in (element, *element.ancestors()):
         folded = part.tag == "details" and not is_open(part)

@@ -14,7 +14,7 @@ _KEPT = "%/:@!$&'()*+,;=~-._?"
 """What a browser leaves as it is in a path or a query."""
 
 
-_MOST_KEPT = 1000
+_MAX_KEPT = 1000
 _kept: OrderedDict[str, tuple[str, str]] = OrderedDict()
 """Pages as they load -> their titles and trees: many episodes see the same ones."""
 
@@ -35,7 +35,7 @@ class Page:
 
     @property
     def document(self) -> Document:
-        """The page's elements; fields.py reads what they hold now."""
+        """The page's elements; fields.py reads their current values."""
         if self._document is None:
             self._document = Document(self.html)
             self._focused = self._document.autofocus
@@ -52,7 +52,7 @@ class Page:
         return self._focused if self.document else None
 
     def focus(self, element: Element | None, complaint: str = "") -> None:
-        """Give an element the focus, or none; with what the browser has to say against it."""
+        """Give an element the focus, or none; with the browser's error about it."""
         self._focused = element
         self._complaint = complaint
         self._tree = None
@@ -71,13 +71,13 @@ class Page:
         return self._tree
 
     def _as_loaded(self) -> tuple[str, str]:
-        """Title and tree of a page that nobody has looked into yet."""
+        """Title and tree of a page that has not been read yet."""
         found = _kept.get(self.html)
         if found is None:
             document = self.document
             self._tree = tree_text(document, self._focused)
             found = _kept[self.html] = (document.title, self._tree)
-            if len(_kept) > _MOST_KEPT:
+            if len(_kept) > _MAX_KEPT:
                 _kept.popitem(last=False)
         else:
             _kept.move_to_end(self.html)

@@ -1,4 +1,4 @@
-"""What `innerText` says of an element: its text as it is laid out, without style sheets."""
+"""The `innerText` of an element: its text as it is laid out, without style sheets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ATOMS: Final = frozenset(
     {"audio", "button", "canvas", "iframe", "img", "input", "object", "select", "svg", "textarea",
      "video"}
 )  # fmt: skip
-"""What stands in a line like a letter, so that blanks beside it are kept."""
+"""What is part of a line like a letter, so that blanks beside it are kept."""
 _ATOM: Final = "\x02"
 _PRESERVED: Final = frozenset({"pre", "listing"})
 _SPACES: Final = re.compile(r"[ \t\n\r\f]+")
 _HIDDEN_STYLE: Final = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 
 Piece = str | int
-"""A text, or how many line breaks stand here at least."""
+"""A text, or how many line breaks are here at least."""
 
 
 def rendered_text(element: Element) -> str:
@@ -107,7 +107,7 @@ def _is_followed(element: Element, tags: tuple[str, ...]) -> bool:
 
 
 def _kept(text: str, preserved: bool) -> str:
-    # A marker keeps preserved blanks from being folded with their neighbours.
+    # A marker keeps preserved blanks from being folded with adjacent ones.
     return text.replace(" ", "\x00").replace("\n", "\x01") if preserved else _SPACES.sub(" ", text)
 
 

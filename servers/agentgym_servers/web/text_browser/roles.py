@@ -69,7 +69,7 @@ _SPOKEN_WORDS: Final = (
     "listitem main navigation note region search separator status table tab"
 )
 _SPOKEN_ROLES: Final = frozenset(_SPOKEN_WORDS.split())
-"""Values of the role attribute that are told under their own name."""
+"""Values of the role attribute that are reported under their own name."""
 _SECTIONS: Final = frozenset({"article", "aside", "main", "nav", "section"})
 _TOLD_TABLE: Final = frozenset({"caption", "thead", "tfoot", "th", "col"})
 _ROWS_OF_DATA: Final = 20
@@ -80,13 +80,13 @@ _INLINE_TAGS: Final = (
 INLINE: Final = frozenset(_INLINE_TAGS.split())
 """Tags through which text flows on."""
 BOXES: Final = frozenset({"img", "button", "input", "meter", "progress", "select", "textarea"})
-"""Tags of what stands in a line of text as one piece."""
+"""Tags of what is one piece in a line of text."""
 
 
 def role_of(element: Element, named: bool) -> str:
     """Chromium's role, or nothing for what is only a container.
 
-    `named` is whether its author has named it, which only a section or an aside is asked for.
+    `named` is whether its author has named it, which only matters for a section or an aside.
     """
     tag = element.tag
     if "role" in element.attributes:
@@ -118,7 +118,7 @@ def role_of(element: Element, named: bool) -> str:
 
 
 def header_role(cell: Element) -> str:
-    """Whether a `th` heads its column or its row: by its scope, else by its neighbours."""
+    """Whether a `th` heads its column or its row: by its scope, else by the adjacent cells."""
     scope = cell.get("scope").lower()
     if scope in ("col", "colgroup"):
         return "columnheader"
@@ -134,7 +134,7 @@ def header_role(cell: Element) -> str:
 
 
 def holds_data(table: Element) -> bool:
-    """Whether Chromium takes a table for data; else its cells are a layout and told as such."""
+    """Whether Chromium takes a table for data; else its cells are a layout and reported as such."""
     if "summary" in table.attributes:
         return True
     rows = 0
@@ -146,7 +146,7 @@ def holds_data(table: Element) -> bool:
 
 
 def input_type(element: Element) -> str:
-    """The type of an `input`, in lower case; `text` where none is said."""
+    """The type of an `input`, in lower case; `text` where none is given."""
     return element.get("type").lower() or "text"
 
 
@@ -157,9 +157,9 @@ def is_list(select: Element) -> bool:
 
 
 def is_space_told(parent: Element, at: int) -> bool:
-    """Whether Chromium tells the white space that is `parent`'s child `at`.
+    """Whether Chromium reports the white space that is `parent`'s child `at`.
 
-    It does where both neighbours are text that would run together; not next to a block, a line
+    It does where both sides are text that would run together; not next to a block, a line
     break, a form field or other white space.
     """
     return not (_ends_text(_beside(parent, at, 1), 1) or _ends_text(_beside(parent, at, -1), -1))

@@ -1,4 +1,4 @@
-"""What a browser sends when a form is submitted, and when it refuses to."""
+"""What a browser sends when a form is submitted, and when it rejects it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def enter_submits(form: Element, document: Document) -> bool:
 
 
 def first_refused(form: Element, document: Document) -> tuple[Element, str] | None:
-    """The first field whose value the browser refuses to send, and what it says.
+    """The first field whose value the browser rejects, and its message.
 
     Checked are `required`, addresses of email and url fields, and a number's `min` and `max`;
     not `pattern`, `step`, `minlength`.
@@ -76,7 +76,7 @@ def first_refused(form: Element, document: Document) -> tuple[Element, str] | No
     for field in fields:
         complaint = _complaint(field, fields)
         if complaint:
-            # Chromium shows no bubble beside a date: it has fields of its own inside.
+            # Chromium shows no bubble beside a date, which has inner fields.
             return field, "" if input_type(field) == "date" else complaint
     return None
 

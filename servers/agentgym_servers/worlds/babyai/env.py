@@ -11,8 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from agentgym_env.errors import MissingExtra
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_servers.worlds.babyai.oracle import follow_bot
 from agentgym_servers.worlds.babyai.view import (
     DROP,
@@ -87,7 +86,7 @@ def make_level(level: str) -> Any:
         load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point  # type: ignore[assignment]
     )
     world = make(**spec.kwargs)
-    # Nobody reads minigrid's own observation: drawing it up is most of the cost of a step.
+    # minigrid's own observation is not used, and is most of the cost of a step.
     world.gen_obs = dict
     return world
 
@@ -109,16 +108,58 @@ _LOW_LEVEL = frozenset({"turn left", "turn right", "move forward", "drop", "togg
 class BabyAI(TextEnv):
     """Carry out an instruction such as "put the red ball next to the grey box".
 
-    Tasks: `LEVEL/SEED` for the 96 BabyAI levels of minigrid, 200 seeds a level to train on and 5 to
-    test on; `babyai_N` is AgentGym's number N. Categories: the levels.
-    Observation: the objects in view, each with colour, state and place, what blocks the way ahead,
-    what is carried, and the available actions.
-    Reward: 1 - 0.9 t/T when the instruction is carried out, t low-level steps of the level's T;
-    else 0. The episode also ends when the level's steps are used up, or when the level says that
-    the instruction can no longer be carried out.
+    ## Description
+    The BabyAI levels of minigrid (arXiv:1810.08272) as text: a grid world of rooms, doors, keys,
+    balls and boxes, of which you see 7 by 7 cells.
 
-    `legacy=True` words observations as AgentGym does, and like there hides the order of
-    instructions ("then" and "after you" become "and").
+    ## Observation
+    The objects in view, each with its colour, state and place; what blocks the way ahead; what you
+    carry; and the available actions. The first observation begins with the goal.
+
+    ## Actions
+    | action | effect |
+    |---|---|
+    | `turn left`, `turn right` | turn by 90 degrees |
+    | `move forward` | move by one cell at most |
+    | `go to OBJECT NUMBER` | walk up to an object and face it |
+    | `pick up OBJECT NUMBER` | walk up to an object and take it; you carry one at a time |
+    | `drop` | put what you carry into the free cell ahead |
+    | `toggle` | open or close the door ahead, or open the box ahead |
+    | `go through DOOR NUMBER` | walk into an open door |
+    | `toggle and go through DOOR NUMBER` | open a closed or locked door, and walk in |
+    | `check available actions` | list the actions again; takes no step of the level |
+
+    A locked door takes the key of its colour. An action stands for one or more low-level steps. One
+    that is not available changes nothing.
+
+    ## Rewards
+    `1 - 0.9 t/T` when the instruction is carried out after `t` of the level's `T` low-level steps;
+    else 0.
+
+    ## Termination
+    The episode terminates when the instruction is carried out, when the level's `T` steps are used
+    up, and when the level says that the instruction can no longer be carried out. It is truncated
+    after 100 turns.
+
+    ## Tasks
+    `LEVEL/SEED` for 96 levels; `babyai_N` is AgentGym's number N. The category is the level.
+
+    | split | seeds | tasks |
+    |---|---|---|
+    | `train` | 0 to 199 | 19,200 |
+    | `test` | 200 to 204 | 480 |
+
+    ## Arguments
+    - `legacy` (default `False`): words observations as AgentGym does, and like there hides the
+      order of instructions ("then" and "after you" become "and")
+
+    `render_mode` is `ansi` or `rgb_array`.
+
+    ## Data
+    Levels of `minigrid` 3.2 (MIT), made at run time from the task's seed.
+
+    ## Registered id
+    `agentgym/BabyAI-v0`
     """
 
     instruction = (
@@ -153,7 +194,7 @@ class BabyAI(TextEnv):
         if level != self._level:
             self._level, self._world = level, make_level(level)
         self._world.reset(seed=int(seed))
-        self._solved = self._refused = False
+        self._solved = self._invalid = False
         self._look()
         goal = str(self._world.mission)
         if self._legacy:
@@ -164,7 +205,7 @@ class BabyAI(TextEnv):
     def _step(self, action: str) -> tuple[str, float, bool]:
         command = _normal(action, "pickup" if self._legacy else "pick up")
         plan = self._plans.get(command)
-        self._refused = plan is None and command != _CHECK
+        self._invalid = plan is None and command != _CHECK
         if command == _CHECK:
             return self._describe_actions(), 0.0, False
         if plan is None:
@@ -185,7 +226,7 @@ class BabyAI(TextEnv):
             place = self._world.agent_pos
             _, reward, terminated, truncated, _ = self._world.step(action)
             if terminated or truncated:
-                # Whatever the plan still holds would be taken in a world that has ended.
+                # The rest of the plan would be taken in a world that has ended.
                 self._solved = bool(terminated and reward > 0)
                 return (float(reward) if self._solved else 0.0), True
             if action == FORWARD and tuple(self._world.agent_pos) == tuple(place):
@@ -200,7 +241,7 @@ class BabyAI(TextEnv):
 
     def invalid_action(self) -> bool:
         """Whether the last action was not possible."""
-        return self._refused
+        return self._invalid
 
     def available_actions(self) -> list[str]:
         """What can be done now, as the observation lists it."""
@@ -224,10 +265,10 @@ class BabyAI(TextEnv):
         self._plans = self._make_plans()
 
     def _make_plans(self) -> dict[str, list[int]]:
-        """Every action that is possible now, and the low-level steps it stands for."""
+        """Every action that is possible now, with its low-level steps."""
         world, view = self._world, self._view
         plans: dict[str, list[int]] = {"turn left": [LEFT], "turn right": [RIGHT]}
-        # AgentGym offers what only a wall or a box prevents, whatever else stands there.
+        # AgentGym offers what only a wall or a box prevents, whatever else is there.
         blocked = view.wall_ahead if self._legacy else view.blocked_ahead
         ahead_is_free = blocked is None or blocked[1] > 1
         if ahead_is_free:

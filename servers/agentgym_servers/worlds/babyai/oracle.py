@@ -45,12 +45,12 @@ class _Track:
 
 
 def follow_bot(look: Callable[[], tuple[Any, Mapping[str, list[int]]]]) -> Iterator[str]:
-    """Yield text actions; `look` gives the world and the plans that each text stands for now."""
+    """Yield text actions; `look` gives the world and the current plan of each text."""
     track, expected = _Track([], [], []), -1
     while True:
         world, plans = look()
         if world.step_count != expected or not track.actions:
-            # At the start, or somebody else has acted in between: ask the bot again.
+            # At the start, or another action was taken in between: plan again.
             found = _track(world)
             if found is None:
                 return

@@ -1,8 +1,8 @@
 """What the agent of a BabyAI level sees, and how it gets to what it sees.
 
-The view is the 7 x 7 cells that minigrid shows: the agent stands at column 3 of the last row and
+The view is the 7 x 7 cells that minigrid shows: the agent is at column 3 of the last row and
 looks up. It is read from the world's own grid instead of minigrid's rendered observation, which
-costs several times as much; tests/servers/test_babyai.py holds the two against each other.
+costs several times as much; tests/servers/test_babyai.py compares the two.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Seen:
 
 
 class View:
-    """One look: the objects, what stands ahead, and the ways through what is seen."""
+    """One look: the objects, what is ahead, and the ways through what is seen."""
 
     def __init__(self, world: Any) -> None:
         cells = _cells(world)

@@ -13,8 +13,8 @@ from agentgym_servers.web.actions.parse import WIDGETS, ActionProblem, parse_act
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.messages import StartMiniWoB
-from agentgym_servers.web.chromium.workers import MOST_EPISODES
-from agentgym_servers.web.front.doors import open_static
+from agentgym_servers.web.chromium.workers import MAX_EPISODES
+from agentgym_servers.web.front.forward_gate import open_static
 from agentgym_servers.web.layouts import View, browsergym_text
 from agentgym_servers.worlds.miniwob.experts import EXPERTS
 from agentgym_servers.worlds.miniwob.filling import Sight
@@ -32,16 +32,60 @@ logger = logging.getLogger(__name__)
 class MiniWoB(TextEnv):
     """Click, type and drag on one small page as its sentence says.
 
-    Tasks: `TASK/SEED` for the 125 tasks that BrowserGym has; the split `test` is its benchmark's
-    seeds 0 to 4, and `train` has 100 others of each task. Categories: the tasks.
-    Observation: the page's accessibility tree with an id for each element, the sentence and the
-    last action, in BrowserGym's layout. Some tasks are about shapes and places that no tree shows.
-    Actions: one a turn, as BrowserGym's calls, by ids or by places: pixels of the page from the
-    top left corner of its window of 332 x 214 (BrowserGym's own count pixels of screenshots that
-    are half as large again).
-    Reward: 1 when the page says that the task is done right, else 0; it ends the episode, and so
-    does what the page calls wrong. As with BrowserGym, a page that rewards something half right
-    says right. The tasks' clocks are off; stock-market and terminal alone show a time of their own.
+    ## Description
+    MiniWoB++ (arXiv:1802.08802): small tasks on single pages with widgets, in a Chromium that
+    BrowserGym steers. Some tasks are about shapes and places that no tree shows.
+
+    ## Observation
+    The page's accessibility tree with an id for each element, the sentence and the last action, in
+    BrowserGym's layout.
+
+    ## Actions
+    One call of BrowserGym's a turn:
+
+    | action | effect |
+    |---|---|
+    | `click('ID')`, `dblclick('ID')`, `hover('ID')`, `focus('ID')` | use an element |
+    | `fill('ID', 'TEXT')`, `clear('ID')`, `select_option('ID', 'OPTION')` | set a field |
+    | `press('ID', 'KEY')` | press a key in an element |
+    | `drag_and_drop('ID', 'ID')` | drag one element to another |
+    | `keyboard_press('KEY')`, `keyboard_type('TEXT')` | use the keyboard |
+    | `keyboard_insert_text('TEXT')` | insert a text at once |
+    | `keyboard_down('KEY')`, `keyboard_up('KEY')` | hold and release a key |
+    | `mouse_click(X, Y)`, `mouse_dblclick(X, Y)`, `mouse_move(X, Y)` | use the mouse at a place |
+    | `mouse_down(X, Y)`, `mouse_up(X, Y)`, `mouse_drag_and_drop(X, Y, X, Y)` | drag at places |
+    | `scroll(DX, DY)`, `scroll_at(X, Y, DX, DY)`, `noop()` | scroll, or wait for a second |
+
+    WebArena's grammar, such as `click [18]`, is understood too. Places are pixels of the page, from
+    the top left corner of its window of 332 x 214. An action that is not possible is reported in
+    the next observation.
+
+    ## Rewards
+    1 when the page reports that the task is done right, else 0. As with BrowserGym, any positive
+    reward of a page counts as right.
+
+    ## Termination
+    The episode terminates when the page reports that the task is over, right or wrong. It is
+    truncated after 15 turns. The tasks' clocks are off; `stock-market` and `terminal` alone show a
+    time of their own.
+
+    ## Tasks
+    `TASK/SEED` for the 125 tasks that BrowserGym has. The category is the task. 70 tasks have an
+    expert.
+
+    | split | seeds | tasks |
+    |---|---|---|
+    | `train` | 5 to 104 | 12,500 |
+    | `test` | 0 to 4, those of BrowserGym's benchmark | 625 |
+
+    ## Arguments
+    None besides `render_mode`.
+
+    ## Data
+    The pages of the distribution `miniwob` 1.1 (MIT); BrowserGym 0.14.3 (Apache-2.0) runs them.
+
+    ## Registered id
+    `agentgym/MiniWoB-v0`
     """
 
     instruction = (
@@ -56,10 +100,10 @@ class MiniWoB(TextEnv):
     isolated = True
     # A browser has its own deadline, and several questions make up a reset.
     step_timeout_s = 180.0
-    max_sessions = MOST_EPISODES * (os.cpu_count() or 1)
+    max_sessions = MAX_EPISODES * (os.cpu_count() or 1)
 
     def __init__(self, render_mode: str | None = None) -> None:
-        find_chromium()  # to say so now, and not in the first episode
+        find_chromium()  # to report it now, and not in the first episode
         self._pages = miniwob_pages()
         self.tasks = miniwob_tasks()  # type: ignore[misc]
         super().__init__(render_mode)
@@ -68,40 +112,40 @@ class MiniWoB(TextEnv):
     def _reset(self, task: str) -> str:
         self._close()
         name, _, seed = task.partition("/")
-        door = open_static(_HOST, self._pages)
-        start = StartMiniWoB(secrets.token_hex(8), door.address, _BASE, name, int(seed))
+        listener = open_static(_HOST, self._pages)
+        start = StartMiniWoB(secrets.token_hex(8), listener.address, _BASE, name, int(seed))
         try:
             self._browser = browser = ChromiumBrowser(start, lambda origin: False)
         except BaseException:
-            door.close()
+            listener.close()
             raise
-        self._door = door
-        self._name, self._solved, self._refused = name, False, False
-        return self._told(browser, "", "")
+        self._listener = listener
+        self._name, self._solved, self._invalid = name, False, False
+        return self._observe(browser, "", "")
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         assert self._browser is not None
         found = parse_action(action, WIDGETS)
-        self._refused = isinstance(found, ActionProblem)
+        self._invalid = isinstance(found, ActionProblem)
         if isinstance(found, ActionProblem):
-            return self._told(self._browser, action[:_MAX_SHOWN], found.message), 0.0, False
+            return self._observe(self._browser, action[:_MAX_SHOWN], found.message), 0.0, False
         error = self._browser.act(found)
-        self._refused = bool(error)
+        self._invalid = bool(error)
         seen = self._browser.seen
         self._solved = seen.done and seen.reward > 0
-        told = self._told(self._browser, write_call(found)[:_MAX_SHOWN], error)
-        return told, seen.reward if seen.done else 0.0, seen.done
+        observation = self._observe(self._browser, write_call(found)[:_MAX_SHOWN], error)
+        return observation, seen.reward if seen.done else 0.0, seen.done
 
     def success(self) -> bool:
-        """Whether the page says that the task is done right."""
+        """Whether the page reports that the task is done right."""
         return self._solved
 
     def invalid_action(self) -> bool:
         """Whether the last action was not understood, or the page could not do it."""
-        return self._refused
+        return self._invalid
 
     def expert(self) -> Iterator[str]:
-        """Do the task by a script; tasks without one yield nothing."""
+        """Do the task by a script; tasks without a script yield nothing."""
         browser, script = self._browser, EXPERTS.get(self._name)
         if browser is None or script is None:
             return
@@ -126,9 +170,9 @@ class MiniWoB(TextEnv):
             try:
                 browser.close()
             finally:
-                self._door.close()
+                self._listener.close()
 
-    def _told(self, browser: ChromiumBrowser, last: str, error: str) -> str:
+    def _observe(self, browser: ChromiumBrowser, last: str, error: str) -> str:
         goal = browser.seen.goal
         return browsergym_text(
             View(goal, browser.tabs, browser.active, browser.tree(), last, error)

@@ -51,7 +51,7 @@ _FAMILIES: Final = """
 
 SYNONYMS: Final = tuple(frozenset(line.split()) for line in _FAMILIES.strip().splitlines())
 
-"""Families of words; none stands in two."""
+"""Families of words; none is in two."""
 
 _PAGES: Final = 5
 
@@ -61,7 +61,7 @@ _LISTS_MS: Final = 500
 
 """Proposals appear a moment after the typing."""
 
-_MOST_WAITS: Final = 6
+_MAX_WAITS: Final = 6
 
 _ICONS: Final = ("Reply", "Retweet", "Like", "Share")
 
@@ -82,7 +82,7 @@ def choose_similar(goal: str, sight: Sight) -> Iterator[str]:
 
 
 def buy_ticket(goal: str, sight: Sight) -> Iterator[str]:
-    """Press the button of the flight that is asked for."""
+    """Press the button of the flight of the sentence."""
     yield f"click({best_flight(goal, sight)!r})"
 
 
@@ -105,7 +105,7 @@ def best_flight(goal: str, sight: Sight) -> str:
 
 
 def find_in_book(goal: str, sight: Sight) -> Iterator[str]:
-    """Turn a book's pages until the person's is there, and click what is asked for."""
+    """Turn a book's pages until the person's is there, and click what the sentence names."""
     person, what = part(goal, r"^Find (.*) in the contact book and click on their (\w+)")
     for _ in range(_PAGES):
         if sight.has("heading", person):
@@ -129,7 +129,7 @@ def search(goal: str, sight: Sight) -> Iterator[str]:
 
 
 def complete(goal: str, sight: Sight) -> Iterator[str]:
-    """Write the beginning of an item, and choose one that ends as asked."""
+    """Write the beginning of an item, and choose one that ends as required."""
     (start,) = part(goal, r'starts with "(.*?)"')
     end = part(goal, r'ends with "(.*?)"')[0] if "ends with" in goal else ""
     item = re.compile(f"{re.escape(start)}.*(?<={re.escape(end)})")
@@ -140,7 +140,7 @@ def complete(goal: str, sight: Sight) -> Iterator[str]:
 def pick_proposal(sight: Sight, field: str, text: str, fits: re.Pattern[str]) -> Iterator[str]:
     """Write into a field and click the first of the proposals that fits."""
     yield f"fill({field!r}, {text!r})"
-    for _ in range(_MOST_WAITS):
+    for _ in range(_MAX_WAITS):
         proposals = [one.bid for one in sight.all("listitem") if fits.fullmatch(one.text)]
         if proposals:
             yield f"click({proposals[0]!r})"
@@ -156,7 +156,7 @@ def act_on_mail(goal: str, sight: Sight) -> Iterator[str]:
 
 
 def act_on_posts(goal: str, sight: Sight) -> Iterator[str]:
-    """Click an icon of all posts of a user, or of as many as asked, and submit."""
+    """Click an icon of all posts of a user, or of as many as required, and submit."""
     what, count, user = part(goal, r'^Click the "(.*)" button on (\w+) posts? by (@\S+) and')
     posts = _posts_of(user, sight)
     for post in posts if count == "all" else posts[: int(count)]:
@@ -188,10 +188,10 @@ def remove_file(goal: str, sight: Sight) -> Iterator[str]:
         meant = [file for file in files if "." not in file]
     else:
         (end,) = part(goal, r"extension (\.\S+)$")
-        # The page looks for the extension's letters where they first stand.
+        # The page searches for the first place of the extension's letters.
         meant = [f for f in files if f.endswith(end) and f.find(end[1:]) == len(f) - len(end) + 1]
     if not meant:
-        raise LookupError(f"none of the files {files} is meant")
+        raise LookupError(f"none of the files {files} fits")
     yield f"keyboard_type({f'rm {meant[0]}'!r})"
     yield "keyboard_press('Enter')"
 
@@ -220,7 +220,7 @@ def _icons_after(elements: list[Element], text: str) -> list[Element]:
 
 _MONTHS: Final = {name: at for at, name in enumerate(calendar.month_name) if name}
 
-_MOST_MONTHS: Final = 24
+_MAX_MONTHS: Final = 24
 
 _DATE: Final = r"(\d\d)/(\d\d)/(\d{4})"
 
@@ -247,7 +247,7 @@ def _pick(goal: str, sight: Sight, field: str) -> Iterator[str]:
     """Open a field's calendar, go to the month and click the day."""
     month, day, year = map(int, part(goal, _DATE))
     yield f"click({field!r})"
-    for _ in range(_MOST_MONTHS):
+    for _ in range(_MAX_MONTHS):
         shown = _shown_month(sight)
         if shown == (year, month):
             break
@@ -266,7 +266,7 @@ def _shown_month(sight: Sight) -> tuple[int, int]:
 
 _FAR: Final = 6
 
-_MOST_MOVES: Final = 200
+_MAX_MOVES: Final = 200
 
 
 def set_slider(goal: str, sight: Sight) -> Iterator[str]:
@@ -292,7 +292,7 @@ def slider_and_box(goal: str, sight: Sight) -> Iterator[str]:
 
 def sort_numbers(goal: str, sight: Sight) -> Iterator[str]:
     """Drag numbers up until they are in order."""
-    for _ in range(_MOST_MOVES):
+    for _ in range(_MAX_MOVES):
         items = sight.all("listitem")
         numbers = [int(one.text) for one in items]
         wrong = [at for at, n in enumerate(sorted(numbers)) if numbers[at] != n]
@@ -307,7 +307,7 @@ def _slide(sight: Sight, which: int, number: int) -> Iterator[str]:
     """Reach the next slider and bring it to a number: by pages while it is far, then by ones."""
     yield "keyboard_press('Tab')"
     now, page = _numbers(sight)[which], _FAR
-    for _ in range(_MOST_MOVES):
+    for _ in range(_MAX_MOVES):
         if now == number:
             return
         far = abs(number - now) > page
@@ -315,7 +315,7 @@ def _slide(sight: Sight, which: int, number: int) -> Iterator[str]:
         yield f"keyboard_press({keys[number < now]!r})"
         before, now = now, _numbers(sight)[which]
         page = max(page, abs(now - before))
-    raise LookupError(f"the slider stays at {now} and does not come to {number}")
+    raise LookupError(f"the slider stays at {now} and does not reach {number}")
 
 
 def _numbers(sight: Sight) -> list[int]:

@@ -23,13 +23,13 @@ class Element(NamedTuple):
     role: str
     name: str
     value: str
-    """What stands in a field."""
+    """The value of a field."""
     text: str
     """The plain text below it."""
 
 
 class Sight:
-    """A page as it is shown now, each time it is looked at."""
+    """A page as it is shown now, each time it is read."""
 
     def __init__(self, tree: Callable[[], str]) -> None:
         self._tree = tree
@@ -98,7 +98,7 @@ _OPENS_MS: Final = 500
 
 _FILE_IDS: Final = 2
 
-_MOST_DRAWN: Final = 200
+_MAX_DRAWN: Final = 200
 
 
 def click(role: str, pattern: str | None = None) -> Callable[[str, Sight], Iterator[str]]:
@@ -193,7 +193,7 @@ def mark_odd_and_even(goal: str, sight: Sight) -> Iterator[str]:
 
 
 def generate_number(goal: str, sight: Sight) -> Iterator[str]:
-    """Press a button until the number is as asked."""
+    """Press a button until the number is right."""
     kind, limit = part(goal, r"(less than|greater than|odd|even)(?: (\d+))?")
     fits: Callable[[int], bool] = {
         "less than": lambda number: number < int(limit),
@@ -201,7 +201,7 @@ def generate_number(goal: str, sight: Sight) -> Iterator[str]:
         "odd": lambda number: number % 2 == 1,
         "even": lambda number: number % 2 == 0,
     }[kind]
-    for _ in range(_MOST_DRAWN):
+    for _ in range(_MAX_DRAWN):
         yield _click(sight.find("button", "Generate"))
         if fits(int(sight.texts()[0])):
             break
@@ -225,7 +225,7 @@ def _click(bid: str) -> str:
     return f"click({bid!r})"
 
 
-_MOST_TRIES: Final = 3
+_MAX_TRIES: Final = 3
 
 _HEX: Final = {
     "black": "000000", "white": "FFFFFF", "aqua": "00FFFF", "blue": "0000FF", "gray": "808080",
@@ -253,12 +253,12 @@ def submit(sight: Sight) -> str:
 
 
 def quoted(goal: str, sight: Sight) -> str:
-    """What stands in quotes in the sentence."""
+    """The texts in quotes in the sentence."""
     return part(goal, r'"([^"]*)"')[0]
 
 
 def in_case(goal: str, sight: Sight) -> str:
-    """What stands in quotes, in upper or lower case."""
+    """The texts in quotes, in upper or lower case."""
     text = quoted(goal, sight)
     return text.upper() if "upper case" in goal else text.lower()
 
@@ -323,7 +323,7 @@ def color(goal: str, sight: Sight) -> str:
 
 
 def copy_text(goal: str, sight: Sight) -> Iterator[str]:
-    """Write what stands in one field into the empty one."""
+    """Copy the value of one field into the empty one."""
     fields = sight.all("textbox")
     full = [one.value for one in fields if one.value]
     at = int(part(goal, r"the (\d)")[0]) - 1 if "from the" in goal else 0
@@ -350,7 +350,7 @@ def fill_from_table(goal: str, sight: Sight) -> Iterator[str]:
 def log_in(goal: str, sight: Sight) -> Iterator[str]:
     """Write name and password; a message that comes between is answered with Cancel."""
     for at, text in enumerate(part(goal, r'username "(.*)" and the password "(.*)" into')):
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             yield _fill(sight.all("textbox")[at].bid, text)
             if sight.has("button", "Cancel"):
                 yield f"click({sight.find('button', 'Cancel')!r})"

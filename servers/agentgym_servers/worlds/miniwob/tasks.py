@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from agentgym_env.errors import MissingExtra
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 from agentgym_servers.web.chromium.interpreter import package_folder
 
 TEST_SEEDS: Final = range(5)

@@ -20,17 +20,60 @@ _NO_RESET = "`reset task` is not possible here: what is done stays done."
 class SciWorld(TextEnv):
     """Do an experiment, such as boiling water or finding out whether a thing conducts electricity.
 
-    Tasks: `TASK/VARIATION` for the 30 tasks of ScienceWorld with its own splits `train`, `dev` and
-    `test`; `sciworld_N` is AgentGym's number N. Categories: the tasks.
-    Observation: the simulator's own text; the first one holds the task and the look of the place.
-    Reward: the share of the task that an action gets done, so that an episode's rewards add up to
-    the score, at most 1. Focusing on a wrong thing fails the task: the score becomes -1, and the
-    reward makes up the difference. The episode ends then, when the task is done, and when
-    `move_limit` moves are used up, as in ScienceWorld's own environment. Looking takes no move and
-    `wait` takes ten.
+    ## Description
+    ScienceWorld (arXiv:2203.07540): elementary science in a simulated house with a workshop, a
+    kitchen, a greenhouse and other places. Each episode runs in a JVM.
 
-    `simplifications` are ScienceWorld's: `easy`, or some of `teleportAction`, `openDoors`,
-    `openContainers`, `selfWateringFlowerPots`, `noElectricalAction`.
+    ## Observation
+    The simulator's own text. The first observation is the task and what is seen at the start.
+
+    ## Actions
+    | action | effect |
+    |---|---|
+    | `look around`, `look at OBJECT`, `look in OBJECT`, `read OBJECT` | look |
+    | `inventory`, `task` | list what you carry; repeat the task |
+    | `open OBJECT`, `close OBJECT` | a door or a container |
+    | `go to PLACE` | through an open door |
+    | `pick up OBJECT`, `put down OBJECT`, `move OBJECT to OBJECT` | carry things |
+    | `pour OBJECT into OBJECT`, `dunk OBJECT into OBJECT`, `mix OBJECT` | handle substances |
+    | `activate OBJECT`, `deactivate OBJECT`, `use OBJECT`, `use OBJECT on OBJECT` | use devices |
+    | `connect OBJECT to OBJECT`, `disconnect OBJECT` | electrical parts |
+    | `eat OBJECT`, `flush OBJECT` | |
+    | `focus on OBJECT` | name the thing that the task is about; a wrong one fails the task |
+    | `wait`, `wait1` | let ten moves pass, or one |
+
+    An ambiguous action is answered by numbered readings; the next action is a number. `reset task`
+    is not available.
+
+    ## Rewards
+    The increase of the score, which is the share of the task that is done, 0 to 1. The rewards of
+    an episode add up to its score. Focusing on a wrong thing sets the score to -1.
+
+    ## Termination
+    The episode terminates when the task is done, when it has failed, and when more than
+    `move_limit` moves are used. It is truncated after 100 turns.
+
+    ## Tasks
+    `TASK/VARIATION` for the 30 tasks, in ScienceWorld's own splits; `sciworld_N` is AgentGym's
+    number N, 0 to 4638. The category is the task.
+
+    | split | tasks |
+    |---|---|
+    | `train` | 3,592 |
+    | `dev` | 1,796 |
+    | `test` | 1,819 |
+
+    ## Arguments
+    - `simplifications` (default `""`): `easy`, or some of `teleportAction`, `openDoors`,
+      `openContainers`, `selfWateringFlowerPots`, `noElectricalAction`, as a list or with
+      commas; without electrical actions the 4 tasks that need them are left out
+    - `move_limit` (default `100`): moves of an episode
+
+    ## Data
+    The simulator of `scienceworld` 1.2.3 (Apache-2.0), run at run time; it needs Java 8 or newer.
+
+    ## Registered id
+    `agentgym/SciWorld-v0`
     """
 
     instruction = (
@@ -62,7 +105,7 @@ class SciWorld(TextEnv):
     ) -> None:
         if move_limit < 1:
             raise BadRequest(f"move_limit is at least 1, got {move_limit}")
-        find_java()  # to say so now, and not in the first episode
+        find_java()  # to report it now, and not in the first episode
         self._simplifications = parse_simplifications(simplifications)
         self._move_limit = move_limit
         self.tasks = sciworld_tasks(self._simplifications)  # type: ignore[misc]
@@ -78,19 +121,19 @@ class SciWorld(TextEnv):
             self._simulator = borrow()
         self._simulator.load(name, int(variation), self._simplifications)
         self._percent, self._taken, self._valid = 0, [], None
-        self._refused = False
+        self._invalid = False
         self._name, self._variation = name, int(variation)
         return f"{self._simulator.describe_task()}\n{self._simulator.step('look around')}"
 
     def _step(self, action: str) -> tuple[str, float, bool]:
-        self._refused = True
+        self._invalid = True
         if _RESET_TASK.fullmatch(action):
             return _NO_RESET, 0.0, False
         if len(action) > _MAX_ACTION:
             return _UNKNOWN, 0.0, False
         simulator = self._running()
         observation = simulator.step(action)
-        self._refused = observation.startswith(_UNKNOWN)
+        self._invalid = observation.startswith(_UNKNOWN)
         self._valid = None
         self._taken.append(action)
         before, self._percent = self._percent, simulator.score()
@@ -109,12 +152,12 @@ class SciWorld(TextEnv):
 
     def invalid_action(self) -> bool:
         """Whether the simulator did not understand the last action, effect or none."""
-        return self._refused
+        return self._invalid
 
     def available_actions(self) -> list[str]:
         """What the simulator accepts now, some hundreds of actions, or the numbers it asks for.
 
-        It takes the simulator tens of milliseconds, and is asked once a turn.
+        It takes the simulator tens of milliseconds, and is called once a turn.
         """
         if self._valid is None:
             listed = self._running().valid_actions()

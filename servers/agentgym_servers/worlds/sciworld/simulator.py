@@ -1,4 +1,4 @@
-"""One simulator of ScienceWorld: a JVM of its own, asked directly and not through the wrapper.
+"""One simulator of ScienceWorld: a JVM of its own, called directly and not through the wrapper.
 
 The wrapper lists every action that is possible after each step, which is most of its cost.
 """
@@ -74,7 +74,7 @@ class Simulator:
 
     def __init__(self, timeout_s: float = TIMEOUT_S, heap_mb: int = HEAP_MB) -> None:
         self._timeout_s = timeout_s
-        # The simulator writes a file to where it stands when it is started.
+        # The simulator writes a file to its working directory when it is started.
         folder = tempfile.mkdtemp(prefix="agentgym-sciworld-")
         self._process = _start(find_java(), heap_mb, folder)
         try:
@@ -82,7 +82,7 @@ class Simulator:
         except BaseException:
             _end(self._process, folder)
             raise
-        # When nobody holds it any more, and at the end of this process.
+        # When nothing refers to it any more, and at the end of this process.
         self._end = weakref.finalize(self, _end, self._process, folder, self._gateway)
         self._world = self._call(self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
         self._join = self._gateway.jvm.java.lang.String.join
@@ -106,7 +106,7 @@ class Simulator:
         return str(self._ask("step", action))
 
     def describe_task(self) -> str:
-        """What is to be done."""
+        """The task description."""
         return str(self._ask("getTaskDescription"))
 
     def score(self) -> int:
@@ -114,7 +114,7 @@ class Simulator:
         return round(100 * float(self._ask("getScore")))
 
     def completed(self) -> bool:
-        """Whether the simulator itself says that the task is over."""
+        """Whether the simulator itself reports that the task is over."""
         return bool(self._ask("getCompleted"))
 
     def moves(self) -> int:
@@ -173,7 +173,7 @@ class Simulator:
                 "deadline" if late else "environment_error",
             ) from error
         except Py4JError as error:
-            # Its message is still to be asked for; what it holds is not to be trusted any more.
+            # Its message has to be read still; its state cannot be trusted any more.
             text = f"the simulator failed: {error}".partition("\n\tat ")[0]
             self.close()
             raise EnvironmentFault(text, "environment_error") from error
@@ -214,7 +214,7 @@ def _connect(process: subprocess.Popen[bytes], timeout_s: float) -> JavaGateway:
     if not port.isdigit() or not token:
         text = process.stderr.read(2000).decode("utf-8", "replace").strip()
         raise EnvironmentFault(f"the simulator's JVM did not start: {text}", "environment_error")
-    # It has nothing more to say that anybody reads; what it prints goes nowhere.
+    # Nothing reads its output any more.
     process.stdout.close()
     process.stderr.close()
     parameters = GatewayParameters(
@@ -241,15 +241,15 @@ def _end(process: subprocess.Popen[bytes], folder: str, gateway: JavaGateway | N
     shutil.rmtree(folder, ignore_errors=True)
 
 
-MOST_IDLE: Final = 64
+MAX_IDLE: Final = 64
 
-"""How many a process keeps: as many as a server holds sessions, unless it is told otherwise."""
+"""Idle simulators of a process: as many as a server has sessions, unless set."""
 
 _idle: list[Simulator] = []
 
 
 def borrow() -> Simulator:
-    """A simulator that nobody else has, started if none stands idle."""
+    """A simulator for one user alone, started if none is idle."""
     while _idle:
         simulator = _idle.pop()
         if simulator.alive:
@@ -258,8 +258,8 @@ def borrow() -> Simulator:
 
 
 def give_back(simulator: Simulator) -> None:
-    """Keep a simulator for whoever borrows next; one too many is ended."""
-    if simulator.alive and len(_idle) < MOST_IDLE:
+    """Keep a simulator for the next user; one too many is ended."""
+    if simulator.alive and len(_idle) < MAX_IDLE:
         _idle.append(simulator)
     else:
         simulator.close()

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 from agentgym_env.errors import BadRequest, UnknownTask
-from agentgym_env.task_set import TaskSet
+from agentgym_env.text_env import TaskSet
 
 VARIATIONS: Final = {
     "boil": (14, 7, 9),

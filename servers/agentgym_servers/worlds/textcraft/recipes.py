@@ -58,7 +58,7 @@ class RecipeBook:
                 self.recipes.setdefault(recipe.output, []).append(recipe)
         craftable = {self.tag_of[item] for item in self.recipes if item in self.tag_of}
         self.tags: frozenset[str] = tag_names & craftable
-        """Ingredient names that any craftable member may stand in for: planks and wool."""
+        """Ingredient names that any craftable member may replace: planks and wool."""
         self.items -= self.tags
 
     def _closes_a_cycle(self, recipe: Recipe) -> bool:
@@ -216,7 +216,7 @@ def next_step(
     """An (amount, base item) to get, or a recipe whose ingredients are all held.
 
     Works depth first through the ingredients in the order the recipe names them, so a base item
-    is taken in one go for all the crafts that stand before it. Where several recipes or members of
+    is taken in one go for all the crafts before it. Where several recipes or members of
     a kind would do, the shallowest is taken, and among equals the first one shown.
     """
     free = dict(inventory)

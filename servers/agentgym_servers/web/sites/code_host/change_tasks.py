@@ -228,7 +228,7 @@ def add_file(databases: Databases) -> Iterator[Instance]:
 
 @CHANGES.template(1165, "Fork {{project}}.", test=True)
 def fork(databases: Databases) -> Iterator[Instance]:
-    """Copy somebody else's project."""
+    """Copy another user's project."""
     for row in projects(databases):
         if row["space"] != ME:
             where = f"__GITLAB__/{ME}/{row['name']}"

@@ -163,7 +163,7 @@ def make_database(seed: int) -> sqlite3.Connection:
 
 
 def token_of(username: str) -> str:
-    """The cookie's value of somebody who is logged in."""
+    """The cookie's value of a logged-in user."""
     return f"session-{username}"
 
 

@@ -43,22 +43,22 @@ LEFT JOIN milestone m ON m.id = i.milestone_id WHERE i.project_id = ?
 def listed(visit: Visit, project: sqlite3.Row) -> Response:
     """The issues by state, label, author, assignee and words of the title."""
     query, values = _ISSUES, [project["id"]]
-    state = visit.asked("state", "opened")
+    state = visit.query("state", "opened")
     if state in ("opened", "closed"):
         query, values = f"{query} AND i.state = ?", [*values, state]
     for name, column in (("author_username", "a"), ("assignee_username", "b")):
-        if username := visit.asked(name):
+        if username := visit.query(name):
             query, values = f"{query} AND {column}.username = ?", [*values, username]
-    if label := visit.asked("label_name[]"):
+    if label := visit.query("label_name[]"):
         query += " AND EXISTS(SELECT 1 FROM issue_label l WHERE l.issue_id=i.id AND l.name=?)"
         values.append(label)
-    if words := visit.asked("search")[:200]:
+    if words := visit.query("search")[:200]:
         query += " AND instr(lower(i.title), lower(?)) > 0"
         values.append(words)
-    sort = visit.asked("sort") if visit.asked("sort") in SORTS else "created_date"
+    sort = visit.query("sort") if visit.query("sort") in SORTS else "created_date"
     rows = visit.all(f"{query} ORDER BY {SORTS[sort]} LIMIT 100", *values)
     chosen = {"state": state, "label": label, "words": words, "sort": sort}
-    chosen["author"] = visit.asked("author_username")
+    chosen["author"] = visit.query("author_username")
     given = choices(visit, project)
     return page(visit, "issues.html", project=project, rows=rows, chosen=chosen, **given)
 
@@ -96,7 +96,7 @@ def create(visit: Visit, project: sqlite3.Row, who: sqlite3.Row) -> Response:
 @ROUTER.get("/{space}/{name}/-/issues/{iid}")
 @of_project
 def issue(visit: Visit, project: sqlite3.Row) -> Response:
-    """One issue and what was said about it."""
+    """One issue and its comments."""
     row = visit.one(f"{_ISSUES} AND i.iid = ?", project["id"], visit.number("iid"))
     if row is None:
         return missing(visit)
@@ -180,7 +180,7 @@ LEFT JOIN user c ON c.id = r.reviewer_id WHERE r.project_id = ?
 def list_merge_requests(visit: Visit, project: sqlite3.Row) -> Response:
     """The merge requests of a state, newest first."""
     query, values = _REQUESTS, [project["id"]]
-    state = visit.asked("state", "opened")
+    state = visit.query("state", "opened")
     if state in ("opened", "merged", "closed"):
         query, values = f"{query} AND r.state = ?", [*values, state]
     rows = visit.all(f"{query} ORDER BY r.created DESC, r.id DESC", *values)
@@ -222,7 +222,7 @@ def create_merge_request(visit: Visit, project: sqlite3.Row, who: sqlite3.Row) -
 @MERGE_REQUEST_ROUTER.get("/{space}/{name}/-/merge_requests/{iid}")
 @of_project
 def merge_request(visit: Visit, project: sqlite3.Row) -> Response:
-    """One merge request and what was said about it."""
+    """One merge request and its comments."""
     row = visit.one(f"{_REQUESTS} AND r.iid = ?", project["id"], visit.number("iid"))
     if row is None:
         return missing(visit)

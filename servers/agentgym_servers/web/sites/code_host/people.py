@@ -64,12 +64,12 @@ def explore(visit: Visit) -> Response:
     """All projects that the reader may see, or those with a word in name or description."""
     query = f"SELECT p.* FROM project p WHERE {VISIBLE}"
     who_id = _reader_id(visit)
-    word = (visit.asked("search") or visit.asked("name"))[:200]
+    word = (visit.query("search") or visit.query("name"))[:200]
     values: list[object] = [who_id]
     if word:
         query += " AND instr(lower(p.name || ' ' || p.description), lower(?)) > 0"
         values.append(word)
-    order = SORTS.get(visit.asked("sort"), SORTS["name_asc"])
+    order = SORTS.get(visit.query("sort"), SORTS["name_asc"])
     rows = visit.all(f"{query} ORDER BY {order}", *values)
     return page(visit, "projects.html", heading="Explore projects", rows=rows)
 
@@ -77,7 +77,7 @@ def explore(visit: Visit) -> Response:
 @ROUTER.get("/dashboard/todos")
 @members_only
 def todos(visit: Visit, who: sqlite3.Row) -> Response:
-    """What the reader is asked to do."""
+    """The reader's list of things to do."""
     query = "SELECT * FROM todo WHERE user_id=? AND done=0 ORDER BY id DESC"
     return page(visit, "todos.html", rows=visit.all(query, who["id"]))
 
@@ -126,7 +126,7 @@ def profile(visit: Visit, who: sqlite3.Row) -> Response:
 
 @ROUTER.get("/users/{username}/starred")
 def starred(visit: Visit) -> Response:
-    """The projects that somebody has starred."""
+    """The projects that a user has starred."""
     query = (
         "SELECT p.* FROM project p JOIN star s ON s.project_id=p.id JOIN user u ON u.id=s.user_id"
         f" WHERE u.username=? AND {VISIBLE} ORDER BY p.name"
@@ -137,7 +137,7 @@ def starred(visit: Visit) -> Response:
 
 @ROUTER.get("/users/{username}/following")
 def following(visit: Visit) -> Response:
-    """Whom somebody follows."""
+    """Whom a user follows."""
     user = visit.one("SELECT * FROM user WHERE username=?", visit.argument("username"))
     if user is None:
         return missing(visit)
@@ -151,7 +151,7 @@ def following(visit: Visit) -> Response:
 @ROUTER.post("/users/{username}/follow", "/users/{username}/unfollow")
 @members_only
 def follow(visit: Visit, who: sqlite3.Row) -> Response:
-    """Follow somebody, or no longer."""
+    """Follow a user, or stop following."""
     user = visit.one("SELECT * FROM user WHERE username=?", visit.argument("username"))
     if user is None:
         return missing(visit)
@@ -195,11 +195,11 @@ def _dashboard(visit: Visit, kind: str, fields: tuple[str, ...]) -> Response:
     )
     values: list[object] = [_reader_id(visit)]
     for field in fields:
-        if name := visit.asked(field):
+        if name := visit.query(field):
             column = field.replace("_username", "_id")
             query += f" AND i.{column}=(SELECT id FROM user WHERE username=?)"
             values.append(name)
-    state = visit.asked("state", "opened")
+    state = visit.query("state", "opened")
     if state in ("opened", "closed", "merged"):
         query += " AND i.state=?"
         values.append(state)

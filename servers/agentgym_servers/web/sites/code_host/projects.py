@@ -47,7 +47,7 @@ def page(visit: Visit, template: str, /, **values: object) -> Response:
 
 
 def refusal(visit: Visit, status: int, reason: str) -> Response:
-    """A page that says why not."""
+    """A page with the reason why not."""
     return Response(page(visit, "refusal.html", reason=reason).body, status)
 
 
@@ -72,7 +72,7 @@ def of_project(act: Act) -> Handler:
 
 
 def by_role(*roles: str) -> Callable[[ProjectAct], Handler]:
-    """Let only these roles of a project act in it; with none given, whoever is logged in."""
+    """Let only these roles of a project act in it; with none given, any logged-in user."""
 
     def guard(act: ProjectAct) -> Handler:
         def guarded(visit: Visit) -> Response:
@@ -101,7 +101,7 @@ def project_of(visit: Visit) -> sqlite3.Row | None:
 
 
 def role_of(visit: Visit, project: sqlite3.Row, who: sqlite3.Row) -> str:
-    """Somebody's role in a project, or nothing."""
+    """A user's role in a project, or nothing."""
     query = "SELECT role FROM member WHERE project_id=? AND user_id=?"
     row = visit.one(query, project["id"], who["id"])
     return str(row["role"]) if row else ""
@@ -113,7 +113,7 @@ def home_of(project: sqlite3.Row) -> str:
 
 
 def notes_on(visit: Visit, kind: str, target: sqlite3.Row) -> list[sqlite3.Row]:
-    """What was said about an issue or a merge request."""
+    """The comments on an issue or a merge request."""
     return visit.all(
         "SELECT n.*, u.username FROM note n JOIN user u ON u.id=n.user_id"
         " WHERE n.kind=? AND n.target_id=? ORDER BY n.id",
@@ -191,10 +191,10 @@ def commits(visit: Visit, project: sqlite3.Row) -> Response:
         " WHERE c.project_id=?"
     )
     values: list[object] = [project["id"]]
-    if author := visit.asked("author"):
+    if author := visit.query("author"):
         query += " AND (u.name=? OR u.username=?)"
         values += [author, author]
-    offset = ((whole(visit.asked("page"), 1, 1000) or 1) - 1) * PER_PAGE
+    offset = ((whole(visit.query("page"), 1, 1000) or 1) - 1) * PER_PAGE
     order = f"ORDER BY c.created DESC, c.id DESC LIMIT {PER_PAGE} OFFSET ?"
     rows = visit.all(f"{query} {order}", *values, offset)
     people = visit.all(

@@ -5,27 +5,16 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from agentgym_servers.web.sites.code_host import (
-    data,
-    issues,
-    people,
-    projects,
-)
-from agentgym_servers.web.sites.code_host import (
-    issues as merge_requests,
-)
-from agentgym_servers.web.sites.code_host import (
-    projects as project_forms,
-)
+from agentgym_servers.web.sites.code_host import data, issues, people, projects
 from agentgym_servers.web.sites.code_host.projects import COOKIE, missing
 from agentgym_servers.web.sites.pages import Visit
 from agentgym_servers.web.sites.site import Request, Response
 
 _ROUTERS: Final = (
     people.ROUTER,
-    project_forms.FORM_ROUTER,
+    projects.FORM_ROUTER,
     issues.ROUTER,
-    merge_requests.MERGE_REQUEST_ROUTER,
+    issues.MERGE_REQUEST_ROUTER,
     projects.ROUTER,
 )
 
@@ -46,5 +35,5 @@ class CodeHost:
 
 
 def logged_in_cookies(account: str) -> dict[str, str]:
-    """The cookies of somebody who is logged in from the start."""
+    """The cookies of an account that is logged in from the start."""
     return {COOKIE: data.token_of(account)}

@@ -204,12 +204,12 @@ def make_database(seed: int) -> sqlite3.Connection:
 
 
 def slug_of(title: str) -> str:
-    """A title as it stands in an address."""
+    """A title as an address contains it."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60].strip("-") or "-"
 
 
 def token_of(name: str) -> str:
-    """The cookie's value of somebody who is logged in."""
+    """The cookie's value of a logged-in user."""
     return f"member-{name}"
 
 

@@ -44,7 +44,7 @@ def page(visit: Visit, template: str, /, **values: object) -> Response:
 
 
 def refusal(visit: Visit, status: int, reason: str) -> Response:
-    """A page that says why not."""
+    """A page with the reason why not."""
     return Response(page(visit, "refusal.html", reason=reason).body, status)
 
 
@@ -85,7 +85,7 @@ LEFT JOIN vote v ON v.kind = 'comment' AND v.target_id = c.id AND v.user_id = ?
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A comment and how deep it stands in its thread."""
+    """A comment and its depth in the thread."""
 
     row: sqlite3.Row
     depth: int
@@ -192,7 +192,7 @@ def comment(visit: Visit) -> Response:
 
 @READING_ROUTER.get("/user/{name}", "/user/{name}/submissions", "/user/{name}/comments")
 def person(visit: Visit) -> Response:
-    """Somebody's biography, submissions and comments, newest first."""
+    """A user's biography, submissions and comments, newest first."""
     user = visit.one("SELECT * FROM user WHERE name=?", visit.argument("name"))
     if user is None:
         return missing(visit)
@@ -212,7 +212,7 @@ def person(visit: Visit) -> Response:
 @READING_ROUTER.get("/search")
 def search(visit: Visit) -> Response:
     """Submissions whose title or body has the words."""
-    words = visit.asked("q")[:200]
+    words = visit.query("q")[:200]
     rows = []
     if words:
         where = "WHERE instr(lower(s.title || ' ' || s.body), lower(?)) > 0"
@@ -252,7 +252,7 @@ def _turn(visit: Visit) -> dict[str, object]:
 
 
 def _offset(visit: Visit) -> int:
-    return ((whole(visit.asked("page"), 1, 1000) or 1) - 1) * PER_PAGE
+    return ((whole(visit.query("page"), 1, 1000) or 1) - 1) * PER_PAGE
 
 
 WRITING_ROUTER: Final = Router()
@@ -518,5 +518,5 @@ class Forum:
 
 
 def logged_in_cookies(account: str) -> dict[str, str]:
-    """The cookies of somebody who is logged in from the start."""
+    """The cookies of an account that is logged in from the start."""
     return {COOKIE: data.token_of(account)}

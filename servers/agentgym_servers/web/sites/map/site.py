@@ -153,7 +153,7 @@ class Map:
 
 
 def logged_in_cookies(account: str) -> dict[str, str]:
-    """None: nobody logs in to the map."""
+    """None: the map has no log-in."""
     return {}
 
 
@@ -177,7 +177,7 @@ def front(visit: Visit) -> Response:
 @ROUTER.get("/search")
 def search(visit: Visit) -> Response:
     """The places that have the words of a query."""
-    words = visit.asked("query")[:200]
+    words = visit.query("query")[:200]
     return _page(visit, "search.html", words=words, rows=found(visit, words))
 
 
@@ -193,8 +193,8 @@ def place(visit: Visit) -> Response:
 @ROUTER.get("/directions")
 def directions(visit: Visit) -> Response:
     """The way from one place to another; of several that fit, the first is taken."""
-    by = visit.asked("by") if visit.asked("by") in TRAVEL else "car"
-    asked = (visit.asked("from")[:200], visit.asked("to")[:200])
+    by = visit.query("by") if visit.query("by") in TRAVEL else "car"
+    asked = (visit.query("from")[:200], visit.query("to")[:200])
     ends = [found(visit, words)[:1] for words in asked]
     way: Route | None = None
     if all(ends):

@@ -143,7 +143,7 @@ def address_form(visit: Visit) -> Response:
 @ROUTES.post("/customer/address/formPost/", "/customer/address/formPost/id/{id}/")
 @members
 def save_address(visit: Visit) -> Response:
-    """Keep an address."""
+    """Store an address."""
     customer = shopper_of(visit).customer
     address = _own_address(visit)
     if address is None and visit.arguments:
@@ -241,7 +241,7 @@ def contact_form(visit: Visit) -> Response:
 
 @ROUTES.post("/contact/index/post/")
 def contact(visit: Visit) -> Response:
-    """Keep what somebody wrote to the shop."""
+    """Store a message to the shop."""
     values = [visit.sent(field) for field in ("name", "email", "telephone", "comment")]
     if not (values[0] and "@" in values[1] and values[3]):
         return back(visit, "Please enter your name, your email and a comment.", "/contact/")
@@ -288,7 +288,7 @@ def history(visit: Visit) -> Response:
     customer = shopper_of(visit).customer
     orders = visit.all("SELECT * FROM purchase WHERE customer = ? ORDER BY id DESC", customer)
     pages = max(1, -(-len(orders) // _PER_PAGE))
-    current = whole(visit.asked("p"), 1, pages) or 1
+    current = whole(visit.query("p"), 1, pages) or 1
     return page(
         visit,
         "orders.html",
@@ -327,7 +327,7 @@ def reorder(visit: Visit) -> Response:
 @ORDER_ROUTES.post("/sales/order/cancel/order_id/{id}/")
 @members
 def cancel(visit: Visit) -> Response:
-    """Cancel an order that nobody has begun to pack."""
+    """Cancel an order whose packing has not begun."""
     order = _own_order(visit)
     if order is None:
         return missing(visit)
@@ -378,7 +378,7 @@ def lines_of(visit: Visit, order: int) -> list[sqlite3.Row]:
 
 
 def cancel_order(visit: Visit, order: int) -> None:
-    """Cancel an order and put what it held back on the shelf."""
+    """Cancel an order and return its items to the stock."""
     visit.run("UPDATE purchase SET status = 'Canceled' WHERE id = ?", order)
     for line in lines_of(visit, order):
         visit.run(

@@ -61,7 +61,7 @@ class Grid(msgspec.Struct, frozen=True):
     filters: Sequence[Filter] = ()
     order: str = "row_id DESC"
     cents: Sequence[str] = ()
-    """The columns that hold money."""
+    """The columns with amounts of money."""
     new: str = ""
     """Where a new row is made, if it can be."""
 
@@ -85,8 +85,8 @@ def token_of_staff(visit: Visit) -> str:
 def staff_page(visit: Visit, template: str, *, status: int = 200, **values: object) -> Response:
     """A page of the admin, with its menu."""
     token = token_of_staff(visit)
-    said = take_notice(visit, token)
-    frame = {"staff": token, "notice": said, "money": money, "number_of": number_of}
+    notice = take_notice(visit, token)
+    frame = {"staff": token, "notice": notice, "money": money, "number_of": number_of}
     return Response(render(PACKAGE, template, **frame, **values), status)
 
 
@@ -105,7 +105,7 @@ def staff_missing(visit: Visit) -> Response:
 def grid_page(visit: Visit, grid: Grid) -> Response:
     """A table as its filters and its order say."""
     conditions, values, active = [], [], []
-    given = {one.name: visit.asked(one.name)[:100] for one in grid.filters}
+    given = {one.name: visit.query(one.name)[:100] for one in grid.filters}
     for one in grid.filters:
         text = given[one.name]
         if text:
@@ -113,8 +113,8 @@ def grid_page(visit: Visit, grid: Grid) -> Response:
             values.append(f"%{text}%" if one.kind == "like" else text)
             active.append(f"{one.label}: {text}")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    sort = visit.asked("sort")
-    descending = visit.asked("dir") == "desc"
+    sort = visit.query("sort")
+    descending = visit.query("dir") == "desc"
     order = (
         f'"{sort}"{" DESC" if descending else ""}, row_id' if sort in grid.columns else grid.order
     )
@@ -122,7 +122,7 @@ def grid_page(visit: Visit, grid: Grid) -> Response:
     counted = visit.one(f"SELECT count(*) AS count FROM ({inner})", *values)
     count = int(counted["count"]) if counted else 0
     pages = max(1, -(-count // _PER_PAGE))
-    current = whole(visit.asked("p"), 1, pages) or 1
+    current = whole(visit.query("p"), 1, pages) or 1
     rows = visit.all(
         f"{inner} ORDER BY {order} LIMIT {_PER_PAGE} OFFSET {_PER_PAGE * (current - 1)}", *values
     )
@@ -171,7 +171,7 @@ def logout(visit: Visit) -> Response:
 
 CATALOG_ROUTES = Router()
 
-_MOST_STOCK = 1_000_000
+_MAX_STOCK = 1_000_000
 
 _PRODUCTS = Grid(
     title="Products",
@@ -287,7 +287,7 @@ def save_product(visit: Visit) -> Response:
     name, description = visit.sent("product[name]")[:200], visit.sent("product[description]")
     price = cents(visit.sent("product[price]"))
     stock = "product[quantity_and_stock_status][qty]"
-    quantity = whole(visit.sent(stock), 0, _MOST_STOCK)
+    quantity = whole(visit.sent(stock), 0, _MAX_STOCK)
     if not name or price is None or quantity is None:
         return staff_back(visit, "Please enter a name, a price and a quantity.", where)
     visit.run(
@@ -512,7 +512,7 @@ def change(visit: Visit) -> Response:
 @staff
 def bestsellers(visit: Visit) -> Response:
     """The products of a period by how many were sold; canceled orders do not count."""
-    begin, end = date(visit.asked("from")), date(visit.asked("to"))
+    begin, end = date(visit.query("from")), date(visit.query("to"))
     rows = [(row["name"], str(row["sold"])) for row in _bestsellers(visit, begin, end, 20)]
     return _report(visit, "Bestsellers Report", begin, end, ("Product", "Order Quantity"), rows)
 
@@ -521,8 +521,8 @@ def bestsellers(visit: Visit) -> Response:
 @staff
 def sales(visit: Visit) -> Response:
     """How many orders were placed and for how much; canceled orders do not count."""
-    begin, end = date(visit.asked("from")), date(visit.asked("to"))
-    period = visit.asked("period_type", "month")
+    begin, end = date(visit.query("from")), date(visit.query("to"))
+    period = visit.query("period_type", "month")
     length = _PERIODS.get(period, 7)
     found = visit.all(
         f"SELECT substr(placed, 1, {length}) AS period, count(*) AS count, sum(total) AS sum"

@@ -61,7 +61,7 @@ def shelf_or_product(visit: Visit) -> Response:
 @ROUTES.get("/catalogsearch/result/")
 def search(visit: Visit) -> Response:
     """The products whose name or SKU has every word."""
-    words = visit.asked("q")[:128]
+    words = visit.query("q")[:128]
     marks = ["enabled = 1"]
     values: list[object] = []
     for word in words.split()[:8]:
@@ -70,7 +70,7 @@ def search(visit: Visit) -> Response:
         values += [f"%{plain}%", word]
     if not words:
         marks.append("0")
-    elif visit.asked("p", "1") == "1":
+    elif visit.query("p", "1") == "1":
         visit.run(
             "INSERT INTO term SELECT NULL, ?, count(*), 1 FROM product WHERE "
             + " AND ".join(marks)
@@ -155,8 +155,8 @@ def _product(visit: Visit, product: sqlite3.Row) -> Response:
 def _listing(
     visit: Visit, title: str, found: str, values: list[object], path: str, query: dict[str, str]
 ) -> Response:
-    order = visit.asked("product_list_order", "position")
-    direction = visit.asked("product_list_dir", "asc")
+    order = visit.query("product_list_order", "position")
+    direction = visit.query("product_list_dir", "asc")
     order = order if order in _ORDERS else "position"
     direction = direction if direction in ("asc", "desc") else "asc"
     chosen = dict(query)
@@ -166,14 +166,14 @@ def _listing(
     ):
         chosen[name] = "" if value == default else value
     for field, sign in (("price_from", ">="), ("price_to", "<=")):
-        limit = cents(visit.asked(field))
-        chosen[field] = "" if limit is None else visit.asked(field)
+        limit = cents(visit.query(field))
+        chosen[field] = "" if limit is None else visit.query(field)
         if limit is not None:
             found, values = f"{found} AND price {sign} ?", [*values, limit]
     counted = visit.one(f"SELECT count(*) AS count FROM product WHERE {found}", *values)
     count = int(counted["count"]) if counted else 0
     pages = max(1, -(-count // _PER_PAGE))
-    current = whole(visit.asked("p"), 1, pages) or 1
+    current = whole(visit.query("p"), 1, pages) or 1
     products = visit.all(
         f"SELECT * FROM product WHERE {found} ORDER BY {_ORDERS[order]} {direction}, id"
         f" LIMIT {_PER_PAGE} OFFSET {_PER_PAGE * (current - 1)}",

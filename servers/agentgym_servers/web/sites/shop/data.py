@@ -396,12 +396,12 @@ def _reviews(dice: Dice, products: list[Row], customers: list[Row]) -> list[Row]
         count = sum(chosen is product for chosen in wanted)
         for nickname in dice.sample(writers, count):
             rating = dice.pick((1, 2, 3, 3, 4, 4, 5, 5, 5))
-            said = [*dice.sample(PRAISE, 1), *dice.sample(COMPLAINTS, 1)]
+            remarks = [*dice.sample(PRAISE, 1), *dice.sample(COMPLAINTS, 1)]
             if rating == 5:
-                said = dice.sample(PRAISE, 2)
+                remarks = dice.sample(PRAISE, 2)
             elif rating == 1:
-                said = dice.sample(COMPLAINTS, 2)
-            detail = ". ".join(part[0].upper() + part[1:] for part in said) + "."
+                remarks = dice.sample(COMPLAINTS, 2)
+            detail = ". ".join(part[0].upper() + part[1:] for part in remarks) + "."
             made = str(_FIRST_DAY + timedelta(minutes=7 * dice.below(_DAYS * 200)))
             status = 2 if dice.below(12) == 0 else 1
             title = TITLES[rating - 1]

@@ -53,12 +53,12 @@ def settle(visit: Visit) -> tuple[Shopper, Mapping[str, str]]:
 
 
 def notice(visit: Visit, token: str, text: str) -> None:
-    """Say something on the next page."""
+    """Show a message on the next page."""
     visit.run("UPDATE visit SET notice = ? WHERE token = ?", text, token)
 
 
 def back(visit: Visit, text: str, location: str) -> Response:
-    """Go to a page that says how the form was taken."""
+    """Redirect to a page with the result of the form."""
     shopper, cookies = settle(visit)
     notice(visit, shopper.token, text)
     return redirect(location, cookies)
@@ -86,7 +86,7 @@ def page(visit: Visit, template: str, *, status: int = 200, **values: object) ->
 
 
 def take_notice(visit: Visit, token: str) -> str:
-    """What is to be said on this page, once."""
+    """The messages of this page, shown once."""
     row = visit.one("SELECT notice FROM visit WHERE token = ?", token)
     if row is None or not row["notice"]:
         return ""

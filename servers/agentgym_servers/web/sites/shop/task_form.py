@@ -117,7 +117,7 @@ def value_of(name: str) -> str:
 
 
 def fills(**fields: str) -> tuple[Step, ...]:
-    """Fill fields by their labels, where an underscore stands for a space."""
+    """Fill fields by their labels, where an underscore means a space."""
     return tuple(Fill(label.replace("_", " "), text) for label, text in fields.items())
 
 
@@ -132,7 +132,7 @@ def presses(name: str) -> tuple[Step, ...]:
 
 
 def selects(**fields: str) -> tuple[Step, ...]:
-    """Choose from lists by their labels, where an underscore stands for a space."""
+    """Choose from lists by their labels, where an underscore means a space."""
     return tuple(Select(label.replace("_", " "), option) for label, option in fields.items())
 
 

@@ -123,8 +123,8 @@ def filtered_orders(database: sqlite3.Connection, dice: Dice) -> Iterator[Instan
     for status in STATUSES:
         check = shows("last", current, status)
         expert = (*clicks("Orders"), *selects(Status=status), *presses("Apply Filters"), *stops())
-        told = arrives("__SHOPPING_ADMIN__/sales/order/", check)
-        yield Instance({"status": status}, told, expert)
+        expected = arrives("__SHOPPING_ADMIN__/sales/order/", check)
+        yield Instance({"status": status}, expected, expert)
 
 
 @ADMIN.add(5, "Cancel order {{number}}")
@@ -339,8 +339,8 @@ def most_expensive(database: sqlite3.Connection, dice: Dice) -> Iterator[Instanc
             *presses("Apply"),
             *stops(f"{best['name']}, {money(best['price'])}"),
         )
-        told = (best["name"], money(best["price"]).lstrip("$"))
-        yield Instance({"brand": brand}, answers(*told), expert)
+        expected = (best["name"], money(best["price"]).lstrip("$"))
+        yield Instance({"brand": brand}, answers(*expected), expert)
 
 
 @QUESTIONS.add(3, "What are the status and the grand total of my order {{number}}?")
@@ -349,8 +349,8 @@ def order_status(database: sqlite3.Connection, dice: Dice) -> Iterator[Instance]
     for row in dice.sample(rows(database, _EMMAS), 20):
         total = money(row["total"])
         expert = (*opens_order(database, row["id"]), *stops(f"{row['status']}, {total}"))
-        told = answers(row["status"], total.lstrip("$"))
-        yield Instance({"number": number_of(row["id"])}, told, expert)
+        expected = answers(row["status"], total.lstrip("$"))
+        yield Instance({"number": number_of(row["id"])}, expected, expert)
 
 
 @QUESTIONS.add(
@@ -421,7 +421,7 @@ def sorted_category(database: sqlite3.Connection, dice: Dice) -> Iterator[Instan
     """A category in another order."""
     categories = rows(database, "SELECT * FROM category ORDER BY id")
     choices = [(row, way) for row in categories for way in _WAYS]
-    for row, (said, label, field, direction, short) in dice.sample(choices, 24):
+    for row, (order, label, field, direction, short) in dice.sample(choices, 24):
         query = f"product_list_order={field}&product_list_dir={short}"
         expert = (
             *clicks(row["name"]),
@@ -430,7 +430,7 @@ def sorted_category(database: sqlite3.Connection, dice: Dice) -> Iterator[Instan
             *stops(),
         )
         url = f"__SHOPPING__/{row['slug']}.html?{query}"
-        yield Instance({"category": row["name"], "order": said}, arrives(url), expert)
+        yield Instance({"category": row["name"], "order": order}, arrives(url), expert)
 
 
 @QUESTIONS.add(

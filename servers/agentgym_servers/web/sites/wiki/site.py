@@ -220,7 +220,7 @@ def logged_in_cookies(account: str) -> dict[str, str]:
 
 
 def linked(text: str) -> list[tuple[str, str]]:
-    """A text in pieces: what it says, and the article that the piece links to, if any."""
+    """A text in pieces: the words, and the article that the piece links to, if any."""
     parts = _LINK.split(text)
     return [(part, part if index % 2 else "") for index, part in enumerate(parts) if part]
 
@@ -240,7 +240,7 @@ def front(visit: Visit) -> Response:
 @ROUTER.get("/search")
 def search(visit: Visit) -> Response:
     """Articles that have a pattern, those with it in the title first."""
-    pattern = visit.asked("pattern")[:200]
+    pattern = visit.query("pattern")[:200]
     rows = visit.all(
         "SELECT title FROM article WHERE instr(lower(title || ' ' || text), lower(?)) > 0"
         " ORDER BY title != ?, instr(lower(title), lower(?)) = 0, title LIMIT ?",
@@ -265,8 +265,8 @@ def article(visit: Visit) -> Response:
     )
     cells = [[linked(entry[name]) for name in ("first", "second", "third")] for entry in entries]
     values = {"title": row["title"], "passages": [linked(row["text"])], "entries": cells}
-    told = [(fact["label"], linked(fact["text"])) for fact in facts]
-    return _page("article.html", facts=told, others=others, **values)
+    listed = [(fact["label"], linked(fact["text"])) for fact in facts]
+    return _page("article.html", facts=listed, others=others, **values)
 
 
 def _page(template: str, /, **values: object) -> Response:

@@ -117,5 +117,5 @@ def to_article(title: str) -> tuple[Step, ...]:
 
 
 def address(title: str) -> str:
-    """Where an article stands."""
+    """The address of an article."""
     return f"__WIKIPEDIA__/A/{title.replace(' ', '_')}"

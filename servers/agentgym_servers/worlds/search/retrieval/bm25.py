@@ -41,13 +41,13 @@ PARAMS_FILE: Final = "params.index.json"
 
 COMMON_BYTES: Final = 64 * 2**20
 
-"""Most memory for the scores of common terms, which are kept once they were asked for."""
+"""Most memory for the scores of common terms, which are kept after their first use."""
 
 _DENSE = 16
 
 
 class Bm25Ranker:
-    """Adds up the scores that the index holds for each of a query's tokens."""
+    """Adds up the scores that the index has for each of a query's tokens."""
 
     def __init__(self, folder: Path, settings: Bm25Settings, passages: int) -> None:
         self._scores = mapped(folder / SCORES_FILE)  # (postings,) float32

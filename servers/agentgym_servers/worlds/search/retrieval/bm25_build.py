@@ -1,6 +1,6 @@
 """Makes a BM25 index in bm25s' format from chunks on disk, in memory that does not grow with them.
 
-bm25s' own `index` holds every token of the corpus in Python lists. Here a chunk is cut, counted
+bm25s' own `index` keeps every token of the corpus in Python lists. Here a chunk is cut, counted
 and sorted by token on its own, and a second pass deals the chunks' counts out to their places in
 the memory-mapped result. Scores are bm25s' to the bit.
 """
@@ -68,9 +68,9 @@ class Bm25Maker:
         np.save(folder / "often.npy", often.astype(np.int32))
 
     def write_index(
-        self, chunks: Sequence[Path], folder: Path, told: Callable[[int, int], None]
+        self, chunks: Sequence[Path], folder: Path, progress: Callable[[int, int], None]
     ) -> None:
-        """Deal the chunks' counts out to their places; `told` hears of chunks and passes."""
+        """Deal the chunks' counts out to their places; `progress` gets chunks and passes."""
         terms = _Numbering()
         texts_with: Ints = np.zeros(0, np.int64)  # (terms,)
         tokens = passages = 0
@@ -79,7 +79,7 @@ class Bm25Maker:
             np.add.at(texts_with, ours, np.load(chunk / "texts_with.npy"))
             lengths = np.load(chunk / "lengths.npy")
             tokens, passages = tokens + int(lengths.sum()), passages + len(lengths)
-            told(done + 1, 2 * len(chunks))
+            progress(done + 1, 2 * len(chunks))
         if not terms:
             raise BadRequest("no passage of the corpus has a word to find it by")
         starts: Ints = np.concatenate([[0], np.cumsum(texts_with)])  # (terms + 1,)
@@ -98,7 +98,7 @@ class Bm25Maker:
             scores[places] = weigh(np.repeat(ours, counts.texts_with), counts)
             heads[ours] += counts.texts_with
             first += len(counts.lengths)
-            told(len(chunks) + done + 1, 2 * len(chunks))
+            progress(len(chunks) + done + 1, 2 * len(chunks))
 
     def _write_params(self, path: Path, passages: int) -> None:
         """What `bm25s.BM25.load` reads."""
@@ -112,7 +112,7 @@ class Bm25Maker:
 
 
 class _Numbering(dict[str, int]):
-    """Numbers what it is asked for in order of first appearance."""
+    """Numbers keys in order of first appearance."""
 
     def __missing__(self, name: str) -> int:
         number = self[name] = len(self)
@@ -120,7 +120,7 @@ class _Numbering(dict[str, int]):
 
 
 class _Counts(NamedTuple):
-    """What a chunk's folder holds; postings are sorted by term, then text."""
+    """The files of a chunk's folder; postings are sorted by term, then text."""
 
     lengths: NDArray[np.int32]  # (N,) tokens of each text
     texts_with: Ints  # (terms,)

@@ -51,7 +51,7 @@ _END_FILE: Final = "end.json"
 
 Stage = Literal["check", "read", "write"]
 
-Told = Callable[[Stage, int, int], None]
+OnProgress = Callable[[Stage, int, int], None]
 
 """Hears how much of a stage is done, and of how much."""
 
@@ -69,21 +69,21 @@ class IndexMaker(Protocol):
         ...
 
     def write_index(
-        self, chunks: Sequence[Path], folder: Path, told: Callable[[int, int], None]
+        self, chunks: Sequence[Path], folder: Path, progress: Callable[[int, int], None]
     ) -> None:
         """Make the index's files of all chunks."""
         ...
 
 
 def build_index(
-    corpus: Path, out: Path, maker: IndexMaker, told: Told = lambda *_: None
+    corpus: Path, out: Path, maker: IndexMaker, progress: OnProgress = lambda *_: None
 ) -> Manifest:
     """Make the index, or finish one that was begun, or leave one that is there as it is.
 
     However often it was stopped, its files are the same. Raises `BadRequest` where the corpus
-    is bad, or where `out` holds an index of another corpus or of other settings.
+    is bad, or where `out` contains an index of another corpus or of other settings.
     """
-    source = fingerprint(corpus, lambda done, of: told("check", done, of))
+    source = fingerprint(corpus, lambda done, of: progress("check", done, of))
     plan = Manifest(
         backend=maker.backend, corpus=source, settings=maker.settings, versions=maker.versions,
         chunk_passages=maker.chunk_passages,
@@ -94,13 +94,13 @@ def build_index(
             manifest = _finished(out, plan)
         else:
             _begin(work, plan)
-            chunks = _write_chunks(corpus, work, maker, told)
+            chunks = _write_chunks(corpus, work, maker, progress)
             refuse_twins(corpus, chunks)
-            manifest = _finish(out, plan, chunks, maker, told)
+            manifest = _finish(out, plan, chunks, maker, progress)
     except OSError as error:
         raise BadRequest(
-            f"the index {out} cannot be written: {error}; see to it that there is room and that "
-            "no other build is at work there, and run the same again: it goes on from where it was"
+            f"the index {out} cannot be written: {error}; make sure that there is room and that "
+            "no other build uses it, and run the same command again: it resumes"
         ) from error
     shutil.rmtree(work, ignore_errors=True)
     return manifest
@@ -129,10 +129,12 @@ def _refuse_another(there: Manifest, plan: Manifest, folder: Path) -> None:
         reason = f"it was made with another {' and '.join(names)}"
     else:
         return
-    raise BadRequest(f"{folder} holds another index: {reason}; delete it, or choose another --out")
+    raise BadRequest(
+        f"{folder} contains another index: {reason}; delete it, or choose another --out"
+    )
 
 
-def _write_chunks(corpus: Path, work: Path, maker: IndexMaker, told: Told) -> list[Path]:
+def _write_chunks(corpus: Path, work: Path, maker: IndexMaker, progress: OnProgress) -> list[Path]:
     """The folders of all chunks; those that are there already are not made again."""
     size = corpus.stat().st_size
     chunks: list[Path] = []
@@ -141,14 +143,14 @@ def _write_chunks(corpus: Path, work: Path, maker: IndexMaker, told: Told) -> li
     start = Mark()
     if chunks:
         start = msgspec.json.decode((chunks[-1] / _END_FILE).read_bytes(), type=Mark)
-    told("read", 0, size)
+    progress("read", 0, size)
     for read in read_chunks(
-        corpus, maker.chunk_passages, start, lambda done: told("read", done, size)
+        corpus, maker.chunk_passages, start, lambda done: progress("read", done, size)
     ):
         chunks.append(work / f"{len(chunks):06d}")
         _write_chunk(chunks[-1], read, maker)
     if not chunks:
-        raise BadRequest(f"{corpus} holds no passages")
+        raise BadRequest(f"{corpus} contains no passages")
     return chunks
 
 
@@ -162,11 +164,11 @@ def _write_chunk(folder: Path, chunk: Chunk, maker: IndexMaker) -> None:
 
 
 def _finish(
-    out: Path, plan: Manifest, chunks: Sequence[Path], maker: IndexMaker, told: Told
+    out: Path, plan: Manifest, chunks: Sequence[Path], maker: IndexMaker, progress: OnProgress
 ) -> Manifest:
     made = Path(tempfile.mkdtemp(prefix="part-", dir=out / WORK_FOLDER))
     join_passages(chunks, made)
-    maker.write_index(chunks, made, lambda done, of: told("write", done, of))
+    maker.write_index(chunks, made, lambda done, of: progress("write", done, of))
     files = {path.name: path.stat().st_size for path in sorted(made.iterdir())}
     for name in files:
         os.replace(made / name, out / name)
@@ -222,8 +224,8 @@ def index(
         maker = _bm25_maker(k1=k1, b=b, **more)
     else:
         raise BadRequest("an encoder and prefixes are for --backend flat or hnsw")
-    with _progress() as told:
-        manifest = build_index(corpus, out, maker, told)
+    with _progress() as progress:
+        manifest = build_index(corpus, out, maker, progress)
     size = sum(manifest.files.values())
     typer.echo(f"{out}: {manifest.passages:,} passages, {backend.value}, {size / 2**20:,.1f} MiB")
 
@@ -240,7 +242,7 @@ def _dense_maker(backend: BackendName, encoder: str | None, **options: Any) -> I
         raise BadRequest(
             f"--backend {backend.value} needs an --encoder, such as intfloat/e5-base-v2"
         )
-    # Each needs an extra of its own.
+    # Each needs its own extra.
     dense = import_module("agentgym_servers.worlds.search.retrieval.dense")
     dense_encoder = import_module("agentgym_servers.worlds.search.retrieval.dense_encoder")
     graph = Graph() if backend is BackendName.HNSW else None
@@ -249,7 +251,7 @@ def _dense_maker(backend: BackendName, encoder: str | None, **options: Any) -> I
 
 
 @contextmanager
-def _progress() -> Iterator[Told]:
+def _progress() -> Iterator[OnProgress]:
     """A bar for each stage, on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:

@@ -67,7 +67,7 @@ class Retriever(Protocol):
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """At most `k` hits for each query, best first, in the queries' order.
 
-        Raises `RetrieverFailed` when the answer cannot be had.
+        Raises `RetrieverFailed` when there is no answer.
         """
         ...
 
@@ -109,23 +109,23 @@ class _Row(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Row).decode
 
 
-def fingerprint(corpus: Path, told: Callable[[int, int], None]) -> CorpusFile:
-    """Read the whole file and say which it is; `told` hears of bytes read and of all bytes."""
+def fingerprint(corpus: Path, progress: Callable[[int, int], None]) -> CorpusFile:
+    """Read the whole file; `progress` is called with the bytes read and all bytes."""
     digest = hashlib.sha256()
     with _opened(corpus) as file:
         size = corpus.stat().st_size
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
-            told(file.tell(), size)
+            progress(file.tell(), size)
     return CorpusFile(corpus.name, size, digest.hexdigest())
 
 
 def read_chunks(
-    corpus: Path, size: int, start: Mark, told: Callable[[int], None]
+    corpus: Path, size: int, start: Mark, progress: Callable[[int], None]
 ) -> Iterator[Chunk]:
     """Chunks of `size` passages, the last one shorter, from `start` on.
 
-    `told` hears of the bytes of the file that were read. Raises `BadRequest` with the line's
+    `progress` is called with the bytes that were read. Raises `BadRequest` with the line's
     number where a line is no passage. Blank lines are passed over.
     """
     with _opened(corpus) as raw:
@@ -138,7 +138,7 @@ def read_chunks(
             while chunk := _read_chunk(corpus, text, size, line):
                 line = chunk.end.line
                 yield chunk
-                told(raw.tell())
+                progress(raw.tell())
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise BadRequest(
                 f"{corpus} is not a whole gzip file ({error}); fetch it again"
@@ -161,7 +161,7 @@ def _parse(corpus: Path, line: int, raw: bytes) -> Passage:
         row = _decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(
-            f"{corpus}, line {line} is no passage: {error}; "
+            f"{corpus}, line {line} is not a passage: {error}; "
             'a line looks like {"id": "7", "contents": "\\"Title\\"\\nText"}'
         ) from error
     if row.id == "":
@@ -316,8 +316,8 @@ def read_manifest(folder: Path) -> Manifest:
     if not (folder / MANIFEST_FILE).is_file():
         if (folder / WORK_FOLDER).is_dir():
             raise BadRequest(
-                f"the index {folder} is half made; run the same `agentgym index` again, "
-                "and it goes on from where it was"
+                f"the index {folder} is incomplete; run the same `agentgym index` command "
+                "again, and it resumes"
             )
         raise BadRequest(
             f"there is no index in {folder}; make one with `agentgym index CORPUS.jsonl "

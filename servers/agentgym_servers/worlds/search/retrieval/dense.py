@@ -57,7 +57,7 @@ class TextEncoder(Protocol):
 
 
 class DenseMaker:
-    """Makes the files of a Flat index, or of an HNSW one where a graph is asked for."""
+    """Makes the files of a Flat index, or of an HNSW one where a graph is requested."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class DenseMaker:
         np.save(folder / VECTORS_FILE, self._encoder.encode(texts, prefix, normalized=normalized))
 
     def write_index(
-        self, chunks: Sequence[Path], folder: Path, told: Callable[[int, int], None]
+        self, chunks: Sequence[Path], folder: Path, progress: Callable[[int, int], None]
     ) -> None:
         """Put the vectors of all chunks into one file, or into one graph."""
         if self.settings.graph is None:
-            _join_vectors(chunks, folder / VECTORS_FILE, told)
+            _join_vectors(chunks, folder / VECTORS_FILE, progress)
         else:
-            index = _grow_graph(self.settings.dimension, self.settings.graph, chunks, told)
+            index = _grow_graph(self.settings.dimension, self.settings.graph, chunks, progress)
             faiss.write_index(index, str(folder / GRAPH_FILE))
 
 
@@ -159,7 +159,7 @@ class DenseRanker:
         ]
 
 
-def _join_vectors(chunks: Sequence[Path], path: Path, told: Callable[[int, int], None]) -> None:
+def _join_vectors(chunks: Sequence[Path], path: Path, progress: Callable[[int, int], None]) -> None:
     shapes = [mapped(chunk / VECTORS_FILE).shape for chunk in chunks]
     joined = new_map(path, np.float32, sum(rows for rows, _ in shapes), shapes[0][1])
     row = 0
@@ -167,11 +167,11 @@ def _join_vectors(chunks: Sequence[Path], path: Path, told: Callable[[int, int],
         vectors = np.load(chunk / VECTORS_FILE)
         joined[row : row + len(vectors)] = vectors
         row += len(vectors)
-        told(done + 1, len(chunks))
+        progress(done + 1, len(chunks))
 
 
 def _grow_graph(
-    dimension: int, graph: Graph, chunks: Sequence[Path], told: Callable[[int, int], None]
+    dimension: int, graph: Graph, chunks: Sequence[Path], progress: Callable[[int, int], None]
 ) -> Any:
     index = faiss.IndexHNSWFlat(dimension, graph.neighbours, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = graph.ef_construction
@@ -181,7 +181,7 @@ def _grow_graph(
     try:
         for done, chunk in enumerate(chunks):
             index.add(np.load(chunk / VECTORS_FILE))
-            told(done + 1, len(chunks))
+            progress(done + 1, len(chunks))
     finally:
         faiss.omp_set_num_threads(threads)
     return index

@@ -41,7 +41,7 @@ class Encoder:
                 f"cannot load the encoder {name!r}: {str(error).splitlines()[0]}; "
                 "give a name on the Hugging Face Hub, or the folder of a model"
             ) from error
-        # Tokenizers hold their padding and truncation as state.
+        # Tokenizers keep their padding and truncation as state.
         self._lock = threading.Lock()
 
     def settings(
@@ -91,7 +91,7 @@ class Encoder:
         passage = next((prompts[n] for n in ("document", "passage") if n in prompts), "")
         if prompts:
             return prompts.get("query", ""), passage
-        # E5's own config does not tell the prefixes that its card asks for.
+        # E5's own config does not contain the prefixes that its card requires.
         words = Path(self.name).name.lower().replace("_", "-").split("-")
         return _E5_PREFIXES if "e5" in words and "instruct" not in words else ("", "")
 

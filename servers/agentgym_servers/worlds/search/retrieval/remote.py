@@ -8,8 +8,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from agentgym_env.client.transports import Answer, Call, HttpTransport
 from agentgym_env.errors import BadRequest, EnvironmentLost
-from agentgym_env.transports import Answer, Call, HttpTransport
 from agentgym_servers.worlds.search.retrieval.corpus import Hit, Passage, RetrieverFailed
 
 MAX_QUERY_CHARS: Final = 10_000
@@ -26,7 +26,7 @@ PATH: Final = "/retrieve"
 
 
 class Query(Struct):
-    """What is asked: passages for each query."""
+    """The request: passages for each query."""
 
     queries: list[str]
     topk: Annotated[int, Meta(ge=1)] | None = None
@@ -78,10 +78,10 @@ class RemoteRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """At most `k` hits for each query, in the server's order."""
-        asked = checked_queries(queries, k)
-        if not asked:
+        checked = checked_queries(queries, k)
+        if not checked:
             return []
-        body = msgspec.json.encode(Query(asked, k, return_scores=True))
+        body = msgspec.json.encode(Query(checked, k, return_scores=True))
         try:
             answer = self._http.send(Call(PATH, body))
         except EnvironmentLost as error:
@@ -90,7 +90,7 @@ class RemoteRetriever:
         if len(lists) != len(queries):
             raise RetrieverFailed(
                 f"the retriever {self.address} gave {len(lists)} lists of passages for "
-                f"{len(queries)} queries; see whether it is a retriever of Search-R1's route"
+                f"{len(queries)} queries; check that it is a retriever of Search-R1's route"
             )
         return [[_hit(found) for found in documents[:k]] for documents in lists]
 
@@ -109,7 +109,7 @@ class RemoteRetriever:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RetrieverFailed(
                 f"the retriever {self.address} answered nonsense: {str(error)[:_SHOWN_CHARS]}; "
-                f"see whether {PATH} there is Search-R1's route"
+                f"check that {PATH} there is Search-R1's route"
             ) from error
 
 

@@ -30,8 +30,8 @@ class IndexRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """At most `k` hits for each query, best first, equal ones in the corpus' order."""
-        asked = checked_queries(queries, k)
-        rankings = self._ranker.rank(asked, k) if asked else []
+        checked = checked_queries(queries, k)
+        rankings = self._ranker.rank(checked, k) if checked else []
         return [
             [
                 Hit(self._passages[number], score)

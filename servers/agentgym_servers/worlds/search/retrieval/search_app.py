@@ -60,7 +60,7 @@ def make_search_app(
     max_body_bytes: int = 16 * 2**20,
     threads: int = 1,
 ) -> App:
-    """The application; `topk` is for calls that name none, `health` what `/health` tells.
+    """The application; `topk` is for calls that name none, `health` what `/health` returns.
 
     Searches run in threads, so the event loop answers while they do.
     """
@@ -103,7 +103,7 @@ def make_search_app(
 
 
 def _read(body: bytes, topk: int) -> Query | _Answer:
-    """What is asked, its `topk` filled in; or the answer to a body that asks nothing."""
+    """The query, its `topk` filled in; or the answer to a body without one."""
     try:
         query = _decode(body)
     except msgspec.ValidationError as error:
@@ -203,6 +203,6 @@ def serve_retriever(
 
 
 def health(manifest: Manifest) -> dict[str, Any]:
-    """What `/health` tells of an index."""
-    told = ("backend", "passages", "versions", "corpus", "settings")
-    return {"status": "ok", **{n: msgspec.to_builtins(getattr(manifest, n)) for n in told}}
+    """What `/health` returns of an index."""
+    shown = ("backend", "passages", "versions", "corpus", "settings")
+    return {"status": "ok", **{n: msgspec.to_builtins(getattr(manifest, n)) for n in shown}}

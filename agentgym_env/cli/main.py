@@ -1,0 +1,184 @@
+"""The `agentgym` command line.
+
+Other packages add commands through the entry-point group `agentgym.commands`. Only the module of
+the command that is called is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentgym_env.errors import AgentGymError, MissingExtra
+from agentgym_env.printable import one_line, printable
+from agentgym_env.registration import (
+    COMMANDS,
+    EnvEntry,
+    env_class,
+    load_named,
+    plugins,
+    registered,
+)
+
+_OWN: Final = {
+    "envs": "agentgym_env.cli.main:envs",
+    "new": "agentgym_env.cli.new:new",
+    "check": "agentgym_env.cli.check:check",
+    "play": "agentgym_env.cli.play:play",
+    "replay": "agentgym_env.cli.replay:replay",
+}
+"""The commands of this package: `module:function`."""
+SUMMARIES: Final = {
+    "envs": "List the registered environments.",
+    "new": "Create a package with a new environment.",
+    "check": "Run the conformance checks of an environment.",
+    "play": "Play an environment in the terminal.",
+    "replay": "Repeat recorded episodes and compare the results.",
+    "serve": "Serve an environment over HTTP.",
+    "bench": "Measure steps per second and latency of an environment.",
+    "index": "Build a search index of a corpus.",
+    "serve-retriever": "Serve a search index over HTTP.",
+    "train": "Train a policy.",
+    "eval": "Evaluate a policy.",
+    "audit": "Check that a model is trained on exactly the tokens that it samples.",
+    "collect": "Collect episodes of a policy as training data.",
+    "export": "Export episodes to the formats of other libraries.",
+    "import": "Import episodes from the formats of other libraries.",
+    "models": "List locally available models, or save one as a folder.",
+    "view": "View runs and trajectories in the browser.",
+}
+"""One line for each command, so that listing the commands imports none of them."""
+_EXTRAS = {
+    "serve": "serve",
+    "bench": "serve",
+    "index": "search",
+    "serve-retriever": "serve",
+    "train": "train",
+    "eval": "train",
+    "audit": "train",
+    "collect": "train",
+    "export": "train",
+    "import": "train",
+    "models": "train",
+    "view": "train",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an `AgentGymError` is printed as one line, with exit status 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with _ending_on_errors(words):
+        make_app(words)(words)
+
+
+def make_app(words: Sequence[str]) -> typer.Typer:
+    """The command line for `words`, with only the command that is called imported."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(_options)
+    called = _called(words)
+    for name, load in _commands().items():
+        if name == called:
+            function = load()
+            settings = getattr(function, "context_settings", None)
+            app.command(name, context_settings=settings)(function)
+        else:
+            app.command(name, help=SUMMARIES.get(name, ""))(_not_called)
+    return app
+
+
+def _commands() -> dict[str, Callable[[], Any]]:
+    """What loads each command: this package's, then those of others by name."""
+    own = {name: partial(load_named, where, search_here=False) for name, where in _OWN.items()}
+    return own | {point.name: point.load for point in plugins(COMMANDS)}
+
+
+@contextmanager
+def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
+    try:
+        with _naming_the_extra(_called(words)):
+            yield
+    except AgentGymError as error:
+        if "--debug" in words:
+            raise
+        text = Text.assemble(("error:", "bold red"), " ", printable(str(error)))
+        Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+        sys.exit(2)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agentgym-sdk {version('agentgym-sdk')}")
+        raise typer.Exit
+
+
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Text environments for LLM agents: serve, play, evaluate and train."""
+
+
+def envs(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """List the registered environments.
+
+    Shows the id, the splits with their numbers of tasks, and the extra that is missing, if any.
+    """
+    rows = [_describe(entry) for entry in registered()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("id", "splits", "missing")
+    for row in rows:
+        splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())
+        table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, row["missing"] or "")))
+    Console().print(table)
+
+
+def _not_called() -> None:
+    """Represents a command that is listed and not called."""
+
+
+def _called(words: Sequence[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")
+
+
+@contextmanager
+def _naming_the_extra(command: str) -> Iterator[None]:
+    """Name the extra that provides a module that a command could not import."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if command not in _EXTRAS or (error.name or "").startswith("agentgym"):
+            raise
+        raise MissingExtra(
+            f"agentgym {command} needs {error.name}: pip install 'agentgym-sdk[{_EXTRAS[command]}]'"
+        ) from error
+
+
+def _describe(entry: EnvEntry) -> dict[str, Any]:
+    try:
+        tasks = env_class(entry.env_id)().tasks
+    except Exception as error:
+        # Somebody's broken environment must not hide the others.
+        known = isinstance(error, AgentGymError)
+        missing = str(error) if known else f"{type(error).__name__}: {error}"
+        return {"id": entry.env_id, "splits": {}, "missing": missing}
+    sizes = {name: len(ids) for name, ids in tasks.splits.items()}
+    return {"id": entry.env_id, "splits": sizes, "missing": None}

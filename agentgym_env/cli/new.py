@@ -1,0 +1,149 @@
+"""`agentgym new`: creates a package with one environment, as a starting point."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from pathlib import Path
+from string import Template
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from agentgym_env.errors import BadRequest
+
+_PYPROJECT: Final = Template("""\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "$project"
+version = "0.1.0"
+description = "$title, a text environment for LLM agents."
+requires-python = ">=3.11"
+dependencies = ["agentgym-sdk[serve]"]
+
+# After `pip install -e .` every command of agentgym knows the environment by this id.
+[project.entry-points."agentgym.environments"]
+"$env_id" = "$module:$title"
+
+[tool.hatch.build.targets.wheel]
+include = ["$module.py"]
+""")
+
+_ENVIRONMENT: Final = Template('''\
+"""$title: find a hidden number by higher and lower. Replace the game with your own."""
+
+from collections.abc import Iterator
+
+from agentgym_env import TaskSet, TextEnv
+
+
+class $title(TextEnv):
+    """Guess a number from 1 to 100. Reward: 1 for the right guess, which ends the episode."""
+
+    instruction = "Find the hidden number from 1 to 100. Each turn, answer with one number."
+    tasks = TaskSet({
+        "train": [f"game-{i}" for i in range(80)],
+        "test": [f"game-{i}" for i in range(80, 100)],
+    })
+
+    def _reset(self, task: str) -> str:
+        # self.rng is seeded with the episode's seed and task: use it for all randomness.
+        self.number = 1 + int(self.rng.random() * 100)
+        self.low, self.high = 1, 100
+        return "I have a number from 1 to 100 in mind."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        guess = action.strip()
+        # Answer every text of a policy with an observation; an action never raises.
+        if not (guess.isascii() and guess.isdigit() and len(guess) <= 3):
+            return "Answer with one number from 1 to 100.", 0.0, False
+        if int(guess) == self.number:
+            return f"Yes, it is {self.number}!", 1.0, True
+        if int(guess) < self.number:
+            self.low = max(self.low, int(guess) + 1)
+            return f"It is higher than {int(guess)}.", 0.0, False
+        self.high = min(self.high, int(guess) - 1)
+        return f"It is lower than {int(guess)}.", 0.0, False
+
+    def available_actions(self) -> list[str]:
+        """The numbers that are still possible."""
+        return [str(number) for number in range(self.low, self.high + 1)]
+
+    def expert(self) -> Iterator[str]:
+        """Halve the remaining range: the proof that every task can be solved."""
+        while True:
+            yield str((self.low + self.high) // 2)
+''')
+
+_TEST: Final = Template("""\
+from agentgym_env.conformance import check_environment
+from $module import $title
+
+
+def test_it_passes_the_conformance_checks():
+    failed = [result for result in check_environment("$module:$title") if not result.passed]
+    assert not failed
+
+
+def test_the_answer_ends_the_episode():
+    env = $title()
+    env.reset(seed=0, options={"task": "game-0"})
+    observation, reward, terminated, _, info = env.step(str(env.number))
+    assert observation == f"Yes, it is {env.number}!"
+    assert (reward, terminated, info["success"]) == (1.0, True, True)
+""")
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the package, such as my-maze.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder to write to. Default: a new folder with that name.")
+    ] = None,
+) -> None:
+    """Create a package with a new environment.
+
+    Writes the environment, a test and a pyproject.toml.
+    """
+    env_id, paths = write_package(name, Path(name) if folder is None else folder)
+    console = Console(highlight=False)
+    for path in paths:
+        console.print(f"created {path}", soft_wrap=True)
+    console.print(
+        f"\nNext steps:\n  pip install -e {paths[0].parent}\n  agentgym check {env_id}\n"
+        f"  agentgym play {env_id}",
+        soft_wrap=True,
+    )
+
+
+def write_package(name: str, folder: Path) -> tuple[str, list[Path]]:
+    """Write the package's files into `folder`; return the environment's id and the paths.
+
+    Raises `BadRequest` for an invalid name, and if a file exists already.
+    """
+    module = re.sub(r"[-. ]+", "_", name).lower()
+    if not (module.isascii() and module.isidentifier()) or keyword.iskeyword(module):
+        raise BadRequest(f"{name!r} is not a valid package name; use letters, digits and dashes")
+    if module in sys.stdlib_module_names or module.startswith("agentgym"):
+        raise BadRequest(f"{name!r} is the name of an existing module; choose another")
+    title = "".join(word.capitalize() for word in module.split("_"))
+    project = module.replace("_", "-")
+    words = {
+        "module": module, "title": title, "project": project, "env_id": f"{project}/{title}-v0",
+    }  # fmt: skip
+    files = {
+        folder / "pyproject.toml": _PYPROJECT,
+        folder / f"{module}.py": _ENVIRONMENT,
+        folder / f"test_{module}.py": _TEST,
+    }
+    for path in files:
+        if path.exists():
+            raise BadRequest(f"{path} exists already; move it or choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, template in files.items():
+        path.write_text(template.substitute(words), encoding="utf-8")
+    return words["env_id"], list(files)

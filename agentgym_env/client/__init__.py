@@ -1,0 +1,5 @@
+"""Clients of environment servers.
+
+`transports` carries bytes, `protocol` decides what is sent and reads the replies without input or
+output, and `sync` and `aio` are the two clients on top.
+"""

@@ -1,0 +1,250 @@
+"""AsyncEnvClient: `EnvClient` for coroutines, which batches their concurrent calls.
+
+Hundreds of episodes step at once. Calls of one kind that are made in the same pass of the event
+loop are sent as a single request to each server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from agentgym_env.client import protocol
+from agentgym_env.client.protocol import Server, ServerPool, SessionState, pool_of
+from agentgym_env.client.transports import Answer, AsyncHttpTransport, AsyncTransport, Call
+from agentgym_env.errors import AgentGymError, EnvironmentLost
+from agentgym_env.text_env import TaskSet
+from agentgym_env.wire import ActionsReply, EnvCard, ExpertReply, ResetReply, StepReply, TaskList
+
+R = TypeVar("R")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class AsyncEnvClient:
+    """Opens and uses sessions on one or several servers of the same environment.
+
+    The rules are `EnvClient`'s. Connections belong to an event loop: close the client before its
+    loop ends; it may then be used in another.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | AsyncTransport,
+        *,
+        token: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 3,
+    ) -> None:
+        connect = partial(AsyncHttpTransport, token=token, timeout_s=timeout_s, retries=retries)
+        self._pool: ServerPool[AsyncTransport] = pool_of(servers, connect)
+        self._card: EnvCard | None = None
+        self._opening = _Gathering(self._open_batch)
+        self._gatherings: dict[Server[AsyncTransport], ServerGatherings] = {
+            server: ServerGatherings(self) for server in self._pool.servers
+        }
+
+    async def card(self) -> EnvCard:
+        """The description of the environment; requested once."""
+        if self._card is None:
+            self._card = await self.run(protocol.card(self._pool))
+        return self._card
+
+    async def tasks(self, split: str) -> TaskList:
+        """The tasks of one split."""
+        return await self.run(protocol.tasks(self._pool, split))
+
+    async def task_set(self) -> TaskSet:
+        """Every split with its tasks."""
+        return await self.run(protocol.task_set(self._pool))
+
+    async def open(self) -> AsyncSession:
+        """Open one session."""
+        state = await self._opening.ask(None)
+        return AsyncSession(state, self._gatherings[state.server])
+
+    async def open_many(self, count: int) -> list[AsyncSession]:
+        """Open `count` sessions, spread over the servers; raises if not all can be opened."""
+        states = await self.run(protocol.open_sessions(self._pool, count))
+        return [AsyncSession(state, self._gatherings[state.server]) for state in states]
+
+    async def reset_many(
+        self, items: Sequence[tuple[AsyncSession, int | None, str | None, str | None]]
+    ) -> list[ResetReply | AgentGymError]:
+        """Start an episode in each session, given as (session, seed, task, split).
+
+        One request per server. A failed item is returned as its exception, which is not raised.
+        """
+        asked = [(session.state, seed, task, split) for session, seed, task, split in items]
+        return await self.run(protocol.reset(asked))
+
+    async def step_many(
+        self, items: Sequence[tuple[AsyncSession, str]]
+    ) -> list[StepReply | AgentGymError]:
+        """Take the next turn of each session, given as (session, action).
+
+        One request per server. A failed item is returned as its exception, which is not raised.
+        """
+        asked = [(session.state, action) for session, action in items]
+        return await self.run(protocol.step(asked))
+
+    async def close(self) -> None:
+        """Close the connections. Sessions that are still open expire on the server."""
+        for server in self._pool.servers:
+            await server.transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def run(self, operation: protocol.Operation[R]) -> R:
+        """Make an operation's calls until it has its result."""
+        try:
+            calls = next(operation)
+            while True:
+                answers = await asyncio.gather(*map(_send, calls))
+                calls = operation.send(answers)
+        except StopIteration as stop:
+            result: R = stop.value
+            return result
+
+    async def _open_batch(self, items: list[None]) -> list[SessionState | AgentGymError]:
+        opened: list[SessionState | AgentGymError] = []
+        opened.extend(await self.run(protocol.open_sessions(self._pool, len(items))))
+        return opened
+
+
+class AsyncSession:
+    """One session, made by `AsyncEnvClient.open`. Allows one call at a time."""
+
+    def __init__(self, state: SessionState, gatherings: ServerGatherings) -> None:
+        self.state = state
+        self.gatherings = gatherings
+
+    @property
+    def address(self) -> str:
+        """The session's server."""
+        return self.state.address
+
+    async def reset(
+        self, *, seed: int | None = None, task: str | None = None, split: str | None = None
+    ) -> ResetReply:
+        """Start an episode; the same seed and task give the same episode."""
+        return await self.gatherings.reset.ask((self.state, seed, task, split))
+
+    async def step(self, action: str) -> StepReply:
+        """Take the next turn."""
+        return await self.gatherings.step.ask((self.state, action))
+
+    async def expert_action(self) -> str | None:
+        """The oracle's action for the next turn; None when it has none left."""
+        return (await self.gatherings.expert.ask(self.state)).action
+
+    async def available_actions(self) -> list[str] | None:
+        """The available actions of the next turn; None if the environment does not list them."""
+        return (await self.gatherings.actions.ask(self.state)).actions
+
+    async def close(self) -> None:
+        """Close the session; closing twice has no effect."""
+        await self.gatherings.close.ask(self.state)
+
+
+class ServerGatherings:
+    """The batches that are collected for one server; servers do not wait for one another."""
+
+    def __init__(self, client: AsyncEnvClient) -> None:
+        async def reset(items: list[protocol.ResetItem]) -> list[ResetReply | AgentGymError]:
+            return await client.run(protocol.reset(items))
+
+        async def step(items: list[tuple[SessionState, str]]) -> list[StepReply | AgentGymError]:
+            return await client.run(protocol.step(items))
+
+        async def expert(items: list[SessionState]) -> list[ExpertReply | AgentGymError]:
+            return await client.run(protocol.expert(items))
+
+        async def actions(items: list[SessionState]) -> list[ActionsReply | AgentGymError]:
+            return await client.run(protocol.actions(items))
+
+        async def close(items: list[SessionState]) -> list[AgentGymError | None]:
+            await client.run(protocol.close(items))
+            return [None] * len(items)
+
+        self.reset = _Gathering(reset)
+        self.step = _Gathering(step)
+        self.expert = _Gathering(expert)
+        self.actions = _Gathering(actions)
+        self.close = _Gathering(close)
+
+
+class _Gathering(Generic[_Item, _Result]):
+    """Collects the calls of one pass of the event loop and runs them as one batch."""
+
+    def __init__(
+        self, run: Callable[[list[_Item]], Awaitable[list[_Result | AgentGymError]]]
+    ) -> None:
+        self._run = run
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: list[tuple[_Item, asyncio.Future[_Result]]] = []
+        self._deliveries: set[asyncio.Task[None]] = set()
+
+    async def ask(self, item: _Item) -> _Result:
+        """Join the batch and wait for this item's result."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # What waited in a loop that has ended will never be asked.
+            self._loop, self._waiting = loop, []
+        if not self._waiting:
+            loop.call_soon(self._flush, loop)
+        future: asyncio.Future[_Result] = loop.create_future()
+        self._waiting.append((item, future))
+        return await future
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch = [(item, future) for item, future in self._waiting if not future.done()]
+        self._waiting = []
+        if batch:
+            delivery = loop.create_task(self._deliver(batch))
+            # The loop itself holds tasks weakly.
+            self._deliveries.add(delivery)
+            delivery.add_done_callback(self._deliveries.discard)
+
+    async def _deliver(self, batch: list[tuple[_Item, asyncio.Future[_Result]]]) -> None:
+        try:
+            results = await self._run([item for item, _ in batch])
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    # Its own for each: tasks that raise the same one mix up their tracebacks.
+                    future.set_exception(copy.copy(error))
+            return
+        except BaseException:
+            for _, future in batch:
+                future.cancel()
+            raise
+        for (_, future), result in zip(batch, results, strict=True):
+            if future.done():
+                continue
+            if isinstance(result, AgentGymError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+
+async def _send(call: tuple[Server[Any], Call]) -> Answer | EnvironmentLost:
+    server, content = call
+    try:
+        answer: Answer = await server.transport.send(content)
+    except EnvironmentLost as lost:
+        return lost
+    return answer

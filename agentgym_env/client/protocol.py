@@ -1,0 +1,523 @@
+"""The client side of the protocol, without input and output.
+
+Each operation is a generator. It yields calls, is sent their answers in the same order, and returns
+its result. The synchronous and the asynchronous client differ only in how they make the calls.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, cast
+from urllib.parse import quote
+
+import msgspec
+from msgspec import UNSET
+
+from agentgym_env.client.transports import Answer, Call
+from agentgym_env.errors import (
+    AgentGymError,
+    BadRequest,
+    EnvironmentFault,
+    EnvironmentLost,
+    EpisodeOver,
+    UnknownSplit,
+    UnknownTask,
+)
+from agentgym_env.spaces import clean_text
+from agentgym_env.text_env import TaskSet
+from agentgym_env.wire import (
+    MAX_ITEMS,
+    MAX_SEED,
+    PROTOCOL_VERSION,
+    ActionsReply,
+    CloseReply,
+    CreateReply,
+    CreateRequest,
+    EnvCard,
+    ErrorBody,
+    ExpertReply,
+    ResetReply,
+    ResetRequest,
+    SessionRequest,
+    StepReply,
+    StepRequest,
+    TaskList,
+    WireError,
+    decode,
+    encode,
+)
+
+R = TypeVar("R")
+
+_MAX_CALL_BYTES = 4 * 2**20  # well under a host's default limit of 16 MiB
+
+_LOST = frozenset({"unknown_session", "shutting_down"})
+
+_FAULT = frozenset({"environment_error", "deadline"})
+
+
+def batch_calls(
+    path: str, requests: Sequence[Any], max_items: int = MAX_ITEMS
+) -> Iterator[tuple[Call, int]]:
+    """The calls that carry `requests`, each with its number of requests."""
+    held: list[bytes] = []
+    size = 0
+    for message in map(encode, requests):
+        if held and (size + len(message) > _MAX_CALL_BYTES or len(held) == max_items):
+            yield Call(path, b"[" + b",".join(held) + b"]"), len(held)
+            held, size = [], 0
+        held.append(message)
+        size += len(message) + 1
+    if held:
+        yield Call(path, b"[" + b",".join(held) + b"]"), len(held)
+
+
+def read_batch(
+    answer: Answer | EnvironmentLost, reply: type[R], count: int, address: str
+) -> list[R | AgentGymError]:
+    """The `count` replies of one call, each a message or an exception."""
+    if isinstance(answer, EnvironmentLost):
+        return _for_each(answer, count)
+    if not answer.body.startswith(b"["):
+        return _for_each(_read_error(answer, address), count)
+    replies = _decode(answer, list[reply], address)  # type: ignore[valid-type]
+    if isinstance(replies, AgentGymError):
+        return _for_each(replies, count)
+    if len(replies) != count:
+        text = f"{address} answered {len(replies)} items to {count}; check the address"
+        return _for_each(EnvironmentLost(text, code="protocol"), count)
+    errors = (getattr(message, "error", UNSET) for message in replies)
+    return [
+        message if error is UNSET else to_exception(error, address)
+        for message, error in zip(replies, errors, strict=True)
+    ]
+
+
+def read_one(answer: Answer | EnvironmentLost, reply: type[R], address: str) -> R | AgentGymError:
+    """The message of a GET, or an exception."""
+    if isinstance(answer, EnvironmentLost):
+        return answer
+    if answer.status != 200:
+        return _read_error(answer, address)
+    return cast("R | AgentGymError", _decode(answer, reply, address))
+
+
+def to_exception(error: WireError, address: str) -> AgentGymError:
+    """The exception for a wire error."""
+    if error.code in _LOST:
+        return EnvironmentLost(f"{error.message} (at {address})", code=error.code)
+    if error.code in _FAULT:
+        return EnvironmentFault(f"{error.message} (at {address})", code=error.code)
+    match error.code:
+        case "unknown_task":
+            return UnknownTask(error.message)
+        case "unknown_split":
+            return UnknownSplit(error.message)
+        case "episode_over":
+            return EpisodeOver(error.message)
+    return BadRequest(error.message, code=error.code)
+
+
+def _for_each(error: AgentGymError, count: int) -> list[Any]:
+    # Each item gets its own: an exception that several tasks raise mixes up their tracebacks.
+    return [copy.copy(error) for _ in range(count)]
+
+
+def _read_error(answer: Answer, address: str) -> AgentGymError:
+    failed = _decode(answer, ErrorBody, address)
+    return to_exception(failed.error, address) if isinstance(failed, ErrorBody) else failed
+
+
+def _decode(answer: Answer, kind: Any, address: str) -> Any:
+    try:
+        return decode(answer.body, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return EnvironmentLost(
+            f"{address} does not answer like an environment server (status {answer.status}: "
+            f"{error}); check the address",
+            code="protocol",
+        )
+
+
+class Addressed(Protocol):
+    """The part of a transport that a pool needs."""
+
+    address: str
+
+
+T = TypeVar("T")
+
+A = TypeVar("A", bound=Addressed)
+
+_COOL_DOWN_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Server(Generic[T]):
+    """One address and its state."""
+
+    address: str
+    transport: T
+    open_sessions: int = 0
+    max_items: int = MAX_ITEMS
+    """Maximum items of one call, as its card states."""
+    out_until: float = 0.0
+    """Monotonic time until which no new sessions are opened here."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it failed recently."""
+        return time.monotonic() < self.out_until
+
+    def rest(self) -> None:
+        """Open no new sessions here for a while, since it did not answer."""
+        self.out_until = time.monotonic() + _COOL_DOWN_S
+
+
+class ServerPool(Generic[T]):
+    """Opens sessions on the server with the fewest; a failed one is the last choice."""
+
+    def __init__(self, servers: Sequence[Server[T]]) -> None:
+        if not servers:
+            raise BadRequest("a client needs at least one server address, got none")
+        self.servers = list(servers)
+
+    def in_order(self) -> list[Server[T]]:
+        """All servers, the best choice first."""
+        return sorted(self.servers, key=lambda s: (s.is_out, s.open_sessions))
+
+    def spread(
+        self, count: int, without: Collection[Server[T]] = ()
+    ) -> list[tuple[Server[T], int]]:
+        """How many of `count` new sessions go to which server; empty if none is left."""
+        usable = [server for server in self.in_order() if server not in without]
+        chosen = [server for server in usable if not server.is_out] or usable[:1]
+        shares = dict.fromkeys(chosen, 0)
+        for _ in range(count if chosen else 0):
+            least = min(chosen, key=lambda server: server.open_sessions + shares[server])
+            shares[least] += 1
+        return [(server, share) for server, share in shares.items() if share]
+
+
+def pool_of(servers: str | Sequence[str] | A, connect: Callable[[str], A]) -> ServerPool[A]:
+    """The pool of one address, of several, or of an existing transport."""
+    if isinstance(servers, str):
+        servers = [servers]
+    transports = [connect(a) for a in servers] if isinstance(servers, Sequence) else [servers]
+    return ServerPool([Server(transport.address, transport) for transport in transports])
+
+
+class SessionState:
+    """Numbers the turns and rejects invalid calls; does no input or output.
+
+    `begin_...` returns the request to send, `end_...` receives its result. A call that was begun
+    and never ended leaves the episode unknown, so the session is lost: continuing might pair an
+    action with the answer to another.
+    """
+
+    def __init__(self, name: str, server: Server[Any]) -> None:
+        self.name = name
+        self.server = server
+        self._turn = 0
+        self._over: str | None = "no episode was started"
+        self._under_way = False
+        self._lost: EnvironmentLost | None = None
+        self._closed = False
+        server.open_sessions += 1
+
+    @property
+    def address(self) -> str:
+        """The session's server."""
+        return self.server.address
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session can no longer be used."""
+        return self._closed or self._lost is not None or self._under_way
+
+    def begin_reset(self, seed: int | None, task: str | None, split: str | None) -> ResetRequest:
+        """The request for a new episode."""
+        for name, text in (("task", task), ("split", split)):
+            if text is not None and not isinstance(text, str):
+                raise BadRequest(f"a {name} is a str, got {text!r}")
+        if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
+            raise BadRequest(f"a seed is an int, got {seed!r}")
+        if seed is not None and not 0 <= seed <= MAX_SEED:
+            raise BadRequest(f"a seed is from 0 to {MAX_SEED}, got {seed}")
+        self._begin()
+        return ResetRequest(
+            self.name,
+            None if seed is None else seed.__index__(),
+            None if task is None else clean_text(task),
+            None if split is None else clean_text(split),
+        )
+
+    def end_reset(self, reply: ResetReply | AgentGymError) -> None:
+        """Receive the result of a reset. A rejected reset leaves the old episode unchanged."""
+        self._end(reply)
+        if isinstance(reply, ResetReply):
+            self._turn, self._over = 0, None
+
+    def begin_step(self, action: str) -> StepRequest:
+        """The request for the next turn."""
+        if not isinstance(action, str):
+            raise BadRequest(f"an action is a str, got {type(action).__name__}")
+        self._check_episode("call reset() before step()")
+        self._begin()
+        return StepRequest(self.name, self._turn + 1, clean_text(action))
+
+    def end_step(self, reply: StepReply | AgentGymError) -> None:
+        """Receive the result of a step."""
+        self._end(reply)
+        if isinstance(reply, StepReply):
+            self._turn = reply.turn
+            if reply.terminated or reply.truncated:
+                self._over = "the episode has ended"
+
+    def begin_question(self) -> SessionRequest:
+        """The request for the oracle's action or the available actions, which changes nothing."""
+        self._check_episode("call reset() first")
+        self._check_usable()
+        return SessionRequest(self.name)
+
+    def close(self) -> bool:
+        """Close the session; whether to send this to the server."""
+        if self._closed:
+            return False
+        self._closed = True
+        if self._lost is None:
+            self.server.open_sessions -= 1
+        return self._lost is None
+
+    def lose(self, failure: EnvironmentLost) -> None:
+        """Mark the session as lost."""
+        if self._lost is None and not self._closed:
+            self.server.open_sessions -= 1
+        self._lost = self._lost or failure
+
+    def _begin(self) -> None:
+        self._check_usable()
+        self._under_way = True
+
+    def _end(self, reply: object) -> None:
+        self._under_way = False
+        if isinstance(reply, EnvironmentLost):
+            self.lose(reply)
+        elif isinstance(reply, EnvironmentFault):
+            self._over = "the episode ended with a failure of the environment"
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise BadRequest("the session is closed; open another")
+        if self._lost is not None:
+            raise EnvironmentLost(str(self._lost), self._lost.code)
+        if self._under_way:
+            raise EnvironmentLost(
+                "an earlier call on this session was not answered, so its episode is unknown; "
+                "open another session",
+                code="interrupted",
+            )
+
+    def _check_episode(self, remedy: str) -> None:
+        self._check_usable()
+        if self._over is not None:
+            raise EpisodeOver(f"{self._over}; {remedy}")
+
+
+logger = logging.getLogger(__name__)
+
+Operation = Generator[list[tuple[Server[Any], Call]], list[Answer | EnvironmentLost], R]
+
+ResetItem = tuple[SessionState, int | None, str | None, str | None]
+"""Session, seed, task, split."""
+
+
+def card(pool: ServerPool[Any]) -> Operation[EnvCard]:
+    """The environment's description; all servers that answer must send the same."""
+    servers = pool.in_order()
+    answers = yield [(server, Call("/v1/env")) for server in servers]
+    first: tuple[EnvCard, str] | None = None
+    failure: AgentGymError | None = None
+    for server, answer in zip(servers, answers, strict=True):
+        found = read_one(answer, EnvCard, server.address)
+        if isinstance(found, EnvCard):
+            server.max_items = found.max_items
+        if isinstance(found, AgentGymError):
+            failure = failure or found
+            _note_loss(server, found)
+        elif found.protocol != PROTOCOL_VERSION:
+            raise BadRequest(
+                f"{server.address} has version {found.protocol} of the protocol, this client "
+                f"{PROTOCOL_VERSION}; install the same version on both sides"
+            )
+        elif first is None:
+            first = (found, server.address)
+        elif (found.env, found.splits) != (first[0].env, first[0].splits):
+            raise BadRequest(
+                f"{first[1]} serves {first[0].env} and {server.address} serves {found.env}; the "
+                "servers of one client must serve the same environment"
+            )
+    if first is None:
+        raise failure or EnvironmentLost("no server answered")
+    return first[0]
+
+
+def tasks(pool: ServerPool[Any], split: str) -> Operation[TaskList]:
+    """The tasks of one split, from the first server that answers."""
+    failure: AgentGymError | None = None
+    for server in pool.in_order():
+        (answer,) = yield [(server, Call(f"/v1/tasks?split={quote(split, safe='')}"))]
+        found = read_one(answer, TaskList, server.address)
+        if not isinstance(found, AgentGymError):
+            return found
+        if not isinstance(found, EnvironmentLost):
+            raise found
+        failure = found
+        _note_loss(server, found)
+    raise failure or EnvironmentLost("no server answered")
+
+
+def task_set(pool: ServerPool[Any]) -> Operation[TaskSet]:
+    """Every split with its tasks and categories."""
+    described = yield from card(pool)
+    splits: dict[str, list[str]] = {}
+    categories: dict[str, str] = {}
+    for name in described.splits:
+        found = yield from tasks(pool, name)
+        splits[name] = found.tasks
+        categories.update(found.categories)
+    return TaskSet(splits, categories)
+
+
+def open_sessions(pool: ServerPool[Any], count: int) -> Operation[list[SessionState]]:
+    """Open `count` sessions on servers with free places; raises if not all can be opened."""
+    opened: list[SessionState] = []
+    unusable: set[Server[Any]] = set()
+    failure: AgentGymError | None = None
+    while len(opened) < count:
+        shares = pool.spread(count - len(opened), without=unusable)
+        if not shares:
+            yield from close(opened)
+            raise failure or EnvironmentLost("no server is left")
+        parcels = [(server, [CreateRequest()] * share) for server, share in shares]
+        replies = yield from _post("/v1/sessions", CreateReply, parcels)
+        for (server, _), created in zip(parcels, replies, strict=True):
+            for reply in created:
+                if isinstance(reply, AgentGymError):
+                    failure = reply
+                    unusable.add(server)
+                    _note_loss(server, reply)
+                else:
+                    opened.append(SessionState(reply.session, server))
+    return opened
+
+
+def reset(items: Sequence[ResetItem]) -> Operation[list[ResetReply | AgentGymError]]:
+    """Start an episode in each session."""
+    asked = [(item[0], _or_refusal(item[0].begin_reset, *item[1:])) for item in items]
+    replies = yield from _ask("/v1/reset", ResetReply, asked)
+    for (session, request), reply in zip(asked, replies, strict=True):
+        if not isinstance(request, AgentGymError):
+            session.end_reset(reply)
+    return replies
+
+
+def step(items: Sequence[tuple[SessionState, str]]) -> Operation[list[StepReply | AgentGymError]]:
+    """Take each session's next turn."""
+    asked = [(session, _or_refusal(session.begin_step, action)) for session, action in items]
+    replies = yield from _ask("/v1/step", StepReply, asked)
+    for (session, request), reply in zip(asked, replies, strict=True):
+        if not isinstance(request, AgentGymError):
+            session.end_step(reply)
+    return replies
+
+
+def expert(sessions: Sequence[SessionState]) -> Operation[list[ExpertReply | AgentGymError]]:
+    """The oracle's action for each session's next turn."""
+    return _ask_within("/v1/expert", ExpertReply, sessions)
+
+
+def actions(sessions: Sequence[SessionState]) -> Operation[list[ActionsReply | AgentGymError]]:
+    """The available actions of each session's next turn."""
+    return _ask_within("/v1/actions", ActionsReply, sessions)
+
+
+def close(sessions: Iterable[SessionState]) -> Operation[None]:
+    """Close sessions. One that cannot be reached expires on its server."""
+    asked: list[tuple[SessionState, SessionRequest | AgentGymError]] = [
+        (session, SessionRequest(session.name)) for session in sessions if session.close()
+    ]
+    replies = yield from _ask("/v1/close", CloseReply, asked)
+    for (session, _), reply in zip(asked, replies, strict=True):
+        if isinstance(reply, AgentGymError):
+            logger.debug("closing a session at %s failed: %s", session.address, reply)
+
+
+def _ask_within(
+    path: str, reply: type[R], sessions: Sequence[SessionState]
+) -> Operation[list[R | AgentGymError]]:
+    """Query each session's episode, without changing it."""
+    asked = [(session, _or_refusal(session.begin_question)) for session in sessions]
+    replies = yield from _ask(path, reply, asked)
+    for session, found in zip(sessions, replies, strict=True):
+        if isinstance(found, EnvironmentLost):
+            session.lose(found)
+    return replies
+
+
+def _or_refusal(begin: Any, *arguments: Any) -> Any:
+    """The session's request, or the exception with which the session rejects it."""
+    try:
+        return begin(*arguments)
+    except AgentGymError as refusal:
+        return refusal
+
+
+def _ask(
+    path: str, reply: type[R], asked: Sequence[tuple[SessionState, Any]]
+) -> Operation[list[R | AgentGymError]]:
+    """Send each session's request to its server; exceptions are passed through."""
+    results: list[R | AgentGymError] = [
+        request if isinstance(request, AgentGymError) else BadRequest("not sent")
+        for _, request in asked
+    ]
+    places: dict[Server[Any], list[int]] = {}
+    for place, (session, request) in enumerate(asked):
+        if not isinstance(request, AgentGymError):
+            places.setdefault(session.server, []).append(place)
+    parcels = [(server, [asked[i][1] for i in where]) for server, where in places.items()]
+    replies = yield from _post(path, reply, parcels)
+    for where, answered in zip(places.values(), replies, strict=True):
+        for place, result in zip(where, answered, strict=True):
+            results[place] = result
+    return results
+
+
+def _post(
+    path: str, reply: type[R], parcels: Sequence[tuple[Server[Any], Sequence[Any]]]
+) -> Operation[list[list[R | AgentGymError]]]:
+    """One list of results for each list of requests."""
+    results: list[list[R | AgentGymError]] = [[] for _ in parcels]
+    calls: list[tuple[Server[Any], Call]] = []
+    owners: list[tuple[int, int]] = []  # parcel, how many items the call holds
+    for index, (server, requests) in enumerate(parcels):
+        for call, count in batch_calls(path, requests, server.max_items):
+            calls.append((server, call))
+            owners.append((index, count))
+    if not calls:
+        return results
+    answers = yield calls
+    for (server, _), (index, count), answer in zip(calls, owners, answers, strict=True):
+        results[index].extend(read_batch(answer, reply, count, server.address))
+        if isinstance(answer, EnvironmentLost):
+            server.rest()
+    return results
+
+
+def _note_loss(server: Server[Any], failure: AgentGymError) -> None:
+    if isinstance(failure, EnvironmentLost):
+        server.rest()

@@ -1,0 +1,292 @@
+"""Transports: HTTP, asynchronous HTTP, and calls within the process.
+
+A transport sends bytes to one address and returns the answer. It knows nothing about sessions or
+messages. It raises `EnvironmentLost` if there is no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+import requests
+import requests.adapters
+
+from agentgym_env.errors import BadRequest, EnvironmentLost
+from agentgym_env.wire import JSON
+
+_FIRST_PAUSE_S = 0.1
+
+_jitter = random.Random()  # not the global one, whose draws a seeded program counts on
+
+
+class Attempts:
+    """Counts the attempts at a call and computes the pauses between them."""
+
+    def __init__(self, address: str, retries: int, timeout_s: float) -> None:
+        self._address = address
+        self._left = retries
+        self._made = 0
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Timeout of the next attempt in seconds."""
+        return max(0.001, self._deadline - time.monotonic())
+
+    def pause_after(self, failure: str) -> float:
+        """Seconds to wait before the next attempt; raises `EnvironmentLost` if there is none."""
+        self._made += 1
+        # Jitter keeps clients that failed together from coming back together.
+        pause_s = _FIRST_PAUSE_S * 2.0 ** (self._made - 1) * _jitter.uniform(0.5, 1.0)
+        if time.monotonic() + pause_s >= self._deadline:
+            raise EnvironmentLost(
+                f"{self._address} did not answer within {self._timeout_s:g} s ({failure}); "
+                "check whether it is overloaded, or increase timeout_s",
+                code="timeout",
+            )
+        if self._left <= 0:
+            raise EnvironmentLost(
+                f"{self._address} cannot be reached after {self._made} attempts ({failure}); "
+                "check whether the server is running",
+                code="unreachable",
+            )
+        self._left -= 1
+        return pause_s
+
+
+_GATEWAY_STATUS = frozenset({502, 503, 504})
+
+_POOL_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request: a GET if the body is empty, else a POST."""
+
+    path: str
+    body: bytes = b""
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return "POST" if self.body else "GET"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response."""
+
+    status: int
+    body: bytes
+
+
+class Transport(Protocol):
+    """Sends calls to one server."""
+
+    address: str
+
+    def send(self, call: Call) -> Answer:
+        """Return the server's answer; raises `EnvironmentLost`."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class AsyncTransport(Protocol):
+    """Sends calls to one server without blocking the event loop."""
+
+    address: str
+
+    async def send(self, call: Call) -> Answer:
+        """Return the server's answer; raises `EnvironmentLost`."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class Handler(Protocol):
+    """A host that answers calls within this process."""
+
+    def handle(
+        self, method: str, path: str, query: str = "", body: bytes = b"", content_type: str = ""
+    ) -> tuple[int, str, bytes]:
+        """Status, content type and body of the answer."""
+        ...
+
+
+class HttpTransport:
+    """HTTP over a pool of persistent connections.
+
+    A call is repeated on a connection error and on 502, 503 and 504 only, which is safe: turns
+    are numbered and resets carry their seed. `timeout_s` bounds the call, its repeats included.
+    """
+
+    def __init__(
+        self, address: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 3
+    ) -> None:
+        self.address = checked_address(address)
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._http = requests.Session()
+        adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOL_SIZE)
+        self._http.mount(self.address, adapter)
+        self._http.headers.update(_headers(token))
+        # Proxies are for other hosts, and looking them up takes time.
+        self._http.trust_env = not _is_local(self.address)
+
+    def send(self, call: Call) -> Answer:
+        """Return the server's answer; raises `EnvironmentLost`."""
+        attempts = Attempts(self.address, self._retries, self._timeout_s)
+        while True:
+            try:
+                response = self._http.request(
+                    call.method,
+                    self.address + call.path,
+                    data=call.body or None,
+                    timeout=attempts.left_s(),
+                    allow_redirects=False,
+                )
+            except requests.RequestException as error:
+                pause_s = attempts.pause_after(_name(error))
+            else:
+                answer = Answer(response.status_code, response.content)
+                if not _is_gateway_failure(answer):
+                    return answer
+                pause_s = attempts.pause_after(f"status {answer.status}")
+            time.sleep(pause_s)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+
+class AsyncHttpTransport:
+    """`HttpTransport` for coroutines, with the same rules."""
+
+    def __init__(
+        self, address: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 3
+    ) -> None:
+        self.address = checked_address(address)
+        self._token = token
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._http: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def send(self, call: Call) -> Answer:
+        """Return the server's answer; raises `EnvironmentLost`."""
+        attempts = Attempts(self.address, self._retries, self._timeout_s)
+        while True:
+            http = await self._session()
+            try:
+                async with http.request(
+                    call.method,
+                    self.address + call.path,
+                    data=call.body or None,
+                    timeout=aiohttp.ClientTimeout(total=attempts.left_s()),
+                    allow_redirects=False,
+                ) as response:
+                    answer = Answer(response.status, await response.read())
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                pause_s = attempts.pause_after(_name(error))
+            else:
+                if not _is_gateway_failure(answer):
+                    return answer
+                pause_s = attempts.pause_after(f"status {answer.status}")
+            await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    async def _session(self) -> aiohttp.ClientSession:
+        # Connections belong to one event loop; a program may run several, one after another.
+        loop = asyncio.get_running_loop()
+        if self._http is None or self._loop is not loop:
+            old = self._http
+            self._http = aiohttp.ClientSession(
+                headers=_headers(self._token),
+                connector=aiohttp.TCPConnector(limit=_POOL_SIZE),
+                trust_env=not _is_local(self.address),
+            )
+            self._loop = loop
+            if old is not None:
+                await old.close()
+        return self._http
+
+
+class InProcessTransport:
+    """Calls a handler in this process, one call at a time."""
+
+    def __init__(self, handler: Handler, address: str = "inprocess") -> None:
+        self.address = address
+        self._handler = handler
+        self._lock = threading.Lock()
+
+    def send(self, call: Call) -> Answer:
+        """The handler's answer."""
+        path, _, query = call.path.partition("?")
+        with self._lock:
+            status, _, body = self._handler.handle(call.method, path, query, call.body, JSON)
+        return Answer(status, body)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class AsyncInProcessTransport:
+    """`InProcessTransport` for coroutines; the environment runs in the event loop's thread."""
+
+    def __init__(self, handler: Handler, address: str = "inprocess") -> None:
+        self.address = address
+        self._inner = InProcessTransport(handler, address)
+
+    async def send(self, call: Call) -> Answer:
+        """The handler's answer."""
+        return self._inner.send(call)
+
+    async def close(self) -> None:
+        """Does nothing."""
+
+
+def checked_address(address: str) -> str:
+    """An address without its last slash; raises `BadRequest` if it is not an HTTP address."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise BadRequest(f"a server address must look like http://host:port, got {address!r}")
+    return address.rstrip("/")
+
+
+def _is_gateway_failure(answer: Answer) -> bool:
+    # A list is the host's own answer about its items, not a gateway's about the host.
+    return answer.status in _GATEWAY_STATUS and not answer.body.startswith(b"[")
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    headers = {"Content-Type": JSON, "Accept": JSON}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
+
+
+def _is_local(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _name(error: BaseException) -> str:
+    # The inner errors of HTTP libraries name addresses of objects and say little more.
+    return type(error).__name__

@@ -1,0 +1,376 @@
+"""The conformance rules that need no server, one function each."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from gymnasium.utils.env_checker import check_env
+from msgspec import Struct
+
+from agentgym_env.errors import EpisodeOver
+from agentgym_env.launch import child_environment
+from agentgym_env.registration import env_class, find
+from agentgym_env.spaces import TextSpace
+from agentgym_env.text_env import TextEnv
+from agentgym_env.wire import JSON, decode, encode
+
+
+class Script(Struct, frozen=True):
+    """An episode to play: its start and its actions."""
+
+    task: str
+    seed: int
+    actions: list[str]
+
+
+class Scripts(Struct, frozen=True):
+    """The episodes that another process plays."""
+
+    entry_point: str
+    env_kwargs: dict[str, Any]
+    scripts: list[Script]
+
+
+Transcript = list[Any]
+"""The result of `reset`, then of each `step`, as plain JSON values."""
+
+
+def write_script(env: TextEnv, task: str, seed: int, turns: int) -> Script:
+    """An episode of at most `turns` turns: the expert's actions mixed with available ones."""
+    draw = random.Random(f"script/{task}/{seed}")
+    env.reset(seed=seed, options={"task": task})
+    actions: list[str] = []
+    while len(actions) < turns:
+        choices = list(env.available_actions() or ["look", "help", "1"])
+        expert = env.expert_action() if env.has_expert() and draw.random() < 0.5 else None
+        action = expert or choices[int(draw.random() * len(choices))]
+        actions.append(action)
+        if any(env.step(action)[2:4]):
+            break
+    return Script(task, seed, actions)
+
+
+def play(env: TextEnv, script: Script) -> Transcript:
+    """The transcript of one script."""
+    first = env.reset(seed=script.seed, options={"task": script.task})
+    told: Transcript = [first]
+    for action in script.actions:
+        told.append(env.step(action))
+    as_json: Transcript = plain(told)
+    return as_json
+
+
+def plain(told: Any) -> Any:
+    """Values after a round trip through JSON: tuples become lists, numpy numbers plain ones."""
+    return decode(encode(told), Any, JSON)
+
+
+def difference(first: Sequence[Transcript], second: Sequence[Transcript]) -> str | None:
+    """The first difference of two lists of transcripts, or None."""
+    for episode, (one, other) in enumerate(zip(first, second, strict=True)):
+        for turn, (a, b) in enumerate(zip(one, other, strict=True)):
+            if a != b:
+                return f"episode {episode}, turn {turn}: {shorten(a)} and {shorten(b)}"
+    return None
+
+
+def shorten(value: Any, most: int = 160) -> str:
+    """A value as text, shortened to one line."""
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def play_stdin() -> None:
+    """Play the `Scripts` of stdin, in a process of its own; transcripts to stdout."""
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Scripts)
+    out, sys.stdout = sys.stdout, sys.stderr  # a world may print
+    make = env_class(asked.entry_point)
+    told = [play(make(**asked.env_kwargs), script) for script in asked.scripts]
+    out.buffer.write(encode(told))
+
+
+_TURNS = 12
+
+
+class RuleBroken(Exception):
+    """The environment breaks a rule; the message states how."""
+
+
+class NotApplicable(Exception):
+    """The rule does not apply to this environment."""
+
+
+@dataclass
+class Subject:
+    """The environment under test."""
+
+    env_id: str
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tasks_per_split: int = 6
+    sessions: int = 64
+
+    @property
+    def entry_point(self) -> str:
+        """`module:Class`."""
+        return find(self.env_id).entry_point
+
+    def make(self) -> TextEnv:
+        """A fresh environment."""
+        return env_class(self.env_id)(**self.env_kwargs)
+
+    @cached_property
+    def sample(self) -> list[str]:
+        """Tasks of every split, evenly spaced."""
+        chosen: list[str] = []
+        for ids in self.make().tasks.splits.values():
+            count = min(len(ids), self.tasks_per_split)
+            chosen += [ids[i * len(ids) // count] for i in range(count)]
+        return chosen
+
+    @cached_property
+    def scripts(self) -> list[Script]:
+        """One episode for each task of the sample."""
+        env = self.make()
+        scripts = [write_script(env, task, seed, _TURNS) for seed, task in enumerate(self.sample)]
+        env.close()
+        return scripts
+
+
+_EXPERT_TURNS = 1000
+
+_SLOW_S = 10.0
+
+_PROCESS_TIMEOUT_S = 300
+_PLAY_STDIN = "from agentgym_env.conformance.rules import play_stdin; play_stdin()"
+
+MEGABYTE = 2**20
+
+GARBAGE: dict[str, str] = {
+    "nothing": "",
+    "spaces": " \t\n ",
+    "zero bytes": "\x00\x00",
+    "a lone surrogate": "\ud800",
+    "emoji and right-to-left text": "🙂 مرحبا",
+    "format strings": "%s %n {} {0} {0.__class__} ${HOME}",
+    "code": "__import__('os').getcwd()",
+    "markup": "<script>alert(1)</script>]]>--",
+    "a path": "../../../../etc/passwd",
+    "a very long number": "9" * 100_000,
+    "deep brackets": "(" * 50_000,
+    "1 MB of one letter": "a" * MEGABYTE,
+    "1 MB of lines": "go north\n" * (MEGABYTE // 9),
+    "1 MB of spaces": " " * MEGABYTE,
+}
+
+
+def passes_gymnasiums_checker(subject: Subject) -> str:
+    """Gymnasium's checker passes without a warning."""
+    env = subject.make()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env, skip_render_check=True)
+        except AssertionError as error:
+            raise RuleBroken(str(error)) from error
+    # The environment's libraries may give warnings of their own.
+    said = [str(w.message) for w in caught if "gymnasium" in str(w.filename)]
+    if said:
+        raise RuleBroken(said[0])
+    return "no warning"
+
+
+def splits_are_disjoint(subject: Subject) -> str:
+    """Each task is in one split, and the default split exists."""
+    env = subject.make()
+    seen: dict[str, str] = {}
+    for name, ids in env.tasks.splits.items():
+        for task in ids:
+            if task in seen:
+                raise RuleBroken(f"task {task!r} is in {seen[task]!r} and in {name!r}")
+            seen[task] = name
+    if not env.tasks.splits.get(env.default_split):
+        raise RuleBroken(
+            f"default_split {env.default_split!r} names no task; the splits are "
+            f"{', '.join(map(repr, env.tasks.splits))}"
+        )
+    if not env.instruction.strip():
+        raise RuleBroken("instruction is empty; describe the task and the form of the actions")
+    return ", ".join(f"{name} {len(ids)}" for name, ids in env.tasks.splits.items())
+
+
+def a_seed_gives_the_same_episode(subject: Subject) -> str:
+    """A used and a fresh environment give the same episode."""
+    env = subject.make()
+    first = [play(env, script) for script in subject.scripts]
+    again = [play(env, script) for script in reversed(subject.scripts)][::-1]
+    _compare(first, again, "in another order, ")
+    fresh = [play(subject.make(), script) for script in subject.scripts]
+    _compare(first, fresh, "in a fresh environment, ")
+    return f"{len(first)} episodes, 3 times"
+
+
+def processes_agree(subject: Subject) -> str:
+    """Processes with other hash seeds give the same episode."""
+    env = subject.make()
+    here = [play(env, script) for script in subject.scripts]
+    asked = Scripts(subject.entry_point, dict(subject.env_kwargs), subject.scripts)
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _PLAY_STDIN],
+            input=msgspec.json.encode(asked),
+            capture_output=True,
+            env={**child_environment(), "PYTHONHASHSEED": hash_seed},
+            timeout=_PROCESS_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise RuleBroken(f"the environment fails in another process: {' '.join(last)}")
+        _compare(here, decode(done.stdout, list), f"in a process with hash seed {hash_seed}, ")
+    return "2 other processes"
+
+
+def spaces_contain_all_texts(subject: Subject) -> str:
+    """Every observation and every available action is in its space."""
+    env = subject.make()
+    observations = actions = 0
+    for script in subject.scripts:
+        told = [env.reset(seed=script.seed, options={"task": script.task})[0]]
+        for action in script.actions:
+            proposed = env.available_actions() or []
+            for text in (*proposed, action):
+                actions += 1
+                if text not in env.action_space:
+                    raise RuleBroken(f"action {shorten(text)} is not in {env.action_space}")
+            told.append(env.step(action)[0])
+        observations += len(told)
+        for text in told:
+            if text not in env.observation_space:
+                raise RuleBroken(f"an observation of {len(text)} characters is not in "
+                                 f"{env.observation_space}")  # fmt: skip
+    return f"{observations} observations, {actions} actions"
+
+
+def queries_change_nothing(subject: Subject) -> str:
+    """`available_actions` and `expert_action` do not change the episode."""
+    silent, asked = subject.make(), subject.make()
+    for script in subject.scripts:
+        expected = play(silent, script)
+        told: Transcript = [asked.reset(seed=script.seed, options={"task": script.task})]
+        for action in script.actions:
+            for _ in range(2):
+                asked.available_actions()
+                if asked.has_expert():
+                    asked.expert_action()
+            told.append(asked.step(action))
+        where = difference([expected], [plain(told)])
+        if where:
+            raise RuleBroken(f"task {script.task!r} changes when it is queried: {where}")
+    return f"{len(subject.scripts)} episodes"
+
+
+def the_expert_solves_its_tasks(subject: Subject) -> str:
+    """Every task on which the expert acts ends in success."""
+    env = subject.make()
+    if not env.has_expert():
+        raise NotApplicable("it has no expert")
+    solved = 0
+    for seed, task in enumerate(subject.sample):
+        env.reset(seed=seed, options={"task": task})
+        for turn in range(_EXPERT_TURNS):
+            action = env.expert_action()
+            if action is None:
+                if turn:
+                    raise RuleBroken(f"task {task!r}: the expert gives up after {turn} turns")
+                break
+            _, _, terminated, truncated, info = env.step(action)
+            if terminated or truncated:
+                if not info["success"]:
+                    raise RuleBroken(f"task {task!r} ends after {turn + 1} turns without success")
+                solved += 1
+                break
+        else:
+            raise RuleBroken(f"task {task!r} is not solved after {_EXPERT_TURNS} turns")
+    if not solved:
+        raise RuleBroken("the expert acts on none of the tasks")
+    unclaimed = len(subject.sample) - solved
+    return f"{solved} tasks solved" + (f", {unclaimed} not claimed" if unclaimed else "")
+
+
+def a_step_outside_an_episode_is_an_error(subject: Subject) -> str:
+    """Stepping before the first reset, or after the end, raises `EpisodeOver`."""
+    env = subject.make()
+    _must_refuse(env, "before the first reset")
+    for script in subject.scripts:
+        if _ends(env, subject, script.task, script.seed):
+            _must_refuse(env, f"after the end of task {script.task!r}")
+            env.reset(seed=script.seed, options={"task": script.task})
+            return "before the first reset and after the end"
+    raise NotApplicable("no episode of the sample ended; the rest was not checked")
+
+
+def garbage_never_raises(subject: Subject) -> str:
+    """Any text of a policy gets an observation within its space, in time."""
+    env = subject.make()
+    task = subject.sample[0]
+    for name, text in GARBAGE.items():
+        env.reset(seed=0, options={"task": task})
+        began = time.monotonic()
+        for action in (text, f"{_some_action(env)} {text}"):
+            try:
+                observation, _, terminated, truncated, _ = env.step(action)
+            except Exception as error:
+                raise RuleBroken(f"{name} raises {type(error).__name__}: {error}") from error
+            if observation not in env.observation_space:
+                raise RuleBroken(
+                    f"{name} is answered by {len(observation)} characters, which are not in "
+                    f"{env.observation_space}; cut what is quoted"
+                )
+            if terminated or truncated:
+                env.reset(seed=0, options={"task": task})
+        if time.monotonic() - began > _SLOW_S:
+            raise RuleBroken(f"{name} takes longer than {_SLOW_S:g} s")
+    return f"{len(GARBAGE)} kinds, up to 1 MB"
+
+
+def _compare(first: list[Transcript], second: list[Transcript], circumstance: str) -> None:
+    where = difference(first, second)
+    if where:
+        raise RuleBroken(f"{circumstance}{where}")
+
+
+def _must_refuse(env: TextEnv, when: str) -> None:
+    try:
+        env.step("x")
+    except EpisodeOver:
+        return
+    except Exception as error:
+        raise RuleBroken(f"a step {when} raises {type(error).__name__}, not EpisodeOver") from error
+    raise RuleBroken(f"a step {when} does not raise EpisodeOver; leave step() to TextEnv")
+
+
+def _ends(env: TextEnv, subject: Subject, task: str, seed: int) -> bool:
+    """Play until the episode ends; whether it did."""
+    env.reset(seed=seed, options={"task": task})
+    for _ in range(_EXPERT_TURNS if env.has_expert() else 100):
+        action = env.expert_action() if env.has_expert() else _some_action(env)
+        if action is None:
+            return False
+        if any(env.step(action)[2:4]):
+            return True
+    return False
+
+
+def _some_action(env: TextEnv) -> str:
+    available = env.available_actions()
+    return available[0] if available else TextSpace(seed=0).sample()

@@ -1,0 +1,1 @@
+"""Models: finding, loading and sharing them among processes."""

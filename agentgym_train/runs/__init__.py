@@ -1,0 +1,1 @@
+"""Runs: from a config to a finished run folder, in one process or several."""

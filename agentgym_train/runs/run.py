@@ -1,0 +1,484 @@
+"""A run that trains one policy, from its config to its summary; resumable at every checkpoint.
+
+What is the same for all methods is here; what is a method's own is in its `Method`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import yaml
+from accelerate import PartialState
+from rich.console import Console
+from transformers import PrinterCallback, TrainerCallback
+
+from agentgym_env.actions import ActionFormat
+from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.registration import load_named
+from agentgym_env.run_lock import folder_lock, is_unused
+from agentgym_env.run_store import RunStore, next_free_name, run_facts
+from agentgym_env.trajectory import Trajectory
+from agentgym_env.trust import trust_option
+from agentgym_train.algorithms import ALGORITHMS, Algorithm
+from agentgym_train.config.base import RunConfig
+from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.evaluation.evaluate import EvalReport, evaluate
+from agentgym_train.models.distributed import gathered, join
+from agentgym_train.models.loading import keep_base, load_tokenizer, quiet_libraries, use_attention
+from agentgym_train.rollout.agent import Agent
+from agentgym_train.rollout.horizon import Horizon, as_horizon
+from agentgym_train.rollout.policy import Policy, make_policy, policy_of
+from agentgym_train.rollout.runner import RolloutRunner, progress_bar
+from agentgym_train.runs.preflight import place, prepared
+from agentgym_train.trainers.callbacks import (
+    LastStepReached,
+    MakeTrainer,
+    Method,
+    Metrics,
+    Say,
+    StopAtLastStep,
+    StopOnInterrupt,
+    last_checkpoint,
+)
+from agentgym_train.trainers.run_summary import show_end, success_table
+
+INTERRUPTED = 130
+
+"""Exit status of a run that Ctrl-C stopped, by the shell's convention."""
+
+_METHODS: Final = {
+    "rl": "agentgym_train.trainers.trainer",
+    "sft": "agentgym_train.trainers.sft",
+    "dpo": "agentgym_train.trainers.dpo",
+}
+
+"""The module with the `METHOD` of each training method; each loads other libraries."""
+
+
+def start(
+    config: RunConfig, console: Console, rollout_runner: RolloutRunner | None, processes: int = 1
+) -> int:
+    """A new run; what its folder held is moved aside. Returns the exit status."""
+    quiet_libraries()
+    state = join(processes)
+    method = method_of(config)
+    method.check(config)
+    path = Path(config.output_dir)
+    policy = load_policy_for(config, rollout_runner, state.device)
+    make_trainer = method.prepare(policy, config, rollout_runner, say_on(console))
+    # What could be refused has been by now; an earlier run is touched only for a real one.
+    gathered(None)
+    if state.is_main_process:
+        new_folder(config, path, console)
+    gathered(None)
+    run = Run(config, method, RunStore.open(path), console, rollout_runner, policy)
+    return run.play(make_trainer, checkpoint=None)
+
+
+def resume(
+    path: Path,
+    config: RunConfig,
+    console: Console,
+    rollout_runner: RolloutRunner | None,
+    processes: int = 1,
+) -> int:
+    """Go on with an interrupted run from its last checkpoint. Returns the exit status."""
+    quiet_libraries()
+    state = join(processes)
+    method = method_of(config)
+    store = RunStore.open(path)
+    # The first process chooses: another may see the folder a moment later.
+    checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
+    if checkpoint is None:
+        console.print(f"{path} has no checkpoint yet; it starts at step 0.", soft_wrap=True)
+    else:
+        console.print(f"Going on from {checkpoint}.", soft_wrap=True)
+    policy = load_policy_for(config, rollout_runner, state.device)
+    make_trainer = method.prepare(policy, config, rollout_runner, say_on(console))
+    return Run(config, method, store, console, rollout_runner, policy).play(
+        make_trainer, checkpoint
+    )
+
+
+def say_on(console: Console) -> Say:
+    """Tells sentences of any text, whatever brackets are in it."""
+    return lambda sentence: console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+
+
+def method_of(config: RunConfig) -> Method:
+    """What is the method's own."""
+    module = importlib.import_module(_METHODS[config.method])
+    method: Method = module.METHOD
+    return method
+
+
+def new_folder(config: RunConfig, path: Path, console: Console) -> None:
+    """Begin a run folder; an earlier one is moved aside."""
+    if not is_unused(path):
+        console.print(
+            f"{path} holds an earlier run; it is moved to {next_free_name(path)}.", soft_wrap=True
+        )
+    RunStore.create(path, run_facts(config.as_dict()))
+    (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
+
+
+def load_policy_for(config: RunConfig, rollout_runner: RolloutRunner | None, device: Any) -> Policy:
+    """The policy to train, on this process's device; raises when the model is not there."""
+    own = rollout_runner.card.instruction if rollout_runner is not None else ""
+    policy = make_policy(config, env_instruction=own, engine=config.engine_settings())
+    policy.model.to(device)
+    computes_in = config.computes_in(on_gpu=device.type == "cuda")
+    use_attention(policy.model, config.attention, computes_in)
+    return policy
+
+
+def evaluate_policy(
+    config: RunConfig,
+    policy: Policy,
+    rollout_runner: RolloutRunner,
+    console: Console,
+    label: str = "evaluating",
+) -> tuple[EvalReport, list[Trajectory]]:
+    """Evaluate the weights that the engine has, as a run's config says. A collective."""
+    state = PartialState()
+    found = evaluate(
+        rollout_runner,
+        policy.actors(config.eval_temperature),
+        split=config.eval_split,
+        horizon=config.fixed_eval_horizon,
+        samples=config.eval_samples,
+        per_category=config.eval_per_category or None,
+        instruction=policy.instruction,
+        console=console,
+        label=label,
+        rank=state.process_index,
+        processes=state.num_processes,
+        gathered=gathered,
+    )
+    rollout_runner.run(policy.engine.sleep())
+    return found
+
+
+def train(
+    trainer: Any,
+    checkpoint: str | None,
+    method: Method,
+    store: RunStore,
+    console: Console,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> None:
+    """Train to the last step, if the checkpoint is not there yet.
+
+    Raises `KeyboardInterrupt` when Ctrl-C ended it before.
+    """
+    trainer.remove_callback(PrinterCallback)
+    with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
+        if trainer.is_world_process_zero():
+            trainer.add_callback(Metrics(store, progress, method.shown))
+        trainer.add_callback(stop)
+        for callback in method.callbacks(trainer, checkpoint, progress):
+            trainer.add_callback(callback)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        trainer.add_callback(StopAtLastStep())
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except LastStepReached:
+            console.print(f"All {trainer.state.max_steps} steps are trained already.")
+    if stop.asked and trainer.state.global_step < trainer.args.max_steps:
+        raise KeyboardInterrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run while it goes on."""
+
+    config: RunConfig
+    method: Method
+    store: RunStore
+    console: Console
+    rollout_runner: RolloutRunner | None
+    """None where nothing is played."""
+    policy: Policy
+
+    def play(self, make_trainer: MakeTrainer, checkpoint: str | None) -> int:
+        """Evaluate, train, evaluate and sum up. Returns the exit status."""
+        try:
+            before = self.evaluated(self.policy.model)
+            if self.config.lora is not None:
+                policy = self.policy
+                keep_base(policy.model, policy.tokenizer, self.config.model, self.store.path)
+            trainer = make_trainer(self.store)
+            with closing(trainer):
+                train(trainer, checkpoint, self.method, self.store, self.console)
+            trainer.save_model(str(self.store.path / "model"))
+            after = self.evaluated(trainer.gathered_model(), trained_steps=trainer.args.max_steps)
+        except KeyboardInterrupt:
+            self.console.print(
+                f"Interrupted. Resume with: [bold]agentgym train --resume {self.store.path}"
+                f"{trust_option(self.config.as_dict())}[/]",
+                soft_wrap=True,
+            )
+            return INTERRUPTED
+        finally:
+            if self.rollout_runner is not None:
+                self.rollout_runner.run(self.policy.engine.close())
+        if trainer.is_world_process_zero():
+            self.close(before, after)
+        return 0
+
+    def evaluated(self, model: Any, trained_steps: int | None = None) -> EvalReport | None:
+        """The evaluation before or after training; one that is on disk is not played again."""
+        config, rollout_runner, policy = self.config, self.rollout_runner, self.policy
+        after = trained_steps is not None
+        if rollout_runner is None or not (config.eval_after if after else config.eval_before):
+            return None
+        name = "eval_after" if after else "eval_before"
+        kept = gathered(self.store.read_json(f"{name}.json"))[0]
+        if kept is not None:
+            return EvalReport.from_dict(kept)
+        rollout_runner.run(policy.engine.update_weights(model, trained_steps or 0))
+        report, trajectories = evaluate_policy(
+            config, policy, rollout_runner, self.console, name.replace("_", " ")
+        )
+        if PartialState().is_main_process:
+            self.store.append_trajectories(name, trajectories)
+            self.store.write_json(f"{name}.json", report.as_dict())
+        return report
+
+    def close(self, before: EvalReport | None, after: EvalReport | None) -> None:
+        """Write the summary, and say what came out and what to do next."""
+        config, store, console = self.config, self.store, self.console
+        store.write_json("summary.json", self.method.summary(config, store, before, after))
+        reports = {name: r for name, r in (("before", before), ("after", after)) if r is not None}
+        if reports:
+            console.print(success_table(reports))
+        last_words = self.method.last_words(store)
+        if last_words is not None:
+            console.print(last_words)
+        picture = self.method.plot(config, store)
+        show_end(store, picture, self.method.next_commands(config, store), console)
+
+
+_FOLDER: Final = "another output_dir"
+
+
+class AgentTrainer(AbstractContextManager["AgentTrainer"]):
+    """Trains a language model on a text environment.
+
+    ```python
+    from agentgym_train import AgentTrainer, RLConfig
+
+    trainer = AgentTrainer(
+        model="Qwen/Qwen3-0.6B",
+        env="agentgym/TextCraft-v0",
+        args=RLConfig(output_dir="runs/craft", horizon=[5, 10], horizon_every=50, steps=100),
+    )
+    trainer.train()
+    print(trainer.evaluate())
+    trainer.save_model("craft-model")
+    ```
+
+    The method follows from `args`: `RLConfig`, `SFTConfig` or `DPOConfig`. Each setting is given
+    once: `model` and `env` here or in `args`. The run folder is the same as that of
+    `agentgym train`, so `agentgym view`, `eval` and `export` read it.
+    """
+
+    def __init__(
+        self,
+        model: str | Any = "",
+        env: str | type = "",
+        args: RunConfig | None = None,
+        *,
+        processing_class: Any = None,
+        algorithm: Algorithm | None = None,
+        horizon: Horizon | Callable[[int], int] | None = None,
+        agent: Callable[[ActionFormat], Agent] | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
+        console: Console | None = None,
+    ) -> None:
+        """Load the model and start the environment's local server, unless `args.servers` is set.
+
+        `model` is a name or a loaded model, whose tokenizer is `processing_class` or that of its
+        folder. `env` is an id, `module:Class` or an importable class. `algorithm`, `horizon` (a
+        schedule or a function of the step) and `agent` (a class, called with the action format for
+        each episode) are for RL, and replace what `args` names. Raises `ConfigError` for a setting
+        that is invalid, missing or given twice.
+        """
+        args = args or RLConfig()
+        if not isinstance(args, RLConfig) and (algorithm or horizon or agent):
+            raise ConfigError("algorithm, horizon and agent are for RL; pass an RLConfig as args")
+        self.args = _complete(args, model, env, algorithm, horizon)
+        self.callbacks = list(callbacks)
+        self.trainer: Any = None
+        """The TRL trainer of the last or current `train`; None before."""
+        self._console = console or Console()
+        self._objects: dict[str, Any] = {}
+        if algorithm is not None:
+            self._objects["algorithm"] = algorithm
+        if horizon is not None:
+            self._objects["horizon"] = as_horizon(horizon)
+        quiet_libraries()
+        here = place()
+        state = join(here.processes)
+        self._method = method_of(self.args)
+        self._method.check(self.args)
+        stage = prepared(self.args, here.processes, is_loaded=not isinstance(model, str))
+        assert stage is None or isinstance(stage, RolloutRunner)
+        self.rollout_runner: RolloutRunner | None = stage
+        """Plays episodes; None for SFT and DPO without an environment."""
+        try:
+            self.policy = self._load(model, processing_class, state.device)
+            if agent is not None:
+                form = self.policy.action_format
+                self.policy = replace(self.policy, new_agent=lambda: agent(form))
+            self._make_trainer = self._method.prepare(
+                self.policy, self.args, self.rollout_runner, say_on(self._console)
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, model: Any, processing_class: Any, device: torch.device) -> Policy:
+        if isinstance(model, str) and processing_class is None:
+            return load_policy_for(self.args, self.rollout_runner, device)
+        instruction = self.rollout_runner.card.instruction if self.rollout_runner else ""
+        if isinstance(model, str):
+            raise ConfigError(
+                "processing_class is for a loaded model; a name has its own tokenizer"
+            )
+        return policy_of(
+            self.args,
+            model.to(device),
+            processing_class or load_tokenizer(self.args.model),
+            env_instruction=instruction,
+            engine=self.args.engine_settings(),
+        )
+
+    def add_callback(self, callback: TrainerCallback) -> None:
+        """Call a transformers callback in the following `train`."""
+        self.callbacks.append(callback)
+
+    def train(self, resume_from_checkpoint: bool = False) -> dict[str, float]:
+        """Train to the last step and return the last step's metrics.
+
+        A new run moves an earlier run in the folder aside. `resume_from_checkpoint` continues the
+        run in the folder from its last checkpoint. Raises `KeyboardInterrupt` after Ctrl-C, with a
+        checkpoint, and `FolderInUse` if another process writes to the folder.
+        """
+        path = Path(self.args.output_dir)
+        is_main = PartialState().is_main_process
+        with folder_lock(path, _FOLDER) if is_main else nullcontext():
+            gathered(None)
+            if is_main and not resume_from_checkpoint:
+                new_folder(self.args, path, self._console)
+            gathered(None)
+            store = RunStore.open(path)
+            checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
+            self.trainer = self._make_trainer(store, **self._objects)
+            with closing(self.trainer):
+                train(self.trainer, checkpoint, self._method, store, self._console, self.callbacks)
+            self.trainer.save_model(str(store.path / "model"))
+        rows, _ = store.metrics()
+        return dict(rows[-1]) if rows else {}
+
+    def evaluate(
+        self,
+        split: str = "",
+        *,
+        horizon: int = 0,
+        samples: int = 0,
+        temperature: float | None = None,
+    ) -> EvalReport:
+        """Evaluate the current weights on a held-out split; by default as `args` say."""
+        if self.rollout_runner is None:
+            raise ConfigError("there is no environment to evaluate in; pass env")
+        model = self.policy.model if self.trainer is None else self.trainer.gathered_model()
+        version = 0 if self.trainer is None else self.trainer.state.global_step
+        self.rollout_runner.run(self.policy.engine.update_weights(model, version))
+        config = replace(
+            self.args,
+            eval_split=split or self.args.eval_split,
+            eval_horizon=horizon or self.args.fixed_eval_horizon,
+            eval_samples=samples or self.args.eval_samples,
+            eval_temperature=self.args.eval_temperature if temperature is None else temperature,
+        )
+        report, _ = evaluate_policy(config, self.policy, self.rollout_runner, self._console)
+        return report
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Write the model and its tokenizer to a folder, by default `model` in the run folder."""
+        folder = str(output_dir or Path(self.args.output_dir) / "model")
+        if self.trainer is not None:
+            self.trainer.save_model(folder)
+        elif PartialState().is_main_process:
+            self.policy.model.save_pretrained(folder)
+        if PartialState().is_main_process:
+            self.policy.tokenizer.save_pretrained(folder)
+
+    def close(self) -> None:
+        """Stop the engine and the local server."""
+        runner, self.rollout_runner = self.rollout_runner, None
+        if runner is not None:
+            if hasattr(self, "policy"):
+                runner.run(self.policy.engine.close())
+            runner.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _complete(
+    args: RunConfig,
+    model: Any,
+    env: str | type,
+    algorithm: Algorithm | None,
+    horizon: Horizon | Callable[[int], int] | None,
+) -> RunConfig:
+    """The config with what was given beside it. Raises `ConfigError` for what is given twice."""
+    if isinstance(args, AgentEvolConfig):
+        raise ConfigError("AgentEvol trains several times; use `agentgym train` or `train(config)`")
+    given: dict[str, Any] = {
+        "model": model if isinstance(model, str) else getattr(model, "name_or_path", "") or "model",
+        "env": env if isinstance(env, str) else _path_of(env),
+    }
+    for name, value in given.items():
+        before = getattr(args, name)
+        if value and before and value != before:
+            raise ConfigError(f"{name} is given twice: {value!r}, and {before!r} in args")
+        given[name] = value or before
+    if algorithm is not None:
+        names = [name for name, kind in ALGORITHMS.items() if kind is type(algorithm)]
+        given["algorithm"] = names[0] if names else _label(type(algorithm))
+        given["algorithm_args"] = asdict(algorithm) if is_dataclass(algorithm) else {}
+    if horizon is not None and isinstance(args, RLConfig):
+        turns = [as_horizon(horizon)(step) for step in range(args.steps)]
+        given |= {"horizon": sorted({turns[0], max(turns)}), "horizon_schedule": None}
+    config = replace(args, **given)
+    config.check_required()
+    return config
+
+
+def _path_of(kind: type) -> str:
+    """`module:Class` of an environment's class, for the process that serves it."""
+    path = _label(kind)
+    try:
+        found = None if kind.__module__ == "__main__" else load_named(path)
+    except (BadRequest, ImportError):
+        found = None
+    if found is not kind:
+        raise ConfigError(
+            f"the environment {kind.__qualname__} cannot be imported as {path}, and its server is "
+            "another process; define it in a module"
+        )
+    return path
+
+
+def _label(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"

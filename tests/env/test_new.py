@@ -1,0 +1,107 @@
+"""`agentgym new`: what it writes works as it is, with nothing changed here."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agentgym_env.cli.new import write_package
+from agentgym_env.errors import BadRequest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "author_an_environment.py"
+
+
+def run(*words: str, cwd: Path, path: Path | None = None) -> str:
+    code = "import sys; sys.path[:0] = sys.argv[1:2]; sys.argv[1:2] = []\n"
+    code += "from agentgym_env.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path or cwd), *words],
+        capture_output=True, text=True, check=False, timeout=100, cwd=cwd,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A new package, installed by pip into a folder of its own."""
+    root = tmp_path_factory.mktemp("author")
+    env_id, paths = write_package("my-maze", root / "my-maze")
+    site = root / "site"
+    subprocess.run(
+        [
+            sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
+            "--no-build-isolation", "--target", str(site), str(paths[0].parent),
+        ],
+        check=True, capture_output=True, timeout=100,
+    )  # fmt: skip
+    return env_id, site, root / "my-maze"
+
+
+def test_it_is_three_files_and_the_entry_point_names_the_class(installed):
+    env_id, _, folder = installed
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [
+        "my_maze.py", "pyproject.toml", "test_my_maze.py",
+    ]  # fmt: skip
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["agentgym.environments"] == {env_id: "my_maze:MyMaze"}
+
+
+@pytest.mark.slow
+def test_every_command_knows_it_once_it_is_installed(installed, tmp_path):
+    env_id, site, _ = installed
+    rows = json.loads(run("envs", "--json", cwd=tmp_path, path=site))
+    assert {"id": env_id, "splits": {"train": 80, "test": 20}, "missing": None} in rows
+    checked = run("check", "my-maze", "--sessions", "8", cwd=tmp_path, path=site)
+    assert "FAIL" not in checked and checked.count("ok  ") == 11
+    report = tmp_path / "out.json"
+    run("eval", "--env", env_id, "--policy", "expert", "--split", "test", "--json", str(report),
+        cwd=tmp_path, path=site)  # fmt: skip
+    assert json.loads(report.read_text())["reports"]["expert"]["success"] == 1.0
+
+
+def test_gymnasium_makes_it_behind_a_server(installed):
+    env_id, site, _ = installed
+    code = f"""
+import sys; sys.path.insert(0, {str(site)!r})
+import gymnasium, agentgym_env
+env = gymnasium.make({env_id!r})
+print(env.reset(seed=0)[0], env.unwrapped.expert_action())
+env.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "I have a number from 1 to 100 in mind. 50"
+
+
+@pytest.mark.slow
+def test_its_own_tests_pass(installed):
+    _, _, folder = installed
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
+        check=True, timeout=100, cwd=folder, capture_output=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["9lives", "class", "json", "a b!", "", "agentgym-env", "ü"])
+def test_a_name_that_cannot_be_a_module_is_refused(tmp_path, name):
+    with pytest.raises(BadRequest):
+        write_package(name, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "my_maze.py").write_text("mine")
+    with pytest.raises(BadRequest, match="exists already"):
+        write_package("my-maze", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["my_maze.py"]
+
+
+def test_the_example_is_short_and_keeps_every_promise():
+    assert len(EXAMPLE.read_text().splitlines()) < 40
+    shown = run("check", f"{EXAMPLE.stem}:Hanoi", "--sessions", "8", cwd=EXAMPLE.parent)
+    assert shown.count("ok  ") == 11

@@ -1,0 +1,1 @@
+"""Fictional worlds to search in: passages, and questions whose answers are nowhere else."""
