@@ -56,7 +56,7 @@ from agentgym_train.rollout.runner import RolloutRunner, Worlds
 from agentgym_train.runs.run import INTERRUPTED, evaluate_policy, new_folder, say_on, train
 from agentgym_train.trainers.callbacks import last_checkpoint
 from agentgym_train.trainers.run_summary import conclude_evolution
-from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer, check_sft
+from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def start(config: AgentEvolConfig, console: Console, worlds: Worlds, processes: 
     """Start a new run and move an earlier one in its folder aside. Returns the exit status."""
     quiet_libraries()
     join(processes)
-    check_sft(config.trainer_args)
+    METHOD.check(config)
     # An unavailable model or an unusable chat template fails before a folder is created.
     chat_of(config, load_tokenizer(config.model), "")
     demonstrations = _demonstrations(config, console)
@@ -305,8 +305,8 @@ class _Run:
         """
         state = PartialState()
         settings = self._collection(world, iteration, folder / f"process-{state.process_index}")
-        rest = missing(starts_of(settings, rollout_runner.tasks), explored_episodes(folder))
-        share = rest[state.process_index :: state.num_processes]
+        remaining = missing(starts_of(settings, rollout_runner.tasks), explored_episodes(folder))
+        share = remaining[state.process_index :: state.num_processes]
         # All processes have read the same episodes before one of them writes.
         gathered(None)
         if not share:

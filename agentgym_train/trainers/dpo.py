@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -40,7 +39,7 @@ from agentgym_train.trainers.run_summary import (
     plot_learning,
 )
 from agentgym_train.trainers.sampler import row_order
-from agentgym_train.trainers.sft import callbacks
+from agentgym_train.trainers.sft import callbacks, shared_values
 from agentgym_train.trainers.update import loss_in_microbatches, make_microbatches, rows_of
 
 
@@ -151,7 +150,7 @@ class AgentDPOTrainer(DPOTrainer):
         args = dpo_config(config, steps, checkpoints)
         # The reference is the model without adapters, or log-probabilities computed beforehand.
         needs_copy = config.lora is None and not args.precompute_ref_log_probs
-        self._tokens_per_forward = config.max_tokens_per_microbatch
+        self._max_tokens = config.max_tokens_per_microbatch
         super().__init__(
             model=model,
             ref_model=copy.deepcopy(model) if needs_copy else None,
@@ -182,7 +181,7 @@ class AgentDPOTrainer(DPOTrainer):
         microbatches = make_microbatches(
             self.accelerator,
             (2 * longest).tolist(),
-            self._tokens_per_forward,
+            self._max_tokens,
             shared_rows=False,
         )
         trl_loss = super()._compute_loss
@@ -233,38 +232,13 @@ class PairCollator:
 
 def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig:
     """TRL's config of a run; `config.trainer_args` overrides it."""
-    on_gpu = torch.cuda.is_available()
-    values: dict[str, Any] = {
-        "output_dir": str(checkpoints),
-        "max_steps": steps,
+    values = {
+        **shared_values(config, config.pairs_per_step, steps, checkpoints),
         "beta": config.beta,
-        "learning_rate": config.learning_rate,
-        "lr_scheduler_type": "linear",
-        "warmup_steps": config.warmup_steps,
-        "per_device_train_batch_size": config.pairs_per_step // PartialState().num_processes,
-        "gradient_accumulation_steps": 1,
-        "seed": config.seed,
-        "use_cpu": not on_gpu,
-        "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
-        "gradient_checkpointing": on_gpu,
-        "max_length": None,
         # The columns of the rows are ours.
         "remove_unused_columns": False,
-        "logging_steps": 1,
-        "save_steps": config.save_every,
-        "save_total_limit": 2,
-        "disable_tqdm": True,
-        "ddp_find_unused_parameters": False,
-        "report_to": "none",
-        "dataloader_num_workers": 0,
-        "trust_remote_code": False,
     }
     return TrlDPOConfig(**{**values, **config.trainer_args})
-
-
-def check_dpo(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a key that TRL's config does not have."""
-    check_keys(" in trainer_args", values, (f.name for f in fields(TrlDPOConfig)))
 
 
 def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
@@ -276,7 +250,8 @@ def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
 
 
 def _check(config: DPOConfig) -> None:
-    check_dpo(config.trainer_args)
+    """Raise `ConfigError` for a key that TRL's config does not have."""
+    check_keys(" in trainer_args", config.trainer_args, (f.name for f in fields(TrlDPOConfig)))
 
 
 def _prepare(

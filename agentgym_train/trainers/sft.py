@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
-from agentgym_train.config.methods import SFTConfig
+from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.values import check_keys
 from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
@@ -149,22 +149,32 @@ def imitate(model: Any, tokenizer: Any, rows: Sequence[Row], config: SFTConfig) 
 
 def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig:
     """TRL's config of a run; `config.trainer_args` overrides it."""
+    values = {
+        **shared_values(config, config.rows_per_step, steps, checkpoints),
+        # The dataset is in the order of the steps already, and its rows are ids with labels.
+        "train_sampling_strategy": "sequential",
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+    }
+    return TrlSFTConfig(**{**values, **config.trainer_args})
+
+
+def shared_values(
+    config: SFTConfig | DPOConfig, batch: int, steps: int, checkpoints: Path
+) -> dict[str, Any]:
+    """The values of TRL's configs that SFT and DPO have in common; `batch` is of all processes."""
     on_gpu = torch.cuda.is_available()
-    values: dict[str, Any] = {
+    return {
         "output_dir": str(checkpoints),
         "max_steps": steps,
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": "linear",
         "warmup_steps": config.warmup_steps,
-        "per_device_train_batch_size": config.rows_per_step // PartialState().num_processes,
+        "per_device_train_batch_size": batch // PartialState().num_processes,
         "gradient_accumulation_steps": 1,
         "seed": config.seed,
         "use_cpu": not on_gpu,
         "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
         "gradient_checkpointing": on_gpu,
-        # The dataset is in the order of the steps already, and its rows are ids with labels.
-        "train_sampling_strategy": "sequential",
-        "dataset_kwargs": {"skip_prepare_dataset": True},
         "max_length": None,
         "logging_steps": 1,
         "save_steps": config.save_every,
@@ -175,12 +185,6 @@ def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig
         "dataloader_num_workers": 0,
         "trust_remote_code": False,
     }
-    return TrlSFTConfig(**{**values, **config.trainer_args})
-
-
-def check_sft(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a key that TRL's config does not have."""
-    check_keys(" in trainer_args", values, (f.name for f in fields(TrlSFTConfig)))
 
 
 def _inputs(layout: Layout) -> dict[str, Tensor]:
@@ -196,8 +200,9 @@ def _inputs(layout: Layout) -> dict[str, Tensor]:
     }
 
 
-def _check(config: SFTConfig) -> None:
-    check_sft(config.trainer_args)
+def _check(config: SFTConfig | AgentEvolConfig) -> None:
+    """Raise `ConfigError` for a key that TRL's config does not have."""
+    check_keys(" in trainer_args", config.trainer_args, (f.name for f in fields(TrlSFTConfig)))
 
 
 def _prepare(

@@ -150,7 +150,7 @@ def demonstrate(
 ) -> Trajectory:
     """The expert's episode, with all but `distractors` of the needless recipes left out.
 
-    A share `careless` of the moves is any that is listed; the expert goes on from there.
+    A share `careless` of the moves is any that is listed; the expert continues from there.
     """
     seed = rng.randrange(10**9)
     observation, _ = env.reset(seed=seed, options={"task": task})
