@@ -237,6 +237,7 @@ def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig
         "beta": config.beta,
         # The columns of the rows are ours.
         "remove_unused_columns": False,
+        "trust_remote_code": False,
     }
     return TrlDPOConfig(**{**values, **config.trainer_args})
 

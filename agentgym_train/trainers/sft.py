@@ -154,6 +154,7 @@ def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig
         # The dataset is in the order of the steps already, and its rows are ids with labels.
         "train_sampling_strategy": "sequential",
         "dataset_kwargs": {"skip_prepare_dataset": True},
+        "trust_remote_code": False,
     }
     return TrlSFTConfig(**{**values, **config.trainer_args})
 
@@ -183,7 +184,6 @@ def shared_values(
         "ddp_find_unused_parameters": False,
         "report_to": "none",
         "dataloader_num_workers": 0,
-        "trust_remote_code": False,
     }
 
 
