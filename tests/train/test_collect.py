@@ -91,7 +91,7 @@ def test_a_killed_collection_goes_on_and_equals_an_unbroken_one(tmp_path):
     stopped(killed, signal.SIGKILL, **wanted)
     before = lines(killed)
     assert 20 <= before < 1332, "it was to be killed in the middle"
-    assert f"{1332 - before} are to be played" in whole(killed, **wanted)
+    assert f"{1332 - before} remain to be played" in whole(killed, **wanted)
     assert lines(killed) == 1332, "nothing is played twice"
     whole(unbroken, **wanted)
     assert there(killed) == there(unbroken)

@@ -111,7 +111,7 @@ def test_another_command_on_the_same_folder_is_refused_and_says_what_differs(tmp
     RunStore.create(tmp_path / "training", {"config": {}})
     assert "is a file" in run(tmp_path, *TEXTCRAFT, "--out", "notes/mine.txt", status=2)
     said = run(tmp_path, *TEXTCRAFT, "--limit", "2", "--out", "training", status=2)
-    assert "holds a run and no evaluation" in said
+    assert "contains a run and no evaluation" in said
 
 
 def test_a_store_that_was_cut_off_says_what_is_missing_and_plays_that_again(tmp_path):
