@@ -548,16 +548,16 @@ def export(
     )  # fmt: skip
     selected, read = read_demonstrations(sources, keep, pairs=name == "dpo")
     _report_broken(console, read.broken)
-    rows = rows_of(selected.kept, name, rules=rules, tokens=tokens)
+    rows = rows_of(selected.selected, name, rules=rules, tokens=tokens)
     first = next(rows, None)
     if first is None:
-        nothing = f"{len(selected.kept)} of {len(read.trajectories)} episodes are selected"
+        nothing = f"{len(selected.selected)} of {len(read.trajectories)} episodes are selected"
         reasons = f" (others: {selected.reasons()})" if selected.left_out else ""
-        none = ", and no two of them form a pair" if name == "dpo" and selected.kept else ""
+        none = ", and no two of them form a pair" if name == "dpo" and selected.selected else ""
         raise ConfigError(f"nothing to export: {nothing}{reasons}{none}")
     count = write_rows(out, chain([first], rows))
     console.print(
-        f"{out}: {count} rows from {len(selected.kept)} of {len(read.trajectories)} episodes"
+        f"{out}: {count} rows from {len(selected.selected)} of {len(read.trajectories)} episodes"
         + (f" (others: {selected.reasons()})." if selected.left_out else "."),
         soft_wrap=True,
     )

@@ -6,12 +6,11 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.client.aio import AsyncSession
+from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.audit.episodes import Stored, Subject
 from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
@@ -19,57 +18,45 @@ from agentgym_train.audit.rules import first_difference as difference
 from agentgym_train.audit.token_rules import check_mask, check_separators, trained_spans
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig
+from agentgym_train.data.tokenize import NO_LIMIT, act_out
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.rollout.actors import model_actor
+from agentgym_train.rollout.actors import ModelActor
 from agentgym_train.rollout.agent import Agent, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
 
-_NO_LIMIT = 2**31
 
+def tokenized_again(
+    trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat
+) -> list[Tokens]:
+    """The rows of an episode, made from its observations and the sampled ids of its turns.
 
-def replayed(trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat) -> list[Tokens]:
-    """The episode's rows as they follow from its texts and from the ids of its turns.
-
-    Only ids, masks and turn ends are told again. Raises `NotApplicable` for an agent of one's own
-    that plays an episode more than once: where its trials end is not stored.
+    Only ids, masks and turn ends are made. Raises `NotApplicable` for a custom agent that plays an
+    episode more than once: where its trials end is not stored.
     """
-    said = [
+    responses = iter(
         row.completion_ids[start:end]
         for row in trajectory.rows
         for start, end in trained_spans(row.loss_mask)
-    ]
-    turn = iter(said)
-    actor = model_actor(
-        ScriptedEngine(lambda prompt, number: next(turn)),
-        chat,
-        PolicyConfig(
-            turn_max_tokens=_NO_LIMIT, max_tokens=_NO_LIMIT, agent=agent, action_format=form.name
-        ),
-    )()
+    )
+    config = PolicyConfig(
+        turn_max_tokens=NO_LIMIT, max_tokens=NO_LIMIT, agent=agent, action_format=form.name
+    )
+    actor = ModelActor(
+        ScriptedEngine(lambda prompt, number: next(responses)), chat, config,
+        agent=agent_factory(agent, form)(),
+    )  # fmt: skip
     reflections = _reflections(trajectory, type(agent_factory(agent, form)()), agent)
-    return asyncio.run(_replay_rows(actor, trajectory, reflections))
 
+    async def rows() -> list[Tokens]:
+        rows, output = await act_out(actor, trajectory, agent, reflections)
+        acted = output is not None and output.action is not None
+        if acted and len(rows[-1].completion_ids) < len(trajectory.rows[-1].completion_ids):
+            # The policy got the last observation, and had no tokens or no time left to respond.
+            await actor.observe(trajectory.turns[-1].observation)
+            rows = await actor.end()
+        return rows
 
-async def _replay_rows(actor: Any, trajectory: Trajectory, reflections: set[int]) -> list[Tokens]:
-    # The players of models need no session.
-    await actor.begin(cast(AsyncSession, None), trajectory.observation, 0)
-    turns = trajectory.turns
-    acted = False
-    for number, turn in enumerate(turns):
-        if number in reflections:
-            reflection = await actor.reflection("failure", turns[number - 1].observation)
-            await actor.begin_again(reflection, turn.observation)
-            continue
-        acted = (await actor.act()).action is not None
-        if acted and number + 1 < len(turns) and number + 1 not in reflections:
-            await actor.observe(turn.observation)
-    rows: list[Tokens] = await actor.end()
-    stored = trajectory.rows[-1]
-    if acted and len(rows[-1].completion_ids) < len(stored.completion_ids):
-        # The policy was told, and had no room or no time to answer.
-        await actor.observe(turns[-1].observation)
-        rows = await actor.end()
-    return rows
+    return asyncio.run(rows())
 
 
 def _reflections(trajectory: Trajectory, kind: type[Agent], name: str) -> set[int]:
@@ -231,7 +218,10 @@ def _check_shape(row: StoredRow) -> None:
 def _told(subject: Subject, config: RLConfig, row: StoredRow) -> list[Tokens]:
     """What agent and chat make of the episode's texts; raises `Drift` at another number of rows."""
     form = format_of(config.agent, config.action_format)
-    rows = replayed(row.trajectory, subject.require_chat(), config.agent, form)
+    try:
+        rows = tokenized_again(row.trajectory, subject.require_chat(), config.agent, form)
+    except ConfigError as error:
+        raise Drift(str(error), _CHANGED, Place(row.name)) from error
     if len(rows) != len(row.trajectory.rows):
         raise Drift(
             f"it has {len(row.trajectory.rows)} rows, and the agent makes {len(rows)} of it",

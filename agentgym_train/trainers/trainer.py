@@ -33,7 +33,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.values import check_keys, trained_outcomes
-from agentgym_train.data.token_store import PIECES, KeptTokens, pack, write_pieces
+from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pieces
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.distributed import WholeModel, gathered
 from agentgym_train.models.loading import lora_config
@@ -193,7 +193,7 @@ class TokenWriter:
             self._store.append_tokens(
                 name,
                 (
-                    KeptTokens(start, turns, packed)
+                    StoredTokens(start, turns, packed)
                     for start, (turns, packed) in zip(starts, everyone, strict=True)
                 ),
             )

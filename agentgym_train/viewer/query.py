@@ -22,7 +22,7 @@ from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.registration import env_class, registered
 from agentgym_env.trajectory import Tokens
 from agentgym_env.trust import names_in, require_trust
-from agentgym_train.data.token_store import KeptTokens, read_pieces, unpack
+from agentgym_train.data.token_store import StoredTokens, read_pieces, unpack
 from agentgym_train.viewer.index import COLUMNS, Index, Place, read_line
 
 EXACT: Final = {
@@ -270,7 +270,7 @@ class Stored(Struct):
 
 _STORED = msgspec.json.Decoder(Stored)
 
-_KEPT = msgspec.json.Decoder(KeptTokens)
+_KEPT = msgspec.json.Decoder(StoredTokens)
 
 
 class Shelf:
@@ -356,7 +356,7 @@ class Shelf:
             "pieces": {str(i): every[i] for i in sorted(used) if i < len(every)},
         }
 
-    def _kept(self, run: Path, place: Place) -> KeptTokens | None:
+    def _kept(self, run: Path, place: Place) -> StoredTokens | None:
         at = self._index.token_line(place)
         if at is None:
             return None

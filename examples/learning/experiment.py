@@ -160,9 +160,9 @@ def policy_of(config: RLConfig, model: str) -> Any:
 class Watched(AbstractContextManager["Watched"]):
     """Moves a bar along with the metrics that a run in this process writes."""
 
-    def __init__(self, arm: Arm, move: Callable[[int, str], None]) -> None:
+    def __init__(self, arm: Arm, advance: Callable[[int, str], None]) -> None:
         self._arm = arm
-        self._move = move
+        self._advance = advance
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -177,4 +177,4 @@ class Watched(AbstractContextManager["Watched"]):
     def _watch(self) -> None:
         while not self._over.wait(1.0):
             done, reward = self._arm.steps_done()
-            self._move(done, f"{self._arm.path.name}  reward {reward:.2f}")
+            self._advance(done, f"{self._arm.path.name}  reward {reward:.2f}")

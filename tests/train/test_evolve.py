@@ -66,7 +66,7 @@ def test_a_world_that_pays_in_parts_has_a_threshold_of_its_own():
     assert [t.task for t in ExplorationResult.of(config(), world, episodes).selected] == ["1"]
     told = config(envs=[World(env=TEXTCRAFT, min_reward=0.5), World(env=UNEVEN)])
     mixed = [*episodes, said("3", "c", success=False, env=UNEVEN), said("4", "d", env="x/Y-v0")]
-    assert [t.task for t in select_demonstrations(told, mixed).kept] == ["1", "4"]
+    assert [t.task for t in select_demonstrations(told, mixed).selected] == ["1", "4"]
 
 
 def test_what_is_merged_with_what_is_an_option():
