@@ -17,7 +17,7 @@ from rich.markup import escape
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_lock import folder_lock, is_unused
-from agentgym_env.run_store import BrokenLine, RunStore, run_facts
+from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import PolicyConfig
@@ -149,7 +149,7 @@ def check_settings(config: CollectConfig) -> None:
 
 def opened(config: CollectConfig) -> RunStore:
     """The run folder of checked settings, new or existing."""
-    path, facts = Path(config.output_dir), run_facts(config.as_dict())
+    path, facts = Path(config.output_dir), run_metadata(config.as_dict())
     if not (path / "run.json").is_file():
         return RunStore.create(path, facts)
     store = RunStore.open(path)
