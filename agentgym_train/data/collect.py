@@ -197,7 +197,7 @@ def play(
             if progress.console.is_terminal
             else ""
         )
-        bar = progress.add_task("collecting", total=len(starts), figures=live)
+        bar = progress.add_task("collecting", total=len(starts), status=live)
 
         def keep(trajectory: Trajectory) -> None:
             if teaches(trajectory.outcome):
@@ -214,7 +214,7 @@ def play(
             instruction=system_prompt,
             on_episode=keep,
         )
-        progress.update(bar, figures="")
+        progress.update(bar, status="")
     return list(lost.values())
 
 

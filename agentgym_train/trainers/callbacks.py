@@ -43,7 +43,7 @@ class Metrics(TrainerCallback):
         self._store = store
         self._shown = shown
         self._progress = progress
-        self._bar = progress.add_task("training", total=1, start=False, figures="")
+        self._bar = progress.add_task("training", total=1, start=False, status="")
         self._began = time.monotonic()
 
     def on_train_begin(
@@ -77,7 +77,7 @@ class Metrics(TrainerCallback):
         row = {"step": state.global_step, "seconds": time.monotonic() - self._began}
         row |= {k: v for k, v in logs.items() if not k.startswith(self._shown.hidden)}
         self._store.append_metrics(row)
-        self._progress.update(self._bar, completed=state.global_step, figures=self._shown.text(row))
+        self._progress.update(self._bar, completed=state.global_step, status=self._shown.text(row))
 
 
 class StopOnInterrupt(TrainerCallback):
