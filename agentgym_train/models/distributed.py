@@ -60,7 +60,7 @@ _WRAPPER = "_checkpoint_wrapped_module."
 """Prefix that activation checkpointing adds to the names of weights."""
 
 
-class WholeModel:
+class GatheredModel:
     """Gathers sharded weights into a model to sample from."""
 
     def __init__(self) -> None:

@@ -176,7 +176,7 @@ class HorizonState(TrainerCallback):
         _finish_checkpoint(args, state, self.FILE, kept)
 
 
-class Whole(TrainerCallback):
+class CheckpointMarker(TrainerCallback):
     """Marks each checkpoint as complete, for methods without a horizon schedule."""
 
     FILE = "whole.json"
@@ -200,7 +200,7 @@ def _finish_checkpoint(
 
 def last_checkpoint(folder: Path) -> str | None:
     """The newest complete checkpoint; incomplete ones of a killed process are skipped."""
-    names = (HorizonState.FILE, Whole.FILE)
+    names = (HorizonState.FILE, CheckpointMarker.FILE)
     whole = [path.parent for name in names for path in folder.glob(f"checkpoint-*/{name}")]
     numbered = [(int(path.name.rpartition("-")[2]), str(path)) for path in whole]
     return max(numbered)[1] if numbered else None

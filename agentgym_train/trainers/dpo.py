@@ -28,7 +28,7 @@ from agentgym_train.config.values import check_keys
 from agentgym_train.data.datasets import describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
-from agentgym_train.models.distributed import WholeModel
+from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
@@ -198,7 +198,7 @@ class AgentDPOTrainer(DPOTrainer):
 
     def gathered_model(self) -> Any:
         """The model in a form that one process can call alone. A collective."""
-        return WholeModel().of(self.accelerator.unwrap_model(self.model))
+        return GatheredModel().of(self.accelerator.unwrap_model(self.model))
 
     def close(self) -> None:
         """Nothing to release."""

@@ -25,11 +25,18 @@ from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.values import check_keys
 from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
-from agentgym_train.models.distributed import WholeModel
+from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.callbacks import MakeTrainer, Method, Notify, Shown, StepMetrics, Whole
+from agentgym_train.trainers.callbacks import (
+    CheckpointMarker,
+    MakeTrainer,
+    Method,
+    Notify,
+    Shown,
+    StepMetrics,
+)
 from agentgym_train.trainers.run_summary import (
     learning_summary,
     next_learning_commands,
@@ -129,7 +136,7 @@ class AgentSFTTrainer(SFTTrainer):
 
     def gathered_model(self) -> Any:
         """The model in a form that one process can call alone. A collective."""
-        return WholeModel().of(self.accelerator.unwrap_model(self.model))
+        return GatheredModel().of(self.accelerator.unwrap_model(self.model))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -219,7 +226,7 @@ def _prepare(
 
 def callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list[TrainerCallback]:
     """Marks checkpoints as complete."""
-    return [Whole()]
+    return [CheckpointMarker()]
 
 
 def _text(row: StepMetrics) -> str:

@@ -35,7 +35,7 @@ from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.values import check_keys, trained_outcomes
 from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pieces
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.models.distributed import WholeModel, gathered
+from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
@@ -251,7 +251,7 @@ class RLTrainer(PackedUpdate):
         self.horizon = horizon or config.make_horizon()
         self.algorithm = algorithm or make_algorithm(config.algorithm, config.algorithm_args)
         self.max_tokens_per_microbatch = config.max_tokens_per_microbatch
-        self._whole = WholeModel()
+        self._gathered_model = GatheredModel()
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
         self._rows = Rows([], [], [], 0)
         self._trajectories: list[Trajectory] = []
@@ -395,7 +395,7 @@ class RLTrainer(PackedUpdate):
 
     def gathered_model(self) -> Any:
         """The unsharded model, which one process can call alone. A collective."""
-        return self._whole.of(self.accelerator.unwrap_model(self.model))
+        return self._gathered_model.of(self.accelerator.unwrap_model(self.model))
 
     def _record(
         self, trajectories: list[Trajectory], horizon: int, seconds: float, rows: Rows

@@ -8,18 +8,18 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from agentgym_train.models.distributed import WholeModel, gathered, join
+from agentgym_train.models.distributed import GatheredModel, gathered, join
 from tests.train.small import tiny_model
 
 state = join(2, wait_s=60)
 plain, sharded = tiny_model(seed=1), tiny_model(seed=1)
-assert WholeModel().of(plain) is plain, "what is whole already is not copied"
+assert GatheredModel().of(plain) is plain, "what is whole already is not copied"
 mesh = init_device_mesh("cpu", (2,))
 for layer in sharded.model.layers:
     fully_shard(layer, mesh=mesh)
 fully_shard(sharded, mesh=mesh)
 optimizer, reference = (torch.optim.SGD(m.parameters(), 0.5) for m in (sharded, plain))
-whole = WholeModel()
+whole = GatheredModel()
 ids = torch.arange(3, 24)[None]  # (1, 21)
 for step in range(2):
     model = whole.of(sharded)
