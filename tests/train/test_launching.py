@@ -198,8 +198,8 @@ def test_what_can_not_be_launched_is_refused_before_it_is(became, tmp_path, monk
     odd.write_text("distributed_type: MULTI_GPU\nnum_processes: 3\n")
     empty.write_text("steps: 3\n")
     for file, count, said in (
-        (odd, None, "prompts_per_step 32 does not divide among 3 processes"),
-        (None, 5, "does not divide among 5 processes"),
+        (odd, None, "prompts_per_step 32 is not divisible by 3 processes"),
+        (None, 5, "is not divisible by 5 processes"),
         (None, 0, "--num-processes is at least 1, got 0"),
         (empty, None, "is no accelerate config"),
         (tmp_path / "none.yaml", None, "examples are in examples/accelerate"),
