@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from importlib.resources import files
@@ -378,12 +377,19 @@ class Episode:
         request later still; without this the page before would be observed.
         """
         page = self._env.page
-        with contextlib.suppress(Error):  # a page that is just being left ends its scripts
+        if page in self._crashed:
+            return
+        self._looking = True
+        try:
             page.evaluate(_NEXT_TASK)
-        began = time.monotonic()
-        while page in self._leaving and time.monotonic() - began < _NAVIGATION_TIMEOUT_S:
-            page.wait_for_timeout(5)
-        self._leaving.discard(page)
+            began = time.monotonic()
+            while page in self._leaving and time.monotonic() - began < _NAVIGATION_TIMEOUT_S:
+                page.wait_for_timeout(5)
+        except Error:
+            pass  # the page is being left or has crashed; `look` handles both
+        finally:
+            self._looking = False
+            self._leaving.discard(page)
 
     def _tabs_there(self) -> int:
         """How many tabs of this episode the browser itself has."""
