@@ -1,0 +1,173 @@
+"""Files, options, config keys and imports that the documentation names exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+
+import typer
+import yaml
+
+from agentgym_env.cli.main import _commands, make_app
+from agentgym_train.config.methods import AgentEvolConfig, RLConfig, SFTConfig, World
+from agentgym_train.config.values import RENAMED
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("examples/**/*.md")), ROOT / "servers/README.md",
+    ROOT / "adapters/README.md", ROOT / "benchmarks/README.md",
+]  # fmt: skip
+PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]
+TOP = {path.name for path in ROOT.iterdir() if path.is_dir()} | {"agentgym_servers", "host", "web"}
+FOLDERS = [
+    "", "servers", "servers/agentgym_servers", "adapters", "agentgym_train",
+    "servers/agentgym_servers/worlds/search",
+]  # fmt: skip
+"""Where a path may begin."""
+STILL_USED = {"kl", "policy", "trl"}
+"""Old names of config keys that are other names today."""
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+PATH = re.compile(r"[\w.-]+(/[\w.-]+)+\.(py|md|yaml|toml|tsv|txt|js)|\w+/(\w+/)*")
+
+
+def keys(*kinds: type) -> set[str]:
+    return {field.name for kind in kinds for field in fields(kind)}
+
+
+CONFIG_KEYS = keys(
+    RLConfig, SFTConfig, AgentEvolConfig, import_module("agentgym_train.config.methods").DPOConfig
+)
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """(language, text) of each fenced block."""
+    return ((match[1], match[2]) for match in FENCE.finditer(text))
+
+
+def inline(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """The words of each `agentgym` command, in blocks and in running text."""
+    joined = "\n".join(block for language, block in blocks(text) if language in ("", "bash"))
+    for line in chain(joined.replace("\\\n", " ").splitlines(), inline(text)):
+        found = re.search(r"(?:^|/|\$ |&& )agentgym (\S.*)", line)
+        if found:
+            yield shlex.split(found[1], comments=True)
+
+
+def anchor(heading: str) -> str:
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.strip().lower())
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+def of_pages(check) -> list[str]:
+    return [
+        f"{page.relative_to(ROOT)}: {problem}"
+        for page in PAGES
+        for problem in check(page, page.read_text(encoding="utf-8"))
+    ]
+
+
+def test_links_and_paths_lead_to_files():
+    def missing(page, text):
+        for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text)):
+            path, _, section = target.partition("#")
+            if "://" in path:
+                continue
+            file = page.parent / path if path else page
+            if not file.exists():
+                yield target
+            elif section:
+                headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.M)
+                if section not in map(anchor, headings):
+                    yield target
+        words = inline(text) + " ".join(map(" ".join, command_lines(text))).split()
+        for word in words:
+            word = word.split("::")[0]
+            if PATH.fullmatch(word) and word.split("/")[0] in TOP:
+                places = [ROOT / folder / word for folder in FOLDERS]
+                if not any(place.exists() for place in [page.parent / word, *places]):
+                    yield word
+
+    assert not of_pages(missing)
+
+
+def test_commands_and_options_exist():
+    commands = {
+        name: typer.main.get_command(make_app([name])).commands[name] for name in _commands()
+    }
+    options = {
+        name: {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)} | {"--help"}
+        for name, command in commands.items()
+    }
+    options["train"] |= {f"--{key}" for key in CONFIG_KEYS}
+
+    def unknown(page, text):
+        for words in command_lines(text):
+            name = words[0].strip(",.")
+            if name not in options and not name.startswith("-"):
+                yield f"agentgym {name}"
+            for word in words[1:]:
+                flag = re.match(r"--[a-z][\w-]*", word)
+                if flag and flag[0] not in options.get(name, set()):
+                    yield f"agentgym {name} {flag[0]}"
+                key = re.match(r"([a-z_]+)(\.\w+)*=", word)
+                if name == "train" and key and key[1] not in CONFIG_KEYS:
+                    yield f"agentgym train {key[0]}"
+
+    assert not of_pages(unknown)
+
+
+def test_config_keys_exist():
+    known = CONFIG_KEYS | keys(World)
+
+    def unknown(page, text):
+        for word in inline(text):
+            key = re.match(r"(\w+)(: .+|=.+)?$", word)
+            if key and key[1] in RENAMED.keys() - STILL_USED:
+                yield f"{word}: {key[1]} is now {RENAMED[key[1]]}"
+        for language, block in blocks(text):
+            values = yaml.safe_load(block) if language == "yaml" else None
+            if isinstance(values, dict) and values.keys() & known:
+                yield from sorted(values.keys() - known)
+                for world in values.get("envs", []):
+                    yield from sorted(world.keys() - keys(World))
+
+    assert not of_pages(unknown)
+
+
+def defines(name: str) -> bool:
+    """Whether a dotted name of ours is a module, or a name that a module of ours contains."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        for folder in ("", "servers", "adapters"):
+            path = ROOT.joinpath(folder, *parts[:length])
+            file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            if file.is_file():
+                rest = parts[length : length + 1]
+                return not rest or bool(re.search(rf"\b{rest[0]}\b", file.read_text("utf-8")))
+    return False
+
+
+def test_python_names_exist():
+    def unknown(page, text):
+        names = re.findall(r"\b(agentgym_(?:env|train|servers|adapters)(?:\.\w+)+)", text)
+        for language, block in blocks(text):
+            if language == "python":
+                for node in ast.walk(ast.parse(block)):
+                    if isinstance(node, ast.ImportFrom) and node.module.startswith("agentgym_"):
+                        names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for module, name in re.findall(r"\b(agentgym_[\w.]+):([A-Z]\w+)", text):
+            names.append(f"{module}.{name}")
+        yield from (name for name in names if not defines(name))
+
+    assert not of_pages(unknown)
