@@ -30,7 +30,7 @@ GROWN = [1, 1, 2, 2] + [3] * 8
 
 
 def saved(folder, step, horizon):
-    (folder / "checkpoint-3").mkdir()
+    (folder / f"checkpoint-{step}").mkdir()
     args, state = SimpleNamespace(output_dir=folder), SimpleNamespace(global_step=step)
     state.is_world_process_zero = True
     HorizonState(horizon, None, print).on_save(args, state, None)

@@ -86,7 +86,9 @@ def test_a_model_in_whose_rows_texts_see_one_another_is_not_packed():
             hidden = self.embedding(input_ids).cumsum(1)
             return type("Output", (), {"logits": hidden @ self.embedding.weight.T})()
 
-    with pytest.raises(BadRequest, match="Mixing computes a text otherwise when another stands"):
+    with pytest.raises(
+        BadRequest, match="the output of Mixing for a text depends on the text before it"
+    ):
         check_packing(Mixing())
 
 
