@@ -584,7 +584,7 @@ def import_(
     env: Annotated[str, typer.Option(help="Environment id of rows without one.")] = "",
 ) -> None:
     """Import episodes from files, including those of AgentGym, into a run folder."""
-    from agentgym_env.run_store import RunStore, run_facts
+    from agentgym_env.run_store import RunStore, run_metadata
     from agentgym_train.data.formats import Reading, format_named, read_episodes
 
     console = Console()
@@ -599,7 +599,7 @@ def import_(
         first = f": {_text_of(read.broken[0])}" if read.broken else ""
         raise ConfigError(f"no episodes in {', '.join(map(str, files))}{first}")
     config = {"method": "import", "files": [str(file) for file in files], "output_dir": str(out)}
-    store = RunStore.create(out, run_facts(config))
+    store = RunStore.create(out, run_metadata(config))
     store.append_trajectories("imported", read.trajectories)
     wins = sum(trajectory.success for trajectory in read.trajectories)
     console.print(

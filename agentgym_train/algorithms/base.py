@@ -154,7 +154,7 @@ def on_tokens(episodes: Tensor, batch: TokenBatch) -> Tensor:
 _TINY_RAGGED = 1e-8
 
 
-def ranks(mask: Tensor) -> Tensor:
+def exclusive_cumsum(mask: Tensor) -> Tensor:
     """(B, T) int64: number of true entries of the row's mask before each position."""
     return mask.long().cumsum(1) - mask.long()
 
@@ -261,7 +261,7 @@ def turns_of(batch: TokenBatch) -> Turns:
 
 def _sampled_by_end(batch: TokenBatch) -> Tensor:
     """(B, K) int64: tokens sampled up to the end of each turn; 0 past the last turn."""
-    before = ranks(pad(batch.trained, (0, 1)))  # (B, T + 1)
+    before = exclusive_cumsum(pad(batch.trained, (0, 1)))  # (B, T + 1)
     return before.gather(1, batch.turn_ends)
 
 

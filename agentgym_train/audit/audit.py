@@ -83,10 +83,10 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
     config = config_from(values)
     source, version = _weights(store, config)
     trajectories = _trajectories(store)
-    told = _instruction(config, trajectories)
+    instruction = _instruction(config, trajectories)
     values = {
         **{f.name: getattr(config, f.name) for f in fields(PolicyConfig)},
-        "instruction": told,
+        "instruction": instruction,
         "action_format": config.form.name,
         "agent": "plain",
         "seed": config.seed,
@@ -138,8 +138,8 @@ def _instruction(config: RLConfig, trajectories: dict[str, Sequence[Trajectory]]
         played = next((t for episodes in trajectories.values() for t in episodes), None)
         if played is None:
             raise
-        told = format_of(config.agent, config.action_format).instructions
-        return played.instruction.removesuffix(told).rstrip("\n") if told else played.instruction
+        added = format_of(config.agent, config.action_format).instructions
+        return played.instruction.removesuffix(added).rstrip("\n") if added else played.instruction
 
 
 _STYLE = {"pass": "green", "FAIL": "bold red", "skipped": "yellow"}

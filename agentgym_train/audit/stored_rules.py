@@ -126,11 +126,11 @@ def stored_tokens_are_the_episodes(subject: Subject) -> Passed:
     for row in rows:
         _check_shape(row)
         check_mask(row, row.turns, chat, subject.decode)
-    told: list[Tokens] = []
+    rebuilt: list[Tokens] = []
     for row in rows:
         if row.number == 0:
-            told = _told(subject, stored.config, row)
-        _check_ids(subject, told[row.number], row)
+            rebuilt = _rebuilt_rows(subject, stored.config, row)
+        _check_ids(subject, rebuilt[row.number], row)
         if stored.config.agent in _PLAIN:
             check_separators(row, row.turns, chat, subject.template, subject.decode)
     episodes = sum(row.number == 0 for row in rows)
@@ -215,7 +215,7 @@ def _check_shape(row: StoredRow) -> None:
         )
 
 
-def _told(subject: Subject, config: RLConfig, row: StoredRow) -> list[Tokens]:
+def _rebuilt_rows(subject: Subject, config: RLConfig, row: StoredRow) -> list[Tokens]:
     """Rebuild the rows of an episode; raises `Drift` if their number differs."""
     form = format_of(config.agent, config.action_format)
     try:
@@ -231,11 +231,11 @@ def _told(subject: Subject, config: RLConfig, row: StoredRow) -> list[Tokens]:
     return rows
 
 
-def _check_ids(subject: Subject, told: Tokens, row: StoredRow) -> None:
+def _check_ids(subject: Subject, rebuilt: Tokens, row: StoredRow) -> None:
     """Raise `Drift` unless the stored row equals the rebuilt one."""
     for name, expected, found in (
-        ("prompt", told.prompt_ids, row.prompt_ids),
-        ("completion", told.completion_ids, row.completion_ids),
+        ("prompt", rebuilt.prompt_ids, row.prompt_ids),
+        ("completion", rebuilt.completion_ids, row.completion_ids),
     ):
         at = difference(expected, found)
         if at is not None:
@@ -244,7 +244,7 @@ def _check_ids(subject: Subject, told: Tokens, row: StoredRow) -> None:
                 "the run used another tokenizer, template, instruction or agent",
                 subject.place(row.name, at, expected, found),
             )
-    if (told.loss_mask, told.turn_ends) != (row.loss_mask, row.tokens.turn_ends):
+    if (rebuilt.loss_mask, rebuilt.turn_ends) != (row.loss_mask, row.tokens.turn_ends):
         raise Drift("a stored mask does not match its turns", _CHANGED, Place(row.name))
 
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_lock import folder_lock, is_unused
-from agentgym_env.run_store import BrokenLine, RunStore, run_facts
+from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import PolicyConfig
@@ -151,7 +151,7 @@ def check_settings(config: CollectConfig) -> None:
 
 def opened(config: CollectConfig) -> RunStore:
     """The run folder of checked settings, new or existing."""
-    path, facts = Path(config.output_dir), run_facts(config.as_dict())
+    path, facts = Path(config.output_dir), run_metadata(config.as_dict())
     if not (path / "run.json").is_file():
         return RunStore.create(path, facts)
     store = RunStore.open(path)
@@ -199,7 +199,7 @@ def play(
             if progress.console.is_terminal
             else ""
         )
-        bar = progress.add_task("collecting", total=len(starts), figures=live)
+        bar = progress.add_task("collecting", total=len(starts), status=live)
 
         def keep(trajectory: Trajectory) -> None:
             if teaches(trajectory.outcome):
@@ -216,7 +216,7 @@ def play(
             instruction=system_prompt,
             on_episode=keep,
         )
-        progress.update(bar, figures="")
+        progress.update(bar, status="")
     return list(lost.values())
 
 

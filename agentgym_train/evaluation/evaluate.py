@@ -175,7 +175,7 @@ def evaluate(
             if progress.console.is_terminal
             else ""
         )
-        bar = progress.add_task(label, total=len(starts), figures=live)
+        bar = progress.add_task(label, total=len(starts), status=live)
         played = rollout_runner.collect(
             new_actor,
             starts,
@@ -186,7 +186,7 @@ def evaluate(
         shares = gathered(played)
         trajectories = [shares[i % processes][i // processes] for i in range(len(every))]
         report = summarize(trajectories, split=split, samples=samples, seed=seed)
-        progress.update(bar, figures=f"success {report.success:.2f}")
+        progress.update(bar, status=f"success {report.success:.2f}")
     return report, trajectories
 
 
@@ -445,7 +445,7 @@ def play_rest(
                 else ""
             )
             bar = progress.add_task(
-                escape(one_line(label, 40)), total=len(starts), figures=live,
+                escape(one_line(label, 40)), total=len(starts), status=live,
                 completed=len(starts) - len(left),
             )  # fmt: skip
 
@@ -462,7 +462,7 @@ def play_rest(
                     instruction=instruction,
                     on_episode=keep,
                 )
-            progress.update(bar, figures="")
+            progress.update(bar, status="")
     return [stored.episodes[start.task, start.seed] for start in starts]
 
 

@@ -30,13 +30,13 @@ from agentgym_train.rollout.wrapping import Wrapping
 
 
 def progress_bar(console: Console) -> Progress:
-    """A progress bar whose tasks have a `figures` field, shown at the end of the line."""
+    """A progress bar whose tasks have a `status` field, shown at the end of the line."""
     return Progress(
         TextColumn("[bold]{task.description:<12}"),
         BarColumn(bar_width=24),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[status]}"),
         console=console,
     )
 
@@ -373,7 +373,7 @@ class RolloutBar:
     def __init__(self, progress: Progress, concurrency_limits: ConcurrencyLimits) -> None:
         self._progress = progress
         self._concurrency_limits = concurrency_limits
-        self._line = progress.add_task("episodes", total=1, visible=False, figures="")
+        self._line = progress.add_task("episodes", total=1, visible=False, status="")
 
     def begin(self, episodes: int) -> None:
         """Show the bar for this many episodes."""
@@ -381,7 +381,7 @@ class RolloutBar:
             self._line,
             total=episodes,
             visible=self._progress.console.is_terminal,
-            figures=ConcurrencyText(self._concurrency_limits),
+            status=ConcurrencyText(self._concurrency_limits),
         )
 
     def advance(self, _: object = None) -> None:

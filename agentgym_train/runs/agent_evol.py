@@ -53,7 +53,7 @@ from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
-from agentgym_train.runs.run import INTERRUPTED, evaluate_policy, new_folder, say_on, train
+from agentgym_train.runs.run import INTERRUPTED, evaluate_policy, new_folder, notifier, train
 from agentgym_train.trainers.callbacks import last_checkpoint
 from agentgym_train.trainers.run_summary import conclude_evolution
 from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer
@@ -163,12 +163,12 @@ def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajector
     found = select_demonstrations(config, read.selected)
     found.left_out += read.left_out
     reasons = f" (left out: {found.reasons()})" if found.left_out else ""
-    say = say_on(console)
-    for sentence in (
+    notify = notifier(console)
+    for message in (
         f"{len(found.selected)} demonstrations{reasons}.",
         *describe_broken(reading.broken),
     ):
-        say(sentence)
+        notify(message)
     return found.selected
 
 
@@ -351,10 +351,10 @@ class _Run:
         if self._exists(folder / "model"):
             return len(data.rows)
         self.console.rule(f"iteration {iteration}: learn")
-        say = say_on(self.console)
-        for sentence in data.sentences():
-            say(sentence)
-        settings = config.imitation(base, str(folder))
+        notify = notifier(self.console)
+        for message in data.sentences():
+            notify(message)
+        settings = config.sft_config(base, str(folder))
         model.to(PartialState().device)
         if config.lora is not None:
             keep_base(model, tokenizer, base, folder)

@@ -22,7 +22,7 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.registration import load_named
 from agentgym_env.run_lock import folder_lock, is_unused
-from agentgym_env.run_store import RunStore, next_free_name, run_facts
+from agentgym_env.run_store import RunStore, next_free_name, run_metadata
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import trust_option
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
@@ -41,7 +41,7 @@ from agentgym_train.trainers.callbacks import (
     MakeTrainer,
     Method,
     Metrics,
-    Say,
+    Notify,
     StopAtLastStep,
     StopOnInterrupt,
     last_checkpoint,
@@ -71,7 +71,7 @@ def start(
     method.check(config)
     path = Path(config.output_dir)
     policy = load_policy_for(config, rollout_runner, state.device)
-    make_trainer = method.prepare(policy, config, rollout_runner, say_on(console))
+    make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
     # All checks have passed: only now move an earlier run.
     gathered(None)
     if state.is_main_process:
@@ -100,15 +100,15 @@ def resume(
     else:
         console.print(f"Resuming from {checkpoint}.", soft_wrap=True)
     policy = load_policy_for(config, rollout_runner, state.device)
-    make_trainer = method.prepare(policy, config, rollout_runner, say_on(console))
+    make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
     return Run(config, method, store, console, rollout_runner, policy).play(
         make_trainer, checkpoint
     )
 
 
-def say_on(console: Console) -> Say:
+def notifier(console: Console) -> Notify:
     """Prints messages on a console without interpreting markup in them."""
-    return lambda sentence: console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+    return lambda message: console.print(message, soft_wrap=True, markup=False, highlight=False)
 
 
 def method_of(config: RunConfig) -> Method:
@@ -124,7 +124,7 @@ def new_folder(config: RunConfig, path: Path, console: Console) -> None:
         console.print(
             f"{path} contains an earlier run; moving it to {next_free_name(path)}.", soft_wrap=True
         )
-    RunStore.create(path, run_facts(config.as_dict()))
+    RunStore.create(path, run_metadata(config.as_dict()))
     (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
 
 
@@ -339,7 +339,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
                 form = self.policy.action_format
                 self.policy = replace(self.policy, new_agent=lambda: agent(form))
             self._make_trainer = self._method.prepare(
-                self.policy, self.args, self.rollout_runner, say_on(self._console)
+                self.policy, self.args, self.rollout_runner, notifier(self._console)
             )
         except BaseException:
             self.close()

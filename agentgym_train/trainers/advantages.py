@@ -131,7 +131,7 @@ class Critic:
         norm = self._trainer.accelerator.clip_grad_norm_(self._model.parameters(), _MAX_GRAD_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return self._figures(old_values, targets, lost / processes, norm)
+        return self._metrics(old_values, targets, lost / processes, norm)
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer to a checkpoint's folder. A collective."""
@@ -166,7 +166,7 @@ class Critic:
             values = self._model(layout.input_ids, layout.position_ids, layout.predictors)  # (S,)
         return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)
 
-    def _figures(
+    def _metrics(
         self, values: Tensor, targets: CriticTargets, loss: Tensor, norm: Any
     ) -> dict[str, float]:
         """The metrics of all processes; `loss` is this process's part. A collective."""
@@ -176,13 +176,13 @@ class Critic:
         sums += [returns.square().sum(), missed.square().sum()]
         whole: Tensor = self._trainer.accelerator.reduce(torch.stack(sums), reduction="sum")  # (6,)
         all_loss, count, first, missed_first, second, missed_second = whole.tolist()
-        figures = {"critic/loss": all_loss, "critic/grad_norm": float(norm)}
+        metrics = {"critic/loss": all_loss, "critic/grad_norm": float(norm)}
         # These are variances multiplied by the square of the count.
         variance = count * second - first**2
         if count > 1 and variance > 1e-9 * count * second:
             unexplained = (count * missed_second - missed_first**2) / variance
-            figures["critic/explained_variance"] = 1 - unexplained
-        return figures
+            metrics["critic/explained_variance"] = 1 - unexplained
+        return metrics
 
 
 def _groups(model: nn.Module, args: Any) -> list[dict[str, Any]]:
@@ -275,7 +275,7 @@ class StepAdvantages:
         if isinstance(algorithm, ActorCritic):
             model = trainer.accelerator.unwrap_model(trainer.model)
             self.critic = Critic(trainer, model, algorithm)
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         """Metrics of the last step: of the critic, and of the difference engine to trainer."""
         self.per_token = torch.zeros(0, 0)
         """(B, V) advantages of this process's episodes in the last step, without importance
@@ -289,7 +289,7 @@ class StepAdvantages:
 
         A collective. The algorithm sees the B episodes; V is the width of their joined rows.
         """
-        self.figures = {}
+        self.metrics = {}
         device, width = output["completion_ids"].device, output["completion_ids"].shape[1]
         own = token_batch(
             trajectories, self._group_size, rows.width(width), self._dummy_id, self._trained
@@ -309,13 +309,13 @@ class StepAdvantages:
         rank = self._trainer.accelerator.process_index
         found = rows_of(self._algorithm.advantages(every), shares, rank).to(device)  # (B, V)
         if self.critic is not None:
-            self._teach(ids, attention, width, rows, own, every, shares)
+            self._update_critic(ids, attention, width, rows, own, every, shares)
         self.per_token = found.cpu()
         if self._corrects:
             found = found * self._ratios(output, own, mask, rows)
         return rows.to_rows(found, width) * self._scale(every, rows).to(device)  # (R, T)
 
-    def _teach(
+    def _update_critic(
         self,
         ids: Tensor,
         attention: Tensor,
@@ -339,7 +339,7 @@ class StepAdvantages:
             columns(rows_of(targets.mask, shares, rank)),  # (R, P + T)
         )
         with torch.enable_grad():
-            self.figures |= self.critic.learn(
+            self.metrics |= self.critic.learn(
                 ids, attention, columns(own.values), mine, float(targets.mask.sum())
             )
 
@@ -353,7 +353,7 @@ class StepAdvantages:
             trainer = self._trainer.logprobs(output)  # (R, T)
         trainer = rows.to_episodes(trainer)  # (B, V)
         engine = own.logprobs.to(mask.device)  # (B, V)
-        self.figures |= drift(trainer, engine, mask)
+        self.metrics |= drift(trainer, engine, mask)
         return self._correction.ratios(trainer, engine, mask)
 
     def _scale(self, every: TokenBatch, rows: Rows) -> Tensor:

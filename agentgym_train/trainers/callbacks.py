@@ -43,7 +43,7 @@ class Metrics(TrainerCallback):
         self._store = store
         self._shown = shown
         self._progress = progress
-        self._bar = progress.add_task("training", total=1, start=False, figures="")
+        self._bar = progress.add_task("training", total=1, start=False, status="")
         self._began = time.monotonic()
 
     def on_train_begin(
@@ -77,7 +77,7 @@ class Metrics(TrainerCallback):
         row = {"step": state.global_step, "seconds": time.monotonic() - self._began}
         row |= {k: v for k, v in logs.items() if not k.startswith(self._shown.hidden)}
         self._store.append_metrics(row)
-        self._progress.update(self._bar, completed=state.global_step, figures=self._shown.text(row))
+        self._progress.update(self._bar, completed=state.global_step, status=self._shown.text(row))
 
 
 class StopOnInterrupt(TrainerCallback):
@@ -143,23 +143,23 @@ class HorizonState(TrainerCallback):
     FILE = "horizon.json"
 
     def __init__(
-        self, horizon: Horizon, checkpoint: str | None, tell: Callable[[str], object]
+        self, horizon: Horizon, checkpoint: str | None, report: Callable[[str], object]
     ) -> None:
         """`checkpoint` is the folder that the run resumes from, if any."""
         self._horizon = horizon
-        self._tell = tell
+        self._report = report
         if checkpoint is not None:
             kept = json.loads((Path(checkpoint) / self.FILE).read_text(encoding="utf-8"))
             horizon.load_state_dict(kept["state"])
-        self._told = len(horizon.growths)
+        self._reported = len(horizon.growths)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Report that the horizon grew."""
-        for growth in self._horizon.growths[self._told :]:
-            self._tell(f"horizon {growth.turns} from step {growth.step + 1}: {growth.reason}")
-        self._told = len(self._horizon.growths)
+        for growth in self._horizon.growths[self._reported :]:
+            self._report(f"horizon {growth.turns} from step {growth.step + 1}: {growth.reason}")
+        self._reported = len(self._horizon.growths)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -210,7 +210,7 @@ MakeTrainer = Callable[..., Any]
 
 """Makes a transformers `Trainer` with `gathered_model()` and `close()` for a run folder."""
 
-Say = Callable[[str], object]
+Notify = Callable[[str], object]
 
 """Prints a message for the user."""
 
@@ -221,7 +221,7 @@ class Method:
 
     check: Callable[[Any], None]
     """Raise `ConfigError` for values that only the libraries can check, before writing a folder."""
-    prepare: Callable[[Policy, Any, RolloutRunner | None, Say], MakeTrainer]
+    prepare: Callable[[Policy, Any, RolloutRunner | None, Notify], MakeTrainer]
     """Check what needs the loaded policy, and return the factory of the trainer."""
     callbacks: Callable[[Any, str | None, Progress], list[TrainerCallback]]
     """The callbacks for a trainer and the checkpoint that it resumes from. One of them writes the

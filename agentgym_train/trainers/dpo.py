@@ -32,7 +32,7 @@ from agentgym_train.models.distributed import WholeModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics
+from agentgym_train.trainers.callbacks import MakeTrainer, Method, Notify, Shown, StepMetrics
 from agentgym_train.trainers.run_summary import (
     learning_summary,
     next_learning_commands,
@@ -256,12 +256,12 @@ def _check(config: DPOConfig) -> None:
 
 
 def _prepare(
-    policy: Policy, config: DPOConfig, rollout_runner: RolloutRunner | None, say: Say
+    policy: Policy, config: DPOConfig, rollout_runner: RolloutRunner | None, notify: Notify
 ) -> MakeTrainer:
     """Read the pairs; returns a function that creates the trainer."""
     rows = DPODataset.read(config, policy.tokenizer)
-    for sentence in rows.sentences():
-        say(sentence)
+    for message in rows.sentences():
+        notify(message)
     return lambda store: AgentDPOTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )

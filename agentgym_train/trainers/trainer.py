@@ -46,7 +46,7 @@ from agentgym_train.trainers.callbacks import (
     HorizonState,
     MakeTrainer,
     Method,
-    Say,
+    Notify,
     Shown,
     StepMetrics,
 )
@@ -318,7 +318,7 @@ class RLTrainer(PackedUpdate):
         self.token_writer.keep(
             "train", self._trajectories, self.step_advantages.per_token, self._starts
         )
-        for name, value in self.step_advantages.figures.items():
+        for name, value in self.step_advantages.metrics.items():
             self._metrics["train"][name].append(value)
         return output
 
@@ -476,7 +476,7 @@ def _check(config: RLConfig) -> None:
 
 
 def _prepare(
-    policy: Policy, config: RLConfig, rollout_runner: RolloutRunner | None, say: Say
+    policy: Policy, config: RLConfig, rollout_runner: RolloutRunner | None, notify: Notify
 ) -> MakeTrainer:
     if rollout_runner is None:
         raise ConfigError("RL needs an environment; set env")

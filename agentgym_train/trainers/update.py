@@ -239,15 +239,15 @@ def backward(accelerator: Accelerator, loss: Tensor) -> None:
         accelerator.backward(loss)
 
 
-def merge_figures(
-    figures: dict[str, list[float]], before: Mapping[str, int], weights: Sequence[float]
+def merge_metrics(
+    metrics: dict[str, list[float]], before: Mapping[str, int], weights: Sequence[float]
 ) -> None:
     """Merge the values that TRL logged per micro-batch: a weighted mean, or the minimum or maximum.
 
     `before` is the number of values of each metric before the micro-batches; `weights` are the
     weights of the micro-batches.
     """
-    for name, values in figures.items():
+    for name, values in metrics.items():
         first = before.get(name, 0)
         found = [(v, n) for v, n in zip(values[first:], weights, strict=False) if v == v and n]
         if not found:
@@ -281,7 +281,7 @@ def loss_in_microbatches(
             if not is_last and torch.is_grad_enabled():
                 backward(accelerator, loss)
         computed = computed + loss.detach()
-    merge_figures(metrics, before, weights)
+    merge_metrics(metrics, before, weights)
     return loss + (computed - loss.detach())
 
 
@@ -421,7 +421,7 @@ class PackedUpdate(GRPOTrainer):
     """(B, T) true at the completion tokens to score; None scores all."""
     _in_one_pass: bool = False
     """Whether the rows to score are already one micro-batch."""
-    _told: bool = False
+    _warned: bool = False
 
     def score_only(self, masks: Sequence[Sequence[int]]) -> None:
         """Score only the tokens in these loss masks until the loss is computed."""
@@ -516,20 +516,20 @@ class PackedUpdate(GRPOTrainer):
         }
         causes = [name for name, present in coupling.items() if present]
         if causes:
-            self._tell(f"{causes[0]} is computed over all episodes of a process")
+            self._warn(f"{causes[0]} is computed over all episodes of a process")
         return bool(causes)
 
     def _needs_the_padded_batch(self, model: Any, aux_loss: bool, images: dict[str, Any]) -> bool:
         """Whether only TRL's own method, which is slower, can compute this."""
         replicated = isinstance(model, torch.nn.DataParallel)
         if replicated:
-            self._tell("torch.nn.DataParallel splits rows itself; start one process per GPU")
+            self._warn("torch.nn.DataParallel splits rows itself; start one process per GPU")
         return aux_loss or replicated or any(value is not None for value in images.values())
 
-    def _tell(self, cause: str) -> None:
-        if not self._told:
+    def _warn(self, cause: str) -> None:
+        if not self._warned:
             logger.warning("micro-batches are off, so a step may exceed the memory: %s", cause)
-        self._told = True
+        self._warned = True
 
     def _weight(self, part: dict[str, Any], inputs: dict[str, Any], mask: Tensor) -> float:
         """The weight of a micro-batch in the step's loss."""

@@ -366,7 +366,7 @@ class Indexer:
         size = path.stat().st_size
         if size <= file["upto"] and size == file["size"]:
             return False
-        found = _Found()
+        found = _ParsedLines()
         with self._index.writing() as connection, path.open("rb") as source:
             # Read it inside the transaction: another viewer may have updated it.
             at = connection.execute("SELECT * FROM files WHERE id = ?", (file["id"],)).fetchone()
@@ -434,7 +434,7 @@ class Indexer:
         return self._index.rows(sql, key)[0]
 
 
-class _Found:
+class _ParsedLines:
     """The parsed lines of a batch."""
 
     def __init__(self) -> None:
@@ -470,7 +470,7 @@ def _row(episode: _Episode) -> tuple[Any, ...]:
 def _words(episode: _Episode) -> str:
     """The searchable text: the task, responses, actions and observations."""
 
-    def said() -> Iterable[str]:
+    def texts() -> Iterable[str]:
         yield episode.task
         yield episode.observation
         for turn in episode.turns:
@@ -480,7 +480,7 @@ def _words(episode: _Episode) -> str:
             yield turn.observation
 
     taken, left = [], _MOST_TEXT
-    for text in said():
+    for text in texts():
         taken.append(text[:left])
         left -= len(text)
         if left <= 0:

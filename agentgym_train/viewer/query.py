@@ -133,7 +133,7 @@ def count_of(index: Index, query: Query) -> dict[str, Any]:
     return dict(found[0])
 
 
-def neighbours(index: Index, query: Query, episode: int) -> dict[str, dict[str, Any] | None]:
+def adjacent(index: Index, query: Query, episode: int) -> dict[str, dict[str, Any] | None]:
     """The rows before and after an episode in the order of a query."""
     here = index.rows(f"SELECT {query.column} AS k, id FROM episodes WHERE id = ?", (episode,))
     found: dict[str, dict[str, Any] | None] = {}

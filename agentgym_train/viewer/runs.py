@@ -64,7 +64,7 @@ class Runs:
             "path": str(path),
             "state": "complete" if done else "running" if going else "stopped",
             "written": written,
-            "told": _told(self.config(name)),
+            "settings": _shown_settings(self.config(name)),
             "before": _success(path, "eval_before"),
             "after": _success(path, "eval_after"),
             "missing": self.missing(name),
@@ -102,15 +102,15 @@ class Runs:
                 f"({row['reason']})."
             )
         for row in self._index.rows(
-            "SELECT kind, name, size - upto AS rest, lines FROM files WHERE run = ? "
+            "SELECT kind, name, size - upto AS unread, lines FROM files WHERE run = ? "
             f"AND size > upto AND size - upto < {16 * 2**20}",
             (run,),
         ):
             file = f"{row['kind']}/{row['name']}.jsonl"
-            if self._is_cut(path / f"{file}", row["rest"]):
+            if self._is_cut(path / f"{file}", row["unread"]):
                 said.append(
                     f"{file}: line {row['lines'] + 1}, the last, is truncated after "
-                    f"{row['rest']:,} bytes and is ignored."
+                    f"{row['unread']:,} bytes and is ignored."
                 )
         return said
 
@@ -143,11 +143,11 @@ class Runs:
         sizes = sum(file.stat().st_size for file in metrics if file.is_file())
         return f"{len(self.paths)}-{self._index.stamp()}-{sizes}"
 
-    def _is_cut(self, path: Path, rest: int) -> bool:
+    def _is_cut(self, path: Path, unread: int) -> bool:
         """Whether a file's last line is incomplete, and not just unread."""
         with path.open("rb") as file:
-            file.seek(-rest, 2)
-            return b"\n" not in file.read(rest)
+            file.seek(-unread, 2)
+            return b"\n" not in file.read(unread)
 
 
 def _is_run(path: Path) -> bool:
@@ -167,7 +167,7 @@ def _free_name(path: Path, taken: dict[str, Path]) -> str:
     return f"{path.name}~{len(taken)}"
 
 
-def _told(config: dict[str, Any]) -> dict[str, str]:
+def _shown_settings(config: dict[str, Any]) -> dict[str, str]:
     """The settings that the overview shows, as short texts."""
     policies = config.get("policies")
     labels = [
@@ -175,14 +175,14 @@ def _told(config: dict[str, Any]) -> dict[str, str]:
         for policy in (policies if isinstance(policies, list) else [])
     ]
     horizon = config.get("horizon")
-    told = {
+    settings = {
         "env": config.get("env"),
         "algorithm": config.get("algorithm"),
         "policy": config.get("model") or config.get("policy") or ", ".join(labels),
         "horizon": " → ".join(map(str, horizon)) if isinstance(horizon, list) else horizon,
         "seed": config.get("seed"),
     }
-    return {name: str(value)[:300] for name, value in told.items() if value not in (None, "")}
+    return {name: str(value)[:300] for name, value in settings.items() if value not in (None, "")}
 
 
 def _read(path: Path) -> dict[str, Any] | None:

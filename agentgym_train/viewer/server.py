@@ -26,11 +26,11 @@ from agentgym_train.viewer.query import (
     NoPicture,
     Pictures,
     Shelf,
+    adjacent,
     count_of,
     facets,
     html_of,
     lines_of,
-    neighbours,
     page_of,
     played,
     query_of,
@@ -134,7 +134,7 @@ class Api:
 
         def found() -> dict[str, Any]:
             query = query_of(self._index, self._runs.ids, asked)
-            near = neighbours(self._index, query, place.id)
+            near = adjacent(self._index, query, place.id)
             return {
                 **self._shelf.page(self._runs.paths[name], place),
                 "run": name,

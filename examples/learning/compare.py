@@ -141,12 +141,12 @@ def run_missing(arms: list[Any], console: Console) -> bool:
     missing[0].config.check_model()
     with world_of(missing[0].config) as rollout_runner, progress_bar(console) as progress:
         unit = "env steps" if missing[0].env_steps else "steps"
-        bar = progress.add_task(unit, total=sum(arm.size for arm in missing), figures="")
+        bar = progress.add_task(unit, total=sum(arm.size for arm in missing), status="")
         before = 0
         for arm in missing:
 
             def advance(done: int, figures: str, before: int = before) -> None:
-                progress.update(bar, completed=before + done, figures=figures)
+                progress.update(bar, completed=before + done, status=figures)
 
             with Watched(arm, advance):
                 result = play(arm, rollout_runner)

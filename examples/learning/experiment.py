@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
-from agentgym_env.run_store import RunStore, run_facts
+from agentgym_env.run_store import RunStore, run_metadata
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.rollout.policy import make_policy
@@ -125,7 +125,7 @@ class StopAtBudget(TrainerCallback):
 def train_to_budget(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     """Train until the environment steps are used up; an unfinished run starts anew."""
     config = arm.config
-    store = RunStore.create(arm.path, run_facts(config.as_dict()))
+    store = RunStore.create(arm.path, run_metadata(config.as_dict()))
     trainer = RLTrainer(policy_of(config, config.model), config, rollout_runner, store)
     trainer.remove_callback(PrinterCallback)
     with progress_bar(_SILENT) as progress:

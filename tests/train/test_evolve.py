@@ -124,7 +124,7 @@ def test_one_environment_needs_no_list_and_what_is_open_is_the_runs_own():
     assert (world.env, world.horizon, world.eval_split) == (TEXTCRAFT, 7, "test")
     assert told.eval_horizon_of(world) == 7
     assert method_config(told.as_dict()) == told
-    learning = told.imitation("base", "out")
+    learning = told.sft_config("base", "out")
     assert (learning.rows_per_step, learning.learning_rate) == (32, 1e-5)
 
 

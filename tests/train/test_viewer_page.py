@@ -123,7 +123,11 @@ async def test_tokens_are_coloured_by_what_is_known_of_them(run, tmp_path):
         await page.js("document.querySelector('.tokens').focus()")
         await page.press("Home", *["ArrowRight"] * 4)
         told = await page.text(".inspector")
-        assert "“ oak” id 5" in told and "update 1" in told and "log \N{MINUS SIGN}0.200" in told
+        assert (
+            "“ oak” id 5" in told
+            and "weight version 1" in told
+            and "log \N{MINUS SIGN}0.200" in told
+        )
         assert "advantage +0.500" in told
         await page.goto(f"{address}/episode/small/eval_after/0")
         await page.until("document.querySelector('.stage .turn')")
@@ -196,7 +200,7 @@ async def test_curves_are_zoomed_smoothed_and_read_by_keyboard(run, tmp_path):
         await page.goto(f"{address}/?zoom=10..20&x=env")
         await page.until("document.querySelectorAll('.chart').length >= 5")
         await page.js("document.querySelector('.reset + button').click()")
-        assert "KL from the start" in await page.text(".charts")
+        assert "KL to the reference" in await page.text(".charts")
 
 
 async def test_the_worlds_picture_is_drawn_by_playing_again(tmp_path):

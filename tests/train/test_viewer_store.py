@@ -13,9 +13,9 @@ from agentgym_train.viewer import index as indexing
 from agentgym_train.viewer.index import Index, Indexer
 from agentgym_train.viewer.query import (
     Shelf,
+    adjacent,
     count_of,
     facets,
-    neighbours,
     page_of,
     played,
     query_of,
@@ -115,10 +115,10 @@ def test_next_and_previous_walk_the_table_in_its_own_order(tmp_path, show):
         walked, at = [], ids[0]
         while True:
             walked.append(at)
-            near = neighbours(shown.index, query, at)
+            near = adjacent(shown.index, query, at)
             if near["next"] is None:
                 break
-            back = neighbours(shown.index, query, near["next"]["id"])["previous"]
+            back = adjacent(shown.index, query, near["next"]["id"])["previous"]
             assert back is not None and back["id"] == at
             at = near["next"]["id"]
         assert walked == ids, sort

@@ -42,8 +42,8 @@ export function filterPanel({ get: current, set }) {
       const text = String(value);
       const box = h("input", { type: "checkbox", id: `f-${name}-${i}`, checked: chosen.includes(text), onchange: () =>
         set(name, box.checked ? [...chosen, text] : chosen.filter((one) => one !== text)) });
-      const told = name === "success" ? (value ? "solved" : "not solved") : name === "outcome" ? text.replaceAll("_", " ") : text;
-      return h("label", {}, box, line(told), times != null && h("span", { class: "soft number" }, number(times)));
+      const label = name === "success" ? (value ? "solved" : "not solved") : name === "outcome" ? text.replaceAll("_", " ") : text;
+      return h("label", {}, box, line(label), times != null && h("span", { class: "soft number" }, number(times)));
     }), !open && h("button", { type: "button", class: "quiet small", id: `more-${name}`, onclick: () => { opened.add(name); draw(); } }, `${all.length - some.length} more`));
   }
 

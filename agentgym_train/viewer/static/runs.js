@@ -79,8 +79,8 @@ export function runsPage({ main, params, navigate }) {
     if (tools.contains(document.activeElement) && tools.childElementCount) return;
     const smooth = h("input", { type: "range", id: "smooth", min: 1, max: 50, value: view.smooth,
       oninput: () => { view.smooth = Number(smooth.value); shownSmooth(); remember(); redraw(); } });
-    const told = h("output", { for: "smooth", class: "soft" });
-    const shownSmooth = () => { told.textContent = view.smooth > 1 ? `mean of ${view.smooth}` : "off"; };
+    const label = h("output", { for: "smooth", class: "soft" });
+    const shownSmooth = () => { label.textContent = view.smooth > 1 ? `mean of ${view.smooth}` : "off"; };
     shownSmooth();
     const reset = h("button", { type: "button", class: "reset", disabled: !view.zoom, onclick: () => zoom(null) }, "Show all");
     const table = h("button", { type: "button", "aria-pressed": String(asTable), onclick: () => {
@@ -97,7 +97,7 @@ export function runsPage({ main, params, navigate }) {
           remember();
           drawCharts();
         } }, words))),
-      h("label", { class: "field", for: "smooth" }, "Smoothing", smooth, told), reset, table, moreFigures());
+      h("label", { class: "field", for: "smooth" }, "Smoothing", smooth, label), reset, table, moreFigures());
   }
 
   function moreFigures() {
@@ -198,15 +198,15 @@ function runsTable(runs, hidden, toggle) {
 }
 
 function runRow(run, position, on, toggle) {
-  const { told } = run;
+  const { settings } = run;
   const box = h("input", { type: "checkbox", checked: on, "data-run": run.name, "aria-label": plain(`Show the curves of ${run.name}`), onchange: () => {
     toggle(run, box.checked);
     row.classList.toggle("off", !box.checked);
   } });
   const lift = run.before == null ? null : [percent(run.before), h("span", { class: "soft" }, run.after == null ? " before" : " → "),
     run.after != null && h("strong", {}, percent(run.after))];
-  const cells = { state: h("span", { class: `badge ${run.state}` }, run.state), lift, env: text(told.env), algorithm: text(told.algorithm),
-    policy: text(told.policy?.split("/").at(-1)), horizon: text(told.horizon), seed: text(told.seed), written: run.written && ago(run.written) };
+  const cells = { state: h("span", { class: `badge ${run.state}` }, run.state), lift, env: text(settings.env), algorithm: text(settings.algorithm),
+    policy: text(settings.policy?.split("/").at(-1)), horizon: text(settings.horizon), seed: text(settings.seed), written: run.written && ago(run.written) };
   const row = h("tr", { class: on ? null : "off" }, h("th", { scope: "row", class: "run" }, h("span", { class: "field" }, box,
     h("span", { class: "swatch", style: { background: runColor(position) } }), h("a", { href: address("/trajectories", new URLSearchParams({ run: run.name })), title: plain(run.path) }, line(run.name)))),
     FACTS.slice(1).map(([name, words]) => h("td", { class: `${name}${cells[name] ? "" : " none"}`, "data-name": words }, cells[name] || h("span", { class: "soft" }, "–"))));
