@@ -11,7 +11,7 @@ import pytest
 
 import hostile
 import worlds
-from agentgym_env.cli.replay import parse_address, replay_episode, told
+from agentgym_env.cli.replay import describe, parse_address, replay_episode
 from agentgym_env.conformance.rules import write_script
 from agentgym_env.errors import BadRequest
 from agentgym_env.registration import env_class
@@ -68,7 +68,7 @@ def test_the_first_difference_is_found_and_told(textcraft):
     assert same.difference is None
     found = replay_episode(env, changed(trajectory, 3, observation="something else\x1b[2J"))
     assert (found.turns, found.difference.turn, found.difference.what) == (3, 3, "observation")
-    lines = list(told(found.difference))
+    lines = list(describe(found.difference))
     assert lines[0].startswith("  turn 3, after ")
     assert any(line.startswith("  - something else\\x1b[2J") for line in lines)
     paid = replay_episode(env, changed(trajectory, 2, reward=0.125)).difference

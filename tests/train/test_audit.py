@@ -34,7 +34,7 @@ def test_a_healthy_model_passes_every_rule(name):
     skipped = {name for name, f in found.items() if f.status == "skipped"}
     assert skipped == {"stored episodes", "stored log-probs"}
     assert found["log-probs"].figures["max"] < 1e-5
-    assert " 0 of them cut short" not in found["episodes"].detail
+    assert " 0 of them truncated" not in found["episodes"].detail
     assert " 0 empty" not in found["episodes"].detail
 
 

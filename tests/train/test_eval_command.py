@@ -178,11 +178,11 @@ def test_tasks_are_named_one_by_one_or_by_a_file(tmp_path):
     ("words", "told"),
     [
         (["--policy", "random"], "two policies have the label 'random'"),
-        (["--policy", "gpt:4"], "no policy 'gpt:4'"),
+        (["--policy", "gpt:4"], "unknown policy 'gpt:4'"),
         (["--baseline", "expert"], "--baseline 'expert' is not one of 'random'"),
         (["--split", "dev"], "no split 'dev'"),
         (["--env-kwargs", "[]"], "--env-kwargs must be a JSON object"),
-        (["--policy", "vllm:http://127.0.0.1:9"], "no vLLM server answers"),
+        (["--policy", "vllm:http://127.0.0.1:9"], "no vLLM server responds"),
     ],
 )
 def test_bad_words_are_refused_before_anything_is_played(tmp_path, words, told):

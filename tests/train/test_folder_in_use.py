@@ -140,7 +140,7 @@ def test_of_several_processes_the_first_has_the_lock_and_all_run(tmp_path):
     assert json.loads((run / LOCK_FILE).read_text())["pid"] == pid, "it left its lock"
     launcher = launched("--resume", run)
     output, _ = launcher.communicate(timeout=200)
-    assert launcher.returncode == 0 and "Going on from" in output, output
+    assert launcher.returncode == 0 and "Resuming from" in output, output
     assert [row["step"] for row in RunStore.open(run).metrics()[0]] == [1, 2, 3]
     assert not list(tmp_path.rglob(LOCK_FILE))
 

@@ -69,7 +69,8 @@ def test_algorithms_are_found_by_name_or_path():
 
 @pytest.mark.parametrize(
     ("name", "values", "said"),
-    [("grop", {}, "no algorithm 'grop'; choose from grpo"), ("grpo", {"gamma": 1}, "has no gamma"),
+    [("grop", {}, "unknown algorithm 'grop'; choose from grpo"),
+     ("grpo", {"gamma": 1}, "has no parameter gamma"),
      ("nowhere:X", {}, "cannot import"),
      ("agentgym_train.trainers.batch:Nothing", {}, "cannot import")],
 )  # fmt: skip

@@ -97,7 +97,7 @@ def test_a_run_killed_in_its_final_evaluation_is_evaluated_and_not_trained(tmp_p
     assert len(RunStore.open(run).trajectories("eval_after")[0]) == EPISODES
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == STEPS and summary["after"]["episodes"] == EPISODES
-    assert "All 3 steps are trained already." in output
+    assert "All 3 steps are already complete." in output
 
 
 def test_a_finished_run_is_left_as_it_is_and_without_its_summary_only_that_is_written(tmp_path):
@@ -106,7 +106,7 @@ def test_a_finished_run_is_left_as_it_is_and_without_its_summary_only_that_is_wr
     status, output = finish(Command("train", config))
     assert status == 0, output
     unbroken, summary = weights(run), (run / "summary.json").read_bytes()
-    for told in ("is complete", "All 3 steps are trained already."):
+    for told in ("is complete", "All 3 steps are already complete."):
         status, output = finish(Command("train", "--resume", run))
         assert status == 0, output
         assert weights(run) == unbroken and steps_of(run) == [1, 2, 3]

@@ -131,7 +131,7 @@ def test_two_processes_on_cpus_of_which_accelerate_starts_one_are_refused(tmp_pa
     status, output = run(*ACCELERATE, "--cpu", "--num_processes", 2, "-m", "agentgym_train", config)
     assert status != 0
     said = " ".join(output.split())
-    assert "was asked for several processes and started one" in said
+    assert "was configured for several processes but started one" in said
     assert "cpu_two_processes.yaml" in said
     assert not (tmp_path / "run").exists()
 

@@ -19,13 +19,13 @@ def unused_address():
 
 def test_when_nobody_answers_it_says_how_to_start_one():
     address = unused_address()
-    with pytest.raises(BadRequest, match=rf"no vLLM server answers: {address}.*vllm serve MODEL"):
+    with pytest.raises(BadRequest, match=rf"no vLLM server responds: {address}.*vllm serve MODEL"):
         served_model(address)
 
 
 def test_another_kind_of_server_is_named_as_such(serve):
     address = serve().address  # a server of environments
-    with pytest.raises(BadRequest, match=f"{address} is no vLLM server .*openai:MODEL@URL"):
+    with pytest.raises(BadRequest, match=f"{address} is not a vLLM server, .*openai:MODEL@URL"):
         served_engine(address, textcraft_tokenizer(), max_tokens=64)
 
 

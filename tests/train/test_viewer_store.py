@@ -194,7 +194,7 @@ def test_evaluations_tell_what_they_were_asked_for(tmp_path, show):
     assert shown.runs.facts("run")["state"] == "running"
     store.write_json("report.json", {})
     facts = shown.runs.facts("run")
-    assert facts["told"] == {"env": "e", "policy": "expert, mine", "horizon": "9"}
+    assert facts["settings"] == {"env": "e", "policy": "expert, mine", "horizon": "9"}
     assert facts["state"] == "complete"
 
 

@@ -233,7 +233,7 @@ def test_a_killed_server_loses_no_turn_and_comes_back_with_the_present_weights(
     # Not a turn is missing or there twice, and each is what it would have been.
     assert ids(broken) == ids(whole)
     assert victim.gone is not None and victim.conversations == 0
-    assert "lost a vLLM server" in caplog.text and "1 others go on" in caplog.text
+    assert "a vLLM server is unavailable" in caplog.text and "1 others remain" in caplog.text
 
     async def back():
         while victim.gone is not None:

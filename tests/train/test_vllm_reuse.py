@@ -39,4 +39,4 @@ def test_what_vllm_tells_is_what_goes_through_its_model(keeps, monkeypatch):
     assert sum(seen) - first_call == held.computed
     # Whole blocks of 32: three of the first turn's prompt, four of what comes before the third.
     assert held.computed == AGAIN - ((3 + 4) * 32 if keeps else 0)
-    assert held.said == measured.on_transformers(tiny_model(), ONE, keeps=keeps).said
+    assert held.sampled == measured.on_transformers(tiny_model(), ONE, keeps=keeps).sampled

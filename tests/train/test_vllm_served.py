@@ -81,7 +81,7 @@ def test_it_plays_by_what_it_serves_and_by_nothing_else(address):
     async def play():
         try:
             greedy = await turns(engine, PROMPTS)
-            with pytest.raises(BadRequest, match="changes no weights"):
+            with pytest.raises(BadRequest, match="cannot update its servers' weights"):
                 await engine.update_weights(model, 1)
             drawn = await turns(engine, PROMPTS, 1.0)
             stop = drawn[0].token_ids[3]
@@ -109,10 +109,10 @@ def test_it_plays_by_what_it_serves_and_by_nothing_else(address):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"api_key": "another"}, "lets us in: .*401.*--api-key"),
-        ({"api_key": None}, "lets us in: .*401.*--api-key"),
-        ({"model": "cold"}, "serves no model 'cold', but warm"),
-        ({"max_tokens": LENGTH + 1}, f"{LENGTH} tokens, and max_tokens is {LENGTH + 1}"),
+        ({"api_key": "another"}, "rejects the API key: .*401.*--api-key"),
+        ({"api_key": None}, "rejects the API key: .*401.*--api-key"),
+        ({"model": "cold"}, "does not serve the model 'cold'; choose from warm"),
+        ({"max_tokens": LENGTH + 1}, f"{LENGTH} tokens, but max_tokens is {LENGTH + 1}"),
         ({"tokenizer": textcraft_tokenizer()}, f"another tokenizer .*'{WARM}'"),
     ],
 )
