@@ -454,7 +454,7 @@ def _complete(
 ) -> RunConfig:
     """Merge the arguments into the config. Raises `ConfigError` for settings given twice."""
     if isinstance(args, AgentEvolConfig):
-        raise ConfigError("AgentEvol trains several times; use `agentgym train` or `train(config)`")
+        raise ConfigError("AgentEvol trains several times; use `agentgym train`")
     given: dict[str, Any] = {
         "model": model if isinstance(model, str) else getattr(model, "name_or_path", "") or "model",
         "env": env if isinstance(env, str) else _path_of(env),

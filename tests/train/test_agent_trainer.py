@@ -131,7 +131,7 @@ def test_algorithm_horizon_agent_and_model_are_passed_as_objects(tmp_path):
     config = store.read_json("run.json")["config"]
     assert config["algorithm"].endswith("test_agent_trainer:Doubled")
     assert (config["algorithm_args"], config["horizon"]) == ({"factor": 3.0}, [1, 2])
-    with pytest.raises(ConfigError, match="trained with Python objects .*agent: Shouting"):
+    with pytest.raises(ConfigError, match=r"trained with Python objects .*agent: Shouting"):
         resumed_config(tmp_path / "run", trusted=True)
 
 
