@@ -209,7 +209,7 @@ def _last_byte(path: Path) -> bytes:
 _VERSIONS = ("agentgym-sdk", "torch", "transformers", "trl", "accelerate", "gymnasium")
 
 
-def run_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+def run_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config as plain values, its seed, the command, versions and revision."""
     versions = {"python": platform.python_version()}
     for name in _VERSIONS:

@@ -201,7 +201,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         episode_seeds = {index: self._episode_seed(index, seeds[index]) for index in indices}
         infos: dict[int, dict[str, Any]] = {}
         waiting = list(indices)
-        # A session that ended while it stood idle is replaced once; a server that died, too.
+        # A session that expired is replaced once, and so is a server that died.
         for _ in range(2):
             self._open_sessions(waiting)
             items = [(i, s) for i in waiting if (s := self._sessions[i]) is not None]

@@ -158,6 +158,11 @@ TurnMaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per turn
 
 MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per episode.")]
 
+Wrappers = Annotated[
+    list[str] | None,
+    typer.Option("--wrapper", help="Gymnasium wrapper, as module:Class; repeatable."),
+]
+
 Success = Annotated[
     bool, typer.Option("--success", help="Keep only episodes that solved their task.")
 ]
@@ -236,6 +241,7 @@ def collect(
     env_kwargs: Annotated[
         str, typer.Option(help="Keyword arguments of the environment, as a JSON object.")
     ] = "{}",
+    wrapper: Wrappers = None,
     success: Success = False,
     min_reward: MinReward = None,
     min_turns: MinTurns = 1,
@@ -256,7 +262,7 @@ def collect(
         chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
         keep_reasoning=keep_reasoning,
         max_tokens=max_tokens, env_kwargs=json_object("--env-kwargs", env_kwargs),
-        servers=server or [],
+        servers=server or [], wrappers=wrapper or [],
         keep=EpisodeFilter(
             success=success, min_reward=min_reward, min_turns=min_turns,
             max_turns=max_turns, max_episode_tokens=max_episode_tokens, tokenizer=tokenizer,
@@ -427,6 +433,7 @@ def evaluate(
     env_kwargs: Annotated[
         str, typer.Option(help="Keyword arguments of the environment, as a JSON object.")
     ] = "{}",
+    wrapper: Wrappers = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the report to this JSON file.")
     ] = None,
@@ -451,7 +458,11 @@ def evaluate(
     }  # fmt: skip
     kwargs = json_object("--env-kwargs", env_kwargs)
     with RolloutRunner(
-        env, server or [], env_kwargs=kwargs, concurrency=concurrency or 256
+        env,
+        server or [],
+        env_kwargs=kwargs,
+        wrappers=wrapper or [],
+        concurrency=concurrency or 256,
     ) as rollout_runner:
         check_served(env, rollout_runner.card.env)
         ids, split = chosen_tasks(rollout_runner.tasks, tasks, split, limit, per_category)
@@ -469,6 +480,7 @@ def evaluate(
                 instruction=rollout_runner.card.instruction if instruction is None else instruction,
             ),
             policies=policies,
+            wrappers=wrapper or [],
         )
         _carry_out(plan, specs, rollout_runner, out, fresh, baseline, json_path)
 
@@ -548,16 +560,16 @@ def export(
     )  # fmt: skip
     selected, read = read_demonstrations(sources, keep, pairs=name == "dpo")
     _report_broken(console, read.broken)
-    rows = rows_of(selected.kept, name, rules=rules, tokens=tokens)
+    rows = rows_of(selected.selected, name, rules=rules, tokens=tokens)
     first = next(rows, None)
     if first is None:
-        nothing = f"{len(selected.kept)} of {len(read.trajectories)} episodes are selected"
+        nothing = f"{len(selected.selected)} of {len(read.trajectories)} episodes are selected"
         reasons = f" (others: {selected.reasons()})" if selected.left_out else ""
-        none = ", and no two of them form a pair" if name == "dpo" and selected.kept else ""
+        none = ", and no two of them form a pair" if name == "dpo" and selected.selected else ""
         raise ConfigError(f"nothing to export: {nothing}{reasons}{none}")
     count = write_rows(out, chain([first], rows))
     console.print(
-        f"{out}: {count} rows from {len(selected.kept)} of {len(read.trajectories)} episodes"
+        f"{out}: {count} rows from {len(selected.selected)} of {len(read.trajectories)} episodes"
         + (f" (others: {selected.reasons()})." if selected.left_out else "."),
         soft_wrap=True,
     )
@@ -572,7 +584,7 @@ def import_(
     env: Annotated[str, typer.Option(help="Environment id of rows without one.")] = "",
 ) -> None:
     """Import episodes from files, including those of AgentGym, into a run folder."""
-    from agentgym_env.run_store import RunStore, run_facts
+    from agentgym_env.run_store import RunStore, run_metadata
     from agentgym_train.data.formats import Reading, format_named, read_episodes
 
     console = Console()
@@ -587,7 +599,7 @@ def import_(
         first = f": {_text_of(read.broken[0])}" if read.broken else ""
         raise ConfigError(f"no episodes in {', '.join(map(str, files))}{first}")
     config = {"method": "import", "files": [str(file) for file in files], "output_dir": str(out)}
-    store = RunStore.create(out, run_facts(config))
+    store = RunStore.create(out, run_metadata(config))
     store.append_trajectories("imported", read.trajectories)
     wins = sum(trajectory.success for trajectory in read.trajectories)
     console.print(

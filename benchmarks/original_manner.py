@@ -42,7 +42,7 @@ class BabyAIEachAnew(BabyAI):
 
 
 class _Made:
-    """An environment as `gymnasium.make` gives it, with the world's attributes at hand."""
+    """An environment as `gymnasium.make` returns it, with the world's attributes."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.reset, self.step = env.reset, env.step
@@ -55,8 +55,8 @@ class _Made:
 class _EachAnew(View):
     """Searches for each way by itself, breadth first, until it is found."""
 
-    def way_to(self, ahead: int, right: int) -> list[int] | None:
-        goal = (SIZE // 2 + right, SIZE - 1 - ahead)
+    def way_to(self, forward: int, right: int) -> list[int] | None:
+        goal = (SIZE // 2 + right, SIZE - 1 - forward)
         start = (SIZE // 2, SIZE - 1, 0)
         waiting: deque[tuple[tuple[int, int, int], list[int]]] = deque([(start, [])])
         seen = {start}

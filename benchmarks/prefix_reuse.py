@@ -69,7 +69,7 @@ class Held:
     seconds: float
     processor_s: float
     """Of all threads; it tells more where the machine is busy."""
-    said: list[list[int]]
+    sampled: list[list[int]]
     """The sampled ids of each conversation."""
 
 
@@ -106,22 +106,22 @@ async def hold(engine: GenerationEngine, count: Any, plan: Plan, *, keeps: bool)
     """Hold all conversations at once; without `keeps` no turn is said to belong to another."""
 
     async def talk(number: int) -> list[int]:
-        said: list[int] = []
+        sampled: list[int] = []
         ids: list[int] = []
         for read in plan.read(number):
             ids += read
             sampling = Sampling(plan.sampled, 0.0)
             turn = await engine.generate(ids, sampling, number if keeps else None)
             ids += turn.token_ids
-            said += turn.token_ids
+            sampled += turn.token_ids
         await engine.forget(number)
-        return said
+        return sampled
 
     await engine.generate(plan.read(-1)[0], Sampling(2, 0.0))  # the first call is slow
     before, began, computed = count.tokens, time.perf_counter(), time.process_time()
-    said = await asyncio.gather(*(talk(number) for number in range(plan.conversations)))
+    sampled = await asyncio.gather(*(talk(number) for number in range(plan.conversations)))
     wall_s, processor_s = time.perf_counter() - began, time.process_time() - computed
-    return Held(count.tokens - before, wall_s, processor_s, said)
+    return Held(count.tokens - before, wall_s, processor_s, sampled)
 
 
 def on_transformers(model: Any, plan: Plan, *, keeps: bool) -> Held:
@@ -202,8 +202,8 @@ def main() -> None:
     )
     for name, one in held.items():
         print(f"| {name} | {one.computed:,} | {one.seconds:.1f} | {one.processor_s:.1f} |")
-    said = [one.said for one in held.values()]
-    print("All roads said the same." if all(s == said[0] for s in said) else "They said otherwise.")
+    sampled = [one.sampled for one in held.values()]
+    print("All ways sampled the same." if all(s == sampled[0] for s in sampled) else "They differ.")
 
 
 if __name__ == "__main__":

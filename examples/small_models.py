@@ -133,9 +133,9 @@ def _previous_token_layer(model: Qwen3ForCausalLM, half: int) -> None:
     attention.k_proj.weight.copy_(key.flatten(0, 1))
     attention.q_norm.weight.fill_(_PREVIOUS_GAIN)
     attention.k_norm.weight.fill_(_PREVIOUS_GAIN)
-    move = torch.zeros(2 * half, 2 * half)
-    move[half:, :half] = torch.eye(half) * EMBEDDING_STD
-    _carry_all(attention, move)
+    shift = torch.zeros(2 * half, 2 * half)
+    shift[half:, :half] = torch.eye(half) * EMBEDDING_STD
+    _carry_all(attention, shift)
 
 
 def _match_layer(model: Qwen3ForCausalLM, half: int, generator: torch.Generator) -> None:

@@ -64,8 +64,8 @@ class TextEnvTask(AbstractBrowserTask):
         self._start = env_id, task, server, env_kwargs
         self._horizon = horizon
         self._env: gymnasium.Env[str, str] | None = None
-        self._told = ""
-        self._said = 0
+        self._observation = ""
+        self._messages_read = 0
         self._turns = 0
         self._over = False
 
@@ -78,7 +78,7 @@ class TextEnvTask(AbstractBrowserTask):
         """Begin the episode; the goal is the environment's instruction."""
         env_id, task, server, env_kwargs = self._start
         self._env = env = connect_env(env_id, server, env_kwargs)
-        self._told, info = env.reset(seed=self._seed, options={"task": task})
+        self._observation, info = env.reset(seed=self._seed, options={"task": task})
         self._show(page)
         return str(env.get_wrapper_attr("instruction")), info
 
@@ -89,13 +89,13 @@ class TextEnvTask(AbstractBrowserTask):
         written = page.evaluate(_TAKE)
         # BrowserGym's assistant greets the user first.
         messages = [m["message"] for m in chat_messages if m["role"] == "assistant"][1:]
-        actions = [*(written or []), *messages[self._said :]]
-        self._said = len(messages)
+        actions = [*(written or []), *messages[self._messages_read :]]
+        self._messages_read = len(messages)
         reward, info = 0.0, dict[str, Any]()
         for action in actions:
             if self._over or self._env is None:
                 break
-            self._told, paid, terminated, truncated, info = self._env.step(str(action))
+            self._observation, paid, terminated, truncated, info = self._env.step(str(action))
             reward += float(paid)
             self._turns += 1
             self._over = terminated or truncated or self._turns == self._horizon
@@ -103,8 +103,8 @@ class TextEnvTask(AbstractBrowserTask):
             # The agent has gone elsewhere.
             self._show(page)
         elif actions:
-            page.evaluate(_TELL, self._told)
-        return reward, self._over, self._told if messages and actions else "", info
+            page.evaluate(_TELL, self._observation)
+        return reward, self._over, self._observation if messages and actions else "", info
 
     def teardown(self) -> None:
         """End the session."""
@@ -114,7 +114,7 @@ class TextEnvTask(AbstractBrowserTask):
 
     def _show(self, page: Page) -> None:
         title = html.escape(self._start[0])
-        page.set_content(_PAGE.format(title=title, told=html.escape(self._told)))
+        page.set_content(_PAGE.format(title=title, told=html.escape(self._observation)))
 
 
 def register_tasks(

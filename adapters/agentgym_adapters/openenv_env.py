@@ -86,7 +86,7 @@ class OpenEnv(TextEnv):
         try:
             result = self._ask(message)
         except EnvironmentLost:
-            # It may have hung up while it stood idle. Nothing is lost: an episode begins here.
+            # The idle connection may have been closed. Retry: the episode starts here.
             result = self._ask(message)
         if result.get("done") is True:
             raise EnvironmentFault("the episode was over when it began", "environment_error")
@@ -101,11 +101,11 @@ class OpenEnv(TextEnv):
         except Rejected as rejected:
             # What the policy wrote is not an action there; that is an observation.
             return str(rejected), 0.0, False
-        reward, told = result.get("reward"), _told(result)
+        reward, metadata = result.get("reward"), _metadata(result)
         if not isinstance(reward, int | float | None):
             raise self._socket.unexpected("reward", reward)
-        self._cut = told.get("truncated") is True and told.get("terminated") is not True
-        info = told.get("info")
+        self._cut = metadata.get("truncated") is True and metadata.get("terminated") is not True
+        info = metadata.get("info")
         solved = info.get("success") if isinstance(info, dict) else None
         self._solved = solved if isinstance(solved, bool) else None
         return self._text(result), float(reward or 0.0), result.get("done") is True
@@ -184,11 +184,13 @@ def make_openenv(
     return OpenEnv(address, render_mode, **kwargs)
 
 
-def _told(result: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(result: Mapping[str, Any]) -> dict[str, Any]:
     """The observation's metadata, wherever this version of OpenEnv puts it."""
     inner = result.get("observation")
-    told = result.get("metadata") or (inner.get("metadata") if isinstance(inner, dict) else None)
-    return told if isinstance(told, dict) else {}
+    metadata = result.get("metadata") or (
+        inner.get("metadata") if isinstance(inner, dict) else None
+    )
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _tool_text(observation: Mapping[str, Any]) -> str:

@@ -161,7 +161,7 @@ def rpc_answer(given: Any) -> dict[str, Any]:
 
 
 def rpc_unreadable() -> dict[str, Any]:
-    """The answer of JSON-RPC to what is no JSON."""
+    """The JSON-RPC response to invalid JSON."""
     return _rpc_error(None, -32700, "Parse error")
 
 

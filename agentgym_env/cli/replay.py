@@ -78,8 +78,8 @@ def replay_episode(env: gymnasium.Env[str, str], trajectory: Trajectory) -> Repl
             if found is not None:
                 return Replayed(taken, found)
     except EpisodeOver:
-        told = Difference(number, "end", "the episode goes on", "it had ended", turn.action)
-        return Replayed(taken, told)
+        found = Difference(number, "end", "the episode goes on", "it had ended", turn.action)
+        return Replayed(taken, found)
     except AgentGymError as error:
         return Replayed(taken, Difference(taken + 1, "failure", "", str(error)))
     return Replayed(taken, _end(trajectory, terminated, success) if taken else None)
@@ -263,19 +263,19 @@ class _Seen:
             return
         self.differing += 1
         if self.differing <= _MOST_SHOWN:
-            self._say(
+            self._print(
                 Text.assemble(
                     (f"{one_line(place)} differs", "bold red"),
                     f", task {one_line(trajectory.task, 100)}, seed {trajectory.seed}",
                 )
             )
-            for line in told(replayed.difference):
-                self._say(Text(line))
+            for line in describe(replayed.difference):
+                self._print(Text(line))
 
     def broken(self, place: str, line: BrokenLine) -> None:
         """Count and show a line that is not an episode."""
         self.unreadable += 1
-        self._say(Text(f"{one_line(place)} cannot be read: {one_line(line.reason)}", "yellow"))
+        self._print(Text(f"{one_line(place)} cannot be read: {one_line(line.reason)}", "yellow"))
 
     def sum_up(self) -> None:
         """Print the summary."""
@@ -289,13 +289,13 @@ class _Seen:
             )
         if self.unreadable:
             parts.append(f"{self.unreadable} lines cannot be read")
-        self._say(Text("; ".join(parts), "bold red" if self.differing else "bold green"))
+        self._print(Text("; ".join(parts), "bold red" if self.differing else "bold green"))
 
-    def _say(self, text: Text) -> None:
+    def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
 
 
-def told(difference: Difference) -> Iterator[str]:
+def describe(difference: Difference) -> Iterator[str]:
     """A difference in lines for a terminal."""
     where = f"turn {difference.turn}" if difference.turn else "the first observation"
     action = f", after {one_line(difference.action, _WIDTH)!r}" if difference.action else ""

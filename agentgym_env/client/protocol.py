@@ -173,7 +173,7 @@ class Server(Generic[T]):
         """Whether it failed recently."""
         return time.monotonic() < self.out_until
 
-    def rest(self) -> None:
+    def back_off(self) -> None:
         """Open no new sessions here for a while, since it did not answer."""
         self.out_until = time.monotonic() + _COOL_DOWN_S
 
@@ -514,10 +514,10 @@ def _post(
     for (server, _), (index, count), answer in zip(calls, owners, answers, strict=True):
         results[index].extend(read_batch(answer, reply, count, server.address))
         if isinstance(answer, EnvironmentLost):
-            server.rest()
+            server.back_off()
     return results
 
 
 def _note_loss(server: Server[Any], failure: AgentGymError) -> None:
     if isinstance(failure, EnvironmentLost):
-        server.rest()
+        server.back_off()

@@ -70,9 +70,9 @@ def play(env: TextEnv, script: Script) -> Transcript:
     return as_json
 
 
-def plain(told: Any) -> Any:
+def plain(value: Any) -> Any:
     """Values after a round trip through JSON: tuples become lists, numpy numbers plain ones."""
-    return decode(encode(told), Any, JSON)
+    return decode(encode(value), Any, JSON)
 
 
 def difference(first: Sequence[Transcript], second: Sequence[Transcript]) -> str | None:

@@ -55,18 +55,19 @@ ALGORITHMS: Final[Mapping[str, type[Algorithm]]] = {
 
 
 def make_algorithm(name: str, values: dict[str, Any]) -> Algorithm:
-    """An algorithm with its hyper-parameters; raises `ConfigError` naming what there is."""
+    """Make an algorithm from its name and hyper-parameters; raises `ConfigError`."""
     kind: Any = ALGORITHMS.get(name) or _checked(name, _imported(name))
     known = [f.name for f in fields(kind)] if is_dataclass(kind) else []
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise ConfigError(
-            f"{name} has no {', '.join(unknown)}; it has {', '.join(known) or 'no fields'}"
+            f"{name} has no parameter {', '.join(unknown)}; "
+            + (f"choose from {', '.join(known)}" if known else "it has no parameters")
         )
     try:
         algorithm: Algorithm = msgspec.convert(values, kind) if known else kind()
     except msgspec.ValidationError as error:
-        raise ConfigError(f"algorithm_args of {name} do not fit: {error}") from error
+        raise ConfigError(f"invalid algorithm_args of {name}: {error}") from error
     return algorithm
 
 
@@ -77,14 +78,14 @@ def _checked(name: str, kind: Any) -> Any:
             "`from agentgym_train.algorithms import Algorithm`"
         )
     if kind.advantages is Algorithm.advantages:
-        raise ConfigError(f"{name} defines no advantages(self, batch) -> (B, T)")
+        raise ConfigError(f"{name} does not define advantages(self, batch) -> (B, T)")
     return kind
 
 
 def _imported(name: str) -> Any:
     if ":" not in name:
         raise ConfigError(
-            f"no algorithm {name!r}; choose from {', '.join(ALGORITHMS)}, or write "
+            f"unknown algorithm {name!r}; choose from {', '.join(ALGORITHMS)}, or write "
             "package.module:Class"
         )
     try:

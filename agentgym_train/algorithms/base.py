@@ -1,4 +1,4 @@
-"""Algorithm and TokenBatch: what an algorithm sees, and what it returns."""
+"""Algorithm and TokenBatch: the interface of advantage estimators, and shared functions."""
 
 from __future__ import annotations
 
@@ -14,67 +14,65 @@ from agentgym_env.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """All B = P*G episodes of a step, of every process, padded to T tokens and K turns.
+    """The B = P*G episodes of a step, of all processes, padded to T tokens and K turns.
 
-    A batch is global: baselines and whitening look at the whole of it, so processes gather their
-    rows before, and cut their own rows out of the advantages after. Rows i*G .. i*G+G-1 share
-    task and seed.
+    Baselines and whitening use all episodes of a step, so the processes gather their rows first and
+    take their own rows of the advantages afterwards. Rows i*G .. i*G+G-1 share task and seed.
     """
 
     loss_mask: Tensor
     """(B, T) 1.0 where the policy sampled the token."""
     rewards: Tensor
-    """(B, K) reward of turn k; 0.0 past the end."""
+    """(B, K) reward of turn k; 0.0 past the last turn."""
     turn_ends: Tensor
-    """(B, K) int64, index just past the last sampled token of turn k; 0 past the end."""
+    """(B, K) int64, index after the last sampled token of turn k; 0 past the last turn."""
     teaches: Tensor
-    """(B,) bool, False for an episode that does not train: it is in no baseline, whitening or
-    count, and has no advantage."""
+    """(B,) bool, whether the episode is trained on. If False, it is excluded from baselines,
+    whitening and counts, and has no advantage."""
     group_size: int
     """G."""
     states: Tensor
-    """(B, K) int64 id of the observation that turn k answers: equal text has equal ids; -1 past
-    the end."""
+    """(B, K) int64 hash of the observation before turn k; -1 past the last turn."""
     truncated: Tensor
-    """(B,) bool, True where the horizon or the token budget cut the episode off."""
+    """(B,) bool, whether the horizon or the token budget truncated the episode."""
     logprobs: Tensor | None = None
     """(B, T) log-probability of each sampled token under the policy that sampled it."""
     ref_logprobs: Tensor | None = None
-    """(B, T) the same under the reference policy."""
+    """(B, T) log-probability of each sampled token under the reference policy."""
     values: Tensor | None = None
-    """(B, T) the critic's estimate before token t: read where the token before it stands."""
+    """(B, T) the critic's value before token t, computed at the previous token's position."""
 
     @property
     def trained(self) -> Tensor:
-        """(B, T) bool: the sampled tokens of the episodes that teach."""
+        """(B, T) bool: the sampled tokens of the episodes that are trained on."""
         return (self.loss_mask > 0) & self.teaches.unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """How TRL makes a loss out of the advantages: names and meanings are `GRPOConfig`'s."""
+    """Settings of TRL's loss, with the names and meanings of `GRPOConfig`."""
 
     loss_type: str = "dapo"
-    """What the tokens' losses are averaged over; `dapo` is the mean over the step's tokens."""
+    """TRL's loss; `dapo` is the mean over the step's tokens."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    """Whether new and old policy are compared token by token or over the whole episode."""
+    """Whether the importance ratio is per token or per episode."""
     epsilon: float = 0.2
-    """The ratio is clipped below at 1 - epsilon."""
+    """Lower clip bound of the ratio: 1 - epsilon."""
     epsilon_high: float | None = None
-    """The ratio is clipped above at 1 + epsilon_high, epsilon if None; for `cispo` the bound."""
+    """Upper clip bound: 1 + epsilon_high; None uses epsilon. For `cispo` it is the bound itself."""
 
 
 class Algorithm(Protocol):
     """An advantage estimator: a frozen dataclass whose fields are its hyper-parameters.
 
-    A subclass defines `advantages`. The defaults are the token-mean loss, no critic and no
-    reference.
+    A subclass defines `advantages`. The defaults are a token-mean loss, no critic and no reference
+    policy.
     """
 
     loss_type: ClassVar[str] = "dapo"
-    """TRL's name of the loss, where `loss` is not overridden."""
+    """TRL's name of the loss, unless `loss` is overridden."""
     needs_critic: ClassVar[bool] = False
-    """Whether `TokenBatch.values` is needed; it then is an `ActorCritic`."""
+    """Whether `TokenBatch.values` is needed; such an algorithm is an `ActorCritic`."""
 
     @property
     def needs_reference(self) -> bool:
@@ -83,32 +81,32 @@ class Algorithm(Protocol):
 
     @property
     def loss(self) -> LossSettings:
-        """The loss the advantages go into."""
+        """Settings of the loss."""
         return LossSettings(loss_type=self.loss_type)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
-        """(B, T) float32, zero off the mask and for episodes that do not teach."""
+        """(B, T) float32 advantages; 0 off the mask and for episodes that are not trained on."""
         ...
 
 
 def check_share(name: str, value: float) -> None:
-    """Raise `ConfigError` for a discount or a decay that is not in 0..1."""
+    """Raise `ConfigError` for a discount or decay outside 0..1."""
     if not 0 <= value <= 1:
-        raise ConfigError(f"{name} is from 0 to 1, got {value}")
+        raise ConfigError(f"{name} must be between 0 and 1, got {value}")
 
 
 def given(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
-    """`tensor` in float64; raises `ConfigError` if the batch was made without it."""
+    """`tensor` in float64; raises `ConfigError` if the batch does not contain it."""
     if tensor is None:
         raise ConfigError(
-            f"{algorithm} needs {name}, and the batch has none; fill TokenBatch.{name}"
+            f"{algorithm} needs {name}, but the batch has none; set TokenBatch.{name}"
         )
     return tensor.to(torch.float64)
 
 
 _TINY = 1e-4
 
-"""TRL's own, so that a group's advantages are TRL's to the last digit."""
+"""TRL's value, so that a group's advantages equal TRL's."""
 
 
 def centered(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +120,7 @@ def centered(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def against_group(values: Tensor, groups: Tensor, *, scale: bool) -> Tensor:
-    """(M,) (value - group mean), over the group's standard deviation (with n - 1) if `scale`."""
+    """(M,) value - group mean, divided by the group's standard deviation (n - 1) if `scale`."""
     differences, sizes = centered(values, groups)
     if not scale or not len(values):
         return differences
@@ -132,13 +130,13 @@ def against_group(values: Tensor, groups: Tensor, *, scale: bool) -> Tensor:
 
 
 def group_of_rows(batch: TokenBatch) -> Tensor:
-    """(B,) int64: which group each episode is of."""
+    """(B,) int64 group index of each episode."""
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
     return rows // batch.group_size
 
 
 def episodes_against_group(batch: TokenBatch, *, scale: bool) -> Tensor:
-    """(B,) float64: each return against those of its group that teach; 0 for one that does not."""
+    """(B,) float64 group-relative returns; 0 for episodes that are not trained on."""
     returns = batch.rewards.to(torch.float64).sum(1)  # (B,)
     teaching = batch.teaches
     advantages = torch.zeros_like(returns)  # (B,)
@@ -149,27 +147,27 @@ def episodes_against_group(batch: TokenBatch, *, scale: bool) -> Tensor:
 
 
 def on_tokens(episodes: Tensor, batch: TokenBatch) -> Tensor:
-    """(B,) to (B, T) float32: the same on every sampled token of an episode."""
+    """(B,) to (B, T) float32: the same value on every sampled token of an episode."""
     return (episodes.unsqueeze(1) * batch.trained).to(torch.float32)
 
 
 _TINY_RAGGED = 1e-8
 
 
-def ranks(mask: Tensor) -> Tensor:
-    """(B, T) int64: how many entries of the row's mask stand before each place."""
+def exclusive_cumsum(mask: Tensor) -> Tensor:
+    """(B, T) int64: number of true entries of the row's mask before each position."""
     return mask.long().cumsum(1) - mask.long()
 
 
 def valid(mask: Tensor) -> Tensor:
-    """(B, N) bool: the places of a packed row that are filled; N is the fullest row's, or 1."""
+    """(B, N) bool: the used positions of packed rows; N is the maximum per row, at least 1."""
     sizes = mask.sum(1, keepdim=True)  # (B, 1)
     width = max(1, int(sizes.max()) if len(mask) else 1)
     return torch.arange(width, device=mask.device).unsqueeze(0) < sizes  # (B, N)
 
 
 def pack(x: Tensor, mask: Tensor) -> Tensor:
-    """(B, T) to (B, N): the masked entries of each row moved to its front, zeros after them."""
+    """(B, T) to (B, N): the masked entries of each row moved to the front, then zeros."""
     places = valid(mask)  # (B, N)
     packed = x.new_zeros(places.shape)  # (B, N)
     packed[places] = x[mask]
@@ -177,7 +175,7 @@ def pack(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def unpack(x: Tensor, mask: Tensor) -> Tensor:
-    """(B, N) to (B, T), `pack`'s inverse; zeros off the mask."""
+    """(B, N) to (B, T): the inverse of `pack`; zeros off the mask."""
     spread = x.new_zeros(mask.shape)  # (B, T)
     spread[mask] = x[valid(mask)]
     return spread
@@ -186,7 +184,7 @@ def unpack(x: Tensor, mask: Tensor) -> Tensor:
 def discounted_sums(x: Tensor, discount: float) -> Tensor:
     """(B, N): y_t = x_t + discount * y_{t+1}.
 
-    By doubling: after j rounds y_t holds the next 2^j terms, so log2(N) rounds do.
+    By doubling: after j rounds y_t contains 2^j terms, so log2(N) rounds are enough.
     """
     sums, reach = x, 1
     while reach < x.shape[1]:
@@ -209,26 +207,26 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns with a sampled token, in order, of the episodes that teach: A at most in one."""
+    """The turns with sampled tokens of the trained episodes; A is the maximum per episode."""
 
     valid: Tensor
-    """(B, A) bool, False past an episode's last."""
+    """(B, A) bool, False past an episode's last turn."""
     rewards: Tensor
     """(B, A) float64."""
     starts: Tensor
-    """(B, A) int64 column of the turn's first sampled token; 0 past the end."""
+    """(B, A) int64 column of the turn's first sampled token; 0 past the last turn."""
     states: Tensor
-    """(B, A) int64 id of the observation the turn answers; -1 past the end."""
+    """(B, A) int64 hash of the observation before the turn; -1 past the last turn."""
     of_token: Tensor
-    """(B, T) int64 which of them a sampled token is of; 0 off the mask."""
+    """(B, T) int64 turn index of each sampled token; 0 off the mask."""
 
     def on_tokens(self, x: Tensor, batch: TokenBatch) -> Tensor:
-        """(B, A) to (B, T) float32: each turn's number on every token sampled in it."""
+        """(B, A) to (B, T) float32: each turn's value on all its sampled tokens."""
         return (x.gather(1, self.of_token) * batch.trained).to(torch.float32)
 
 
 def token_rewards(batch: TokenBatch) -> Tensor:
-    """(B, N) float64: each turn's reward at its last sampled token, sampled tokens alone."""
+    """(B, N) float64 rewards of the sampled tokens: each turn's reward at its last token."""
     packed = valid(batch.trained)  # (B, N)
     rewards = torch.zeros(packed.shape, dtype=torch.float64, device=packed.device)  # (B, N)
     rewards.scatter_add_(1, _landing(batch), batch.rewards.to(torch.float64))
@@ -236,7 +234,7 @@ def token_rewards(batch: TokenBatch) -> Tensor:
 
 
 def turns_of(batch: TokenBatch) -> Turns:
-    """The batch's turns as steps."""
+    """The turns of a batch."""
     mask = batch.trained  # (B, T)
     ends = _sampled_by_end(batch)  # (B, K)
     begins = pad(ends[:, :-1], (1, 0))  # (B, K) tokens sampled before the turn
@@ -263,14 +261,14 @@ def turns_of(batch: TokenBatch) -> Turns:
 
 def _sampled_by_end(batch: TokenBatch) -> Tensor:
     """(B, K) int64: tokens sampled up to the end of each turn; 0 past the last turn."""
-    before = ranks(pad(batch.trained, (0, 1)))  # (B, T + 1)
+    before = exclusive_cumsum(pad(batch.trained, (0, 1)))  # (B, T + 1)
     return before.gather(1, batch.turn_ends)
 
 
 def _landing(batch: TokenBatch) -> Tensor:
-    """(B, K) int64: the sampled token that takes a turn's reward.
+    """(B, K) int64: index of the sampled token that gets a turn's reward.
 
-    The last one sampled by the turn's end, which is of an earlier turn if this one has none; the
-    episode's first if nothing had been sampled yet.
+    It is the last token sampled before the turn's end, which is in an earlier turn if this one has
+    no tokens, or the episode's first token if there is no earlier one.
     """
     return (_sampled_by_end(batch) - 1).clamp(min=0)

@@ -28,53 +28,55 @@ from agentgym_train.algorithms.base import (
 
 @dataclass(frozen=True, slots=True)
 class CriticTargets:
-    """What the critic learns from a batch."""
+    """The critic's regression targets of a batch."""
 
     returns: Tensor
-    """(B, T) float32, 0.0 off the mask."""
+    """(B, T) float32 returns, 0.0 off the mask."""
     mask: Tensor
-    """(B, T) bool: the places whose value is learned."""
+    """(B, T) bool: the positions whose value is learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorCritic(Algorithm):
-    """An algorithm that measures the policy by a critic; `TokenBatch.values` is given."""
+    """An algorithm with a critic; its batches contain `TokenBatch.values`."""
 
     needs_critic: ClassVar[bool] = True
 
     gamma: float = 1.0
-    """Discount a step: a sampled token, or a turn."""
+    """Discount per step, which is a sampled token or a turn."""
     lam: float = 1.0
-    """Lambda of GAE: 1 trusts the rewards alone, 0 the critic's next value."""
+    """Lambda of GAE: 1 uses rewards only, 0 the one-step temporal difference."""
     value_clip: float = 0.2
-    """The critic's estimate moves at most so far from the sampling critic's."""
+    """Clip range of the value update."""
     critic_learning_rate: float = 1e-5
     critic_warmup: int = 0
-    """Optimizer steps at the start in which the critic alone learns. With a critic that starts at
-    0 none is needed: the advantage then is the whitened return."""
+    """Number of initial optimizer steps that update the critic only. A critic that is initialized
+    to 0 needs none: the advantage is then the whitened return."""
     bootstrap_truncated: bool = False
-    """Take the last value for what would have followed where horizon or token budget cut the
-    episode off. False counts the cut as an end: the horizon is part of the task."""
+    """Bootstrap from the last value if the horizon or the token budget truncated the episode. False
+    treats truncation as termination: the horizon is part of the task."""
 
     def __post_init__(self) -> None:
         check_share("gamma", self.gamma)
         check_share("lam", self.lam)
         if self.value_clip <= 0:
-            raise ConfigError(f"value_clip is above 0, got {self.value_clip}")
+            raise ConfigError(f"value_clip must be above 0, got {self.value_clip}")
         if not self.critic_learning_rate > 0:
-            raise ConfigError(f"critic_learning_rate is above 0, got {self.critic_learning_rate}")
+            raise ConfigError(
+                f"critic_learning_rate must be above 0, got {self.critic_learning_rate}"
+            )
         if self.critic_warmup < 0:
-            raise ConfigError(f"critic_warmup is at least 0 steps, got {self.critic_warmup}")
+            raise ConfigError(f"critic_warmup must be at least 0 steps, got {self.critic_warmup}")
 
     def critic_targets(self, batch: TokenBatch) -> CriticTargets:
-        """The returns the critic learns: advantage before whitening plus value."""
+        """The critic's targets: advantage before whitening plus value."""
         raise NotImplementedError
 
     def gae(self, rewards: Tensor, values: Tensor, valid: Tensor, truncated: Tensor) -> Tensor:
         """(B, N) Generalized Advantage Estimation (arXiv:1506.02438) over packed steps.
 
         delta_t = r_t + gamma V_next - V_t and A_t = delta_t + gamma lambda A_next; after the last
-        step V_next is 0, or V of that step where `truncated` if `bootstrap_truncated`.
+        step V_next is 0, or V of that step for truncated episodes if `bootstrap_truncated`.
         """
         following = pad(values[:, 1:], (0, 1)) * pad(valid[:, 1:], (0, 1))  # (B, N)
         if self.bootstrap_truncated:
@@ -95,9 +97,9 @@ def value_loss(
 ) -> Tensor:
     """PPO's clipped value loss, 1/2 sum max((V - R)^2, (V_clipped - R)^2) / count.
 
-    Everything is (B', T) for any rows B' of the step. `count` is the number of learned places of
-    the whole step, `mask.sum()` before any cut, so the gradients of the passes add up to the same
-    for every cut; where processes average their gradients, divide it by their number.
+    All inputs are (B', T) for any rows B' of the step. `count` is the number of target values of
+    the whole step, so that the gradients of the micro-batches add up to the step's gradient for any
+    split. If gradients are averaged over processes, divide `count` by their number.
     """
     mask = targets.mask
     new, old, returns = values[mask], old_values[mask], targets.returns[mask]  # (M,)
@@ -111,9 +113,9 @@ class PPO(ActorCritic):
     """Proximal Policy Optimization (arXiv:1707.06347) over the sampled tokens of an episode.
 
     delta_t = r_t + gamma V_next - V_t and A_t = delta_t + gamma lambda A_next, where "next" is the
-    next sampled token: observations between two turns are passed over and no value is read in
-    them. r_t is a turn's reward, at its last sampled token. The advantages are whitened over the
-    step's sampled tokens; the critic's returns A_t + V_t are not.
+    next sampled token: observation tokens are skipped and have no value. r_t is the turn's reward,
+    at its last sampled token. The advantages are whitened over the step's sampled tokens; the
+    critic's targets A_t + V_t are not.
     """
 
     def advantages(self, batch: TokenBatch) -> Tensor:
@@ -123,7 +125,7 @@ class PPO(ActorCritic):
         return unpack(whitened, batch.trained).to(torch.float32)
 
     def critic_targets(self, batch: TokenBatch) -> CriticTargets:
-        """Returns at every sampled token."""
+        """Targets at every sampled token."""
         advantages, values = self._packed(batch)
         returns = unpack(advantages + values, batch.trained)  # (B, T)
         return CriticTargets(returns.to(torch.float32), batch.trained)
@@ -137,16 +139,16 @@ class PPO(ActorCritic):
 
 @dataclass(frozen=True, slots=True)
 class TurnGAE(ActorCritic):
-    """GAE over turns (Turn-PPO, arXiv:2512.17008), discounts as that paper found best.
+    """GAE over turns (Turn-PPO, arXiv:2512.17008), with the paper's best discounts.
 
-    delta_k = r_k + gamma V_{k+1} - V_k and A_k = delta_k + gamma lambda A_{k+1}, with V_k the
+    delta_k = r_k + gamma V_{k+1} - V_k and A_k = delta_k + gamma lambda A_{k+1}. V_k is the
     critic's value before the first sampled token of turn k. A_k is whitened over the step's turns,
-    each counted once, and stands on every token sampled in the turn. The critic learns A_k + V_k
-    at those first tokens alone. Deviation: the policy's ratio is clipped a token, not a turn.
+    each counted once, and applies to every sampled token of the turn. The critic learns A_k + V_k
+    at those first tokens only. Deviation: the policy's ratio is clipped per token, not per turn.
     """
 
     gamma: float = 0.99
-    """Discount a turn."""
+    """Discount per turn."""
     lam: float = 0.9
 
     def advantages(self, batch: TokenBatch) -> Tensor:
@@ -156,7 +158,7 @@ class TurnGAE(ActorCritic):
         return turns.on_tokens(whiten(advantages, turns.valid), batch)
 
     def critic_targets(self, batch: TokenBatch) -> CriticTargets:
-        """Returns at the first sampled token of each turn."""
+        """Targets at the first sampled token of each turn."""
         turns = turns_of(batch)
         advantages, values = self._of(turns, batch)
         rows, _ = turns.valid.nonzero(as_tuple=True)

@@ -1,9 +1,9 @@
-"""GRPO and its relatives, RLOO and REINFORCE++: episodes against a baseline without a critic.
+"""GRPO and its variants, RLOO and REINFORCE++: baselines without a critic.
 
-They share the advantage A_i = (R_i - mean(R)) / std(R), R_i the sum of an episode's rewards, mean
-and std (with n - 1) over the episodes of its group that teach, the same on every sampled token;
-with fewer than two of those a group has none. They differ in the loss it goes into. What a loss
-averages over the step's sampled tokens is independent of how the step is cut into passes.
+The GRPO variants share the advantage A_i = (R_i - mean(R)) / std(R) on every sampled token. R_i is
+the sum of an episode's rewards; mean and std (n - 1) are over the trained episodes of its group. A
+group with fewer than two of those has no advantages. The variants differ in the loss. Losses do not
+depend on the split of a step into micro-batches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentgym_train.algorithms.base import valid as valid_places
 
 
 def group_advantages(batch: TokenBatch, *, scale: bool = True) -> Tensor:
-    """(B, T) the advantage above; `scale=False` leaves the division out."""
+    """(B, T) the advantage above; `scale=False` omits the division."""
     return on_tokens(episodes_against_group(batch, scale=scale), batch)
 
 
@@ -43,15 +43,15 @@ def group_advantages(batch: TokenBatch, *, scale: bool = True) -> Tensor:
 class GRPO(Algorithm):
     """Group Relative Policy Optimization (arXiv:2402.03300), ratio clipped to 0.8..1.2.
 
-    Deviation: the paper averages over each episode's tokens and then over episodes, which weighs
-    a token of a long episode less. By default the mean is over all the step's tokens, as
-    AgentGym-RL (verl) and TRL's trainer have it; `average="sequence"` is the paper's.
+    Deviation: the paper averages over each episode's tokens and then over episodes, which gives
+    tokens of long episodes a lower weight. The default here is the mean over all tokens of the
+    step, as in AgentGym-RL (verl) and TRL; `average="sequence"` is the paper's loss.
     """
 
     scale: bool = True
     """Divide by the group's standard deviation."""
     average: Literal["token", "sequence"] = "token"
-    """What the loss is a mean over."""
+    """Whether the loss is a mean over tokens or over episodes."""
 
     @property
     def loss(self) -> LossSettings:
@@ -65,15 +65,15 @@ class GRPO(Algorithm):
 
 @dataclass(frozen=True, slots=True)
 class DAPO(Algorithm):
-    """DAPO (arXiv:2503.14476): the token mean, and the ratio clipped higher above: 0.8..1.28.
+    """DAPO (arXiv:2503.14476): token mean and clip-higher, ratio clipped to 0.8..1.28.
 
-    Deviation: a group of equal returns is not sampled again (it has no advantage and only thins
-    the step), and rewards are not shaped by length.
+    Deviation: no dynamic sampling (groups with equal returns stay in the step, with advantage 0)
+    and no length-dependent reward.
     """
 
     @property
     def loss(self) -> LossSettings:
-        """Clip-higher."""
+        """The loss with clip-higher."""
         return LossSettings(epsilon_high=0.28)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
@@ -83,14 +83,14 @@ class DAPO(Algorithm):
 
 @dataclass(frozen=True, slots=True)
 class DrGRPO(Algorithm):
-    """Dr. GRPO (arXiv:2503.20783): A_i = R_i - mean(R), no length in the loss.
+    """Dr. GRPO (arXiv:2503.20783): A_i = R_i - mean(R), no length normalization.
 
-    The tokens' losses are summed and divided by a constant, B times the most tokens of an episode.
+    The sum of the token losses is divided by a constant: B times the maximum tokens per episode.
     """
 
     @property
     def loss(self) -> LossSettings:
-        """The constant normaliser."""
+        """The loss with a constant normalizer."""
         return LossSettings(loss_type="dr_grpo")
 
     def advantages(self, batch: TokenBatch) -> Tensor:
@@ -100,14 +100,14 @@ class DrGRPO(Algorithm):
 
 @dataclass(frozen=True, slots=True)
 class GSPO(Algorithm):
-    """GSPO (arXiv:2507.18071): one ratio an episode, (pi/pi_old)^(1/n) over its n sampled tokens.
+    """GSPO (arXiv:2507.18071): one ratio per episode, (pi/pi_old)^(1/n) over its n sampled tokens.
 
-    Clipped to 1 - 3e-4 .. 1 + 4e-4, the paper's; the loss is the mean over episodes.
+    The ratio is clipped to 1 - 3e-4 .. 1 + 4e-4, as in the paper; the loss is a mean over episodes.
     """
 
     @property
     def loss(self) -> LossSettings:
-        """The sequence's ratio and its narrow bounds."""
+        """The loss with a sequence-level ratio and the paper's clip bounds."""
         return LossSettings(
             loss_type="grpo",
             importance_sampling_level="sequence",
@@ -122,14 +122,14 @@ class GSPO(Algorithm):
 
 @dataclass(frozen=True, slots=True)
 class CISPO(Algorithm):
-    """CISPO (arXiv:2506.13585): -min(ratio, 5) A log pi, the weight cut and no token dropped.
+    """CISPO (arXiv:2506.13585): -min(ratio, 5) A log pi; weights are truncated, no token dropped.
 
-    The bound is ScaleRL's (arXiv:2510.13786), as the first paper names none.
+    The bound is from ScaleRL (arXiv:2510.13786); the CISPO paper does not report one.
     """
 
     @property
     def loss(self) -> LossSettings:
-        """The truncated weight."""
+        """The loss with truncated importance weights."""
         return LossSettings(loss_type="cispo", epsilon_high=5.0)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
@@ -139,14 +139,14 @@ class CISPO(Algorithm):
 
 @dataclass(frozen=True, slots=True)
 class BNPO(Algorithm):
-    """GRPO with the token mean of each forward pass, TRL's `bnpo`.
+    """GRPO with a token mean per forward pass, TRL's `bnpo`.
 
-    A step is one pass of TRL's here, so this is `grpo` unless TRL is told to accumulate several.
+    Here TRL computes a step in one pass, so this equals `grpo` unless gradients are accumulated.
     """
 
     @property
     def loss(self) -> LossSettings:
-        """The pass's own token mean."""
+        """The loss with a token mean per pass."""
         return LossSettings(loss_type="bnpo")
 
     def advantages(self, batch: TokenBatch) -> Tensor:
@@ -158,28 +158,28 @@ class BNPO(Algorithm):
 class ReinforcePP(Algorithm):
     """REINFORCE++ (arXiv:2501.03262): G_t = r_t - kl (log pi - log pi_ref)_t + gamma G_next.
 
-    "Next" is the next sampled token, so a return passes over the observations in between and
-    nothing is lost in them; r_t is a turn's reward, at its last sampled token. The advantage is
-    G whitened over all sampled tokens of the step: (G - mean(G)) / std(G).
+    "Next" is the next sampled token, so observation tokens do not discount the return. r_t is the
+    turn's reward, at its last sampled token. The advantage is G whitened over all sampled tokens of
+    the step: (G - mean(G)) / std(G).
     """
 
     gamma: float = 1.0
-    """Discount a sampled token."""
+    """Discount per sampled token."""
     kl: float = 0.0
-    """Weight of the divergence from the reference in the reward (k1); above 0 needs a reference."""
+    """KL coefficient of the reward (k1 estimator); above 0 it needs a reference policy."""
 
     def __post_init__(self) -> None:
         check_share("gamma", self.gamma)
         if self.kl < 0:
-            raise ConfigError(f"kl is at least 0, got {self.kl}")
+            raise ConfigError(f"kl must be at least 0, got {self.kl}")
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the reward has a divergence in it."""
+        """Whether the reward contains a KL term."""
         return self.kl > 0
 
     def returns(self, batch: TokenBatch) -> Tensor:
-        """(B, N) float64: G of the sampled tokens, in order."""
+        """(B, N) float64 returns G of the sampled tokens."""
         rewards = token_rewards(batch)  # (B, N)
         if self.needs_reference:
             policy = given(batch.logprobs, "logprobs", "REINFORCE++ with kl")
@@ -197,9 +197,9 @@ class ReinforcePP(Algorithm):
 class ReinforcePPBaseline(Algorithm):
     """REINFORCE++ with baseline (arXiv:2501.03262): R_i - mean(R) of the group, then whitened.
 
-    Whitened over all sampled tokens of the step, so no group's own deviation enters. An episode
-    without another of its group that teaches has no advantage and no part in the whitening. The
-    paper's divergence stands in the loss: `kl` of the run.
+    Whitening is over all sampled tokens of the step, not per group. An episode without another
+    trained episode in its group has no advantage and is excluded from whitening. The paper's KL
+    term is in the loss: `beta` of the config.
     """
 
     def advantages(self, batch: TokenBatch) -> Tensor:
@@ -215,23 +215,23 @@ class ReinforcePPBaseline(Algorithm):
 class RLOO(Algorithm):
     """REINFORCE leave-one-out (arXiv:2402.14740): A_i = R_i - mean of R_j, j != i.
 
-    Over the n episodes of the group that teach that is n/(n-1) (R_i - mean(R)); with n = 1 there
-    is no advantage.
+    With n trained episodes in the group this is n/(n-1) (R_i - mean(R)); with n = 1 there is no
+    advantage.
 
-    `ratio="token"` goes into the clipped token mean. `ratio="sequence"` takes an episode as one
-    action, as the paper does: the loss is the mean over episodes of n_i s_i A_i with
-    s_i = (pi/pi_old)^(1/n_i), n_i its sampled tokens, whose gradient on the sampling policy is the
-    paper's, A_i times that of the episode's log-probability. Deviation: off that policy s_i is the
-    ratio's mean per token (LUSPO, arXiv:2602.05261), clipped as in GSPO; the plain product over
+    `ratio="token"` uses the clipped token mean. `ratio="sequence"` treats an episode as one action,
+    as the paper does: the loss is the mean over episodes of n_i s_i A_i with
+    s_i = (pi/pi_old)^(1/n_i) and n_i sampled tokens. On-policy its gradient is the paper's: A_i
+    times the gradient of the episode's log-probability. Deviation: off-policy s_i is the geometric
+    mean of the ratios (LUSPO, arXiv:2602.05261), clipped as in GSPO, because the product over
     thousands of tokens would always be clipped.
     """
 
     ratio: Literal["token", "sequence"] = "token"
-    """What is clipped against the old policy."""
+    """Whether the clipped ratio is per token or per episode."""
 
     @property
     def loss(self) -> LossSettings:
-        """The loss of either ratio."""
+        """The loss for the ratio."""
         if self.ratio == "token":
             return LossSettings()
         return LossSettings(

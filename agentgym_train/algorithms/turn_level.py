@@ -27,23 +27,23 @@ from agentgym_train.algorithms.base import (
 class GiGPO(Algorithm):
     """Group-in-Group Policy Optimization (arXiv:2505.10978): A = A_episode + omega A_step.
 
-    A_episode = (R_i - mean(R)) / F over the group's episodes. A_step = (G_k - mean(G)) / F over
-    the turns of the group, of any episode and any number, that answer the same observation text;
-    G_k = r_k + gamma G_{k+1} is the turn's discounted return. A state met once has no A_step. F is
-    the standard deviation (with n - 1) if `scale`, else 1, which is the authors' own setting.
+    A_episode = (R_i - mean(R)) / F over the group's episodes. A_step = (G_k - mean(G)) / F over all
+    turns of the group with the same preceding observation; G_k = r_k + gamma G_{k+1} is the turn's
+    discounted return. An observation that occurs once has no A_step. F is the standard deviation
+    (n - 1) if `scale`, else 1, which is the authors' setting.
     """
 
     omega: float = 1.0
-    """Weight of the step's advantage."""
+    """Weight of A_step."""
     gamma: float = 0.95
-    """Discount a turn."""
+    """Discount per turn."""
     scale: bool = False
-    """Divide by the deviations."""
+    """Divide by the standard deviations."""
 
     def __post_init__(self) -> None:
         check_share("gamma", self.gamma)
         if self.omega < 0:
-            raise ConfigError(f"omega is at least 0, got {self.omega}; 0 leaves states out")
+            raise ConfigError(f"omega must be at least 0, got {self.omega}; 0 disables A_step")
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""
@@ -62,17 +62,17 @@ class GiGPO(Algorithm):
 
 @dataclass(frozen=True, slots=True)
 class TurnReturns(Algorithm):
-    """REINFORCE with the turn as its step: G_k = r_k + gamma G_{k+1}, on each token of turn k.
+    """REINFORCE over turns: G_k = r_k + gamma G_{k+1}, on each token of turn k.
 
-    With `baseline="group"` the mean of G_k over the group's episodes that reach turn k is taken
-    off (GRPO's idea, arXiv:2402.03300, turn by turn); a turn only one episode reaches has no
-    advantage. With `"batch"` G is whitened over all turns of the step, each counted once.
+    `baseline="group"` subtracts the mean of G_k over the group's episodes that reach turn k, like
+    GRPO (arXiv:2402.03300) per turn; a turn that only one episode reaches has no advantage.
+    `baseline="batch"` whitens G over all turns of the step, each counted once.
     """
 
     gamma: float = 0.95
-    """Discount a turn."""
+    """Discount per turn."""
     baseline: Literal["group", "batch"] = "group"
-    """What a turn's return is measured by."""
+    """The baseline of a turn's return."""
 
     def __post_init__(self) -> None:
         check_share("gamma", self.gamma)

@@ -1,1 +1,1 @@
-"""`agentgym audit`: proves that what a chat model samples is exactly what it is trained on."""
+"""`agentgym audit`: checks that a chat model is trained on exactly the tokens that it sampled."""

@@ -1,4 +1,4 @@
-"""Audits a model or a run: loads it, applies every rule, and prints the findings."""
+"""Audits a model or a run: loads it, applies all rules, and prints the findings."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _SCORING: Final = frozenset(
     | {"pad_to_multiple_of", "disable_dropout"}
 )
 
-"""TRL's settings on which masks and log-probabilities depend."""
+"""TRL's settings that affect masks and log-probabilities."""
 
 _IMPORTED: Final = ("env", "agent")
 
-"""The settings of a run that name code which an audit imports."""
+"""The settings of a run that refer to code which an audit imports."""
 
 
 def audit(subject: Subject) -> Iterator[Finding]:
-    """Apply every rule; a finding as each is done."""
+    """Apply all rules; yields each finding when it is available."""
     for rule in RULES:
         yield apply(rule, subject)
 
@@ -56,17 +56,17 @@ def audit(subject: Subject) -> Iterator[Finding]:
 def subject_of(
     run_or_model: str, dtype: str, changes: dict[str, Any], *, trusted: bool = False
 ) -> Subject:
-    """What is named by a run's folder, a model's folder or a hub id; raises `ConfigError`.
+    """Load the subject of an audit from a run's folder, a model's folder or a hub id.
 
-    `changes` are fields of `Settings` that the user set; a run brings its own for the others. The
-    code that a run names is imported only if it is trusted.
+    `changes` are fields of `Settings` set by the user; the others come from the run. The code that
+    a run refers to is imported only if it is trusted. Raises `ConfigError`.
     """
     path = Path(run_or_model).expanduser()
     if (path / "run.json").is_file():
         return _subject_of_run(path, dtype, changes, trusted)
     if path.is_dir() and not is_model(path):
         raise ConfigError(
-            f"{run_or_model} holds neither a run (run.json) nor a model (config.json)"
+            f"{run_or_model} contains neither a run (run.json) nor a model (config.json)"
         )
     model, tokenizer = load_policy(run_or_model, dtype)
     return Subject(run_or_model, model, tokenizer, replace(Settings(), **changes))
@@ -77,16 +77,16 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
     facts = store.read_json("run.json") or {}
     values = facts.get("config")
     if not isinstance(values, dict) or "model" not in values:
-        raise ConfigError(f"{path} is no training run: its run.json has no config with a model")
-    # Before it becomes a config, which imports the agent.
+        raise ConfigError(f"{path} is not a training run: its run.json has no config with a model")
+    # Check this first: creating the config imports the agent.
     require_trust(f"{path}/run.json", names_in(values, _IMPORTED), trusted=trusted)
     config = config_from(values)
     source, version = _weights(store, config)
     trajectories = _trajectories(store)
-    told = _instruction(config, trajectories)
+    instruction = _instruction(config, trajectories)
     values = {
         **{f.name: getattr(config, f.name) for f in fields(PolicyConfig)},
-        "instruction": told,
+        "instruction": instruction,
         "action_format": config.form.name,
         "agent": "plain",
         "seed": config.seed,
@@ -105,7 +105,7 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
 
 
 def _weights(store: RunStore, config: RLConfig) -> tuple[str, int | None]:
-    """(where the run's newest weights are, their version)."""
+    """(location of the run's newest weights, their version)."""
     final = store.path / "model"
     if is_model(final):
         return str(final), config.steps
@@ -117,19 +117,19 @@ def _weights(store: RunStore, config: RLConfig) -> tuple[str, int | None]:
 
 
 def _trajectories(store: RunStore) -> dict[str, Sequence[Trajectory]]:
-    """Every file's episodes; raises `ConfigError` at a line that cannot be read."""
+    """The episodes of every file; raises `ConfigError` for an invalid line."""
     found: dict[str, Sequence[Trajectory]] = {}
     for file in sorted((store.path / "trajectories").glob("*.jsonl")):
         found[file.stem], broken = store.trajectories(file.stem)
         if broken:
             raise ConfigError(
-                f"{file}, line {broken[0].line} cannot be read ({broken[0].reason}); take it out"
+                f"{file}, line {broken[0].line} is invalid ({broken[0].reason}); remove it"
             )
     return found
 
 
 def _instruction(config: RLConfig, trajectories: dict[str, Sequence[Trajectory]]) -> str:
-    """What the run's policy was told, without the action format's own instructions."""
+    """The instruction of the run's policy, without the instructions of the action format."""
     if config.instruction is not None:
         return config.instruction
     try:
@@ -138,8 +138,8 @@ def _instruction(config: RLConfig, trajectories: dict[str, Sequence[Trajectory]]
         played = next((t for episodes in trajectories.values() for t in episodes), None)
         if played is None:
             raise
-        told = format_of(config.agent, config.action_format).instructions
-        return played.instruction.removesuffix(told).rstrip("\n") if told else played.instruction
+        added = format_of(config.agent, config.action_format).instructions
+        return played.instruction.removesuffix(added).rstrip("\n") if added else played.instruction
 
 
 _STYLE = {"pass": "green", "FAIL": "bold red", "skipped": "yellow"}
@@ -148,11 +148,11 @@ _MARGIN = " " * 9
 
 _MOST = 600
 
-"""Characters of a span that are shown; its middle is left out."""
+"""Maximum characters shown of a span; the middle of longer ones is omitted."""
 
 
 def print_finding(console: Console, finding: Finding) -> None:
-    """One rule: status, name, what was found; below it notes, or where and what to do."""
+    """Print a finding: status, rule and detail, then notes, or location and remedy."""
     line = Text(f"{finding.status:<8} ", style=_STYLE[finding.status])
     line.append(f"{finding.rule:<17}", style="bold")
     line.append(one_line(finding.detail), style="none")
@@ -168,11 +168,11 @@ def print_finding(console: Console, finding: Finding) -> None:
 
 
 def print_spans(console: Console, subject: Subject, count: int) -> None:
-    """The first `count` episodes, each span decoded: what is trained on, and what is not."""
+    """Print the first `count` episodes as decoded spans, trained and masked."""
     legend = Text("\nlegend   ")
-    legend.append("TRAINED «what the policy said»", style="bold green")
+    legend.append("TRAINED «sampled by the policy»", style="bold green")
     legend.append("   ")
-    legend.append("masked {what it was told}", style="dim")
+    legend.append("masked {prompt and observations}", style="dim")
     legend.append("   [n] tokens")
     console.print(legend, soft_wrap=True)
     for row in subject.episodes.rows[:count]:
@@ -182,17 +182,17 @@ def print_spans(console: Console, subject: Subject, count: int) -> None:
 def print_summary(
     console: Console, subject: Subject, findings: Sequence[Finding], show: int
 ) -> None:
-    """The spans of some episodes, then how many rules hold."""
+    """Print the spans of `show` episodes, then the number of passed and failed rules."""
     if show and any(f.rule == "episodes" and f.status == "pass" for f in findings):
         print_spans(console, subject, show)
     counts = {status: sum(f.status == status for f in findings) for status in _STYLE}
     style = _STYLE["FAIL" if counts["FAIL"] else "pass"]
-    words = f"{counts['pass']} rules hold, {counts['FAIL']} fail, {counts['skipped']} skipped"
+    words = f"{counts['pass']} rules passed, {counts['FAIL']} failed, {counts['skipped']} skipped"
     console.print(Text(f"\n{words}", style=style), soft_wrap=True)
 
 
 def as_json(subject: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The whole audit as plain values."""
+    """The audit as plain values."""
     statuses = [finding.status for finding in findings]
     return {
         "model": subject.name,
@@ -217,11 +217,11 @@ def _print_row(console: Console, subject: Subject, row: Row) -> None:
     at = 0
     for turn, (start, end) in enumerate(trained_spans(row.loss_mask), 1):
         if start > at:
-            _print_span(console, subject, "world", row.completion_ids[at:start], False)
+            _print_span(console, subject, "env", row.completion_ids[at:start], False)
         _print_span(console, subject, f"turn {turn}", row.completion_ids[start:end], True)
         at = end
     if at < len(row.completion_ids):
-        _print_span(console, subject, "world", row.completion_ids[at:], False)
+        _print_span(console, subject, "env", row.completion_ids[at:], False)
 
 
 def _print_span(

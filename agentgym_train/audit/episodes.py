@@ -1,7 +1,7 @@
-"""The audit's episodes: through the real rollout, engine, batch and trainer.
+"""The audit's episodes: they use the real rollout, engine, batch and trainer.
 
-Half of the sampled ones have turns cut short. Others are written beforehand: they hold what a
-model seldom says, such as turns without a word.
+Half of the sampled episodes have truncated turns. Other episodes are scripted: they contain turns
+that a model rarely samples, such as empty ones.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from agentgym_train.trainers.trainer import RLTrainer
 
 EPISODE: ContextVar[int] = ContextVar("EPISODE", default=-1)
 
-"""Number of the episode that the present task plays."""
+"""Number of the current asyncio task's episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One turn as the engine saw it; copies, which nobody else can change."""
+    """An immutable record of one call to the engine."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -65,14 +65,14 @@ class Exchange:
 
 @dataclass(slots=True)
 class Record:
-    """The exchanges of one episode's last attempt, in order."""
+    """The exchanges of an episode's last attempt, in order."""
 
     conversation: Hashable | None = None
     exchanges: list[Exchange] = field(default_factory=list)
 
 
 class Recorder:
-    """A generation engine that passes everything on to another and keeps a record."""
+    """A generation engine that delegates to another one and records its calls."""
 
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine
@@ -80,7 +80,7 @@ class Recorder:
 
     @property
     def is_exact(self) -> bool:
-        """What the engine says of itself."""
+        """As the engine."""
         return self._engine.is_exact
 
     async def generate(
@@ -89,12 +89,12 @@ class Recorder:
         sampling: Sampling,
         conversation: Hashable | None = None,
     ) -> Generation:
-        """The engine's turn."""
+        """Sample with the engine and record the call."""
         asked = tuple(prompt_ids)
         generation = await self._engine.generate(prompt_ids, sampling, conversation)
         record = self.records.setdefault(EPISODE.get(), Record())
         if record.conversation is not conversation:
-            # The attempt before this one was lost.
+            # The previous attempt was lost.
             record.conversation = conversation
             record.exchanges.clear()
         record.exchanges.append(
@@ -110,19 +110,19 @@ class Recorder:
         return generation
 
     async def forget(self, conversation: Hashable) -> None:
-        """Passed on."""
+        """Delegate to the engine."""
         await self._engine.forget(conversation)
 
     async def update_weights(self, model: Any, version: int) -> None:
-        """Passed on."""
+        """Delegate to the engine."""
         await self._engine.update_weights(model, version)
 
     async def sleep(self) -> None:
-        """Passed on."""
+        """Delegate to the engine."""
         await self._engine.sleep()
 
     async def close(self) -> None:
-        """Passed on."""
+        """Delegate to the engine."""
         await self._engine.close()
 
 
@@ -130,29 +130,29 @@ _T = TypeVar("_T")
 
 WRITTEN = 8
 
-"""Episodes whose turns are written beforehand."""
+"""Number of scripted episodes."""
 
 _CUT = 4
 
-"""Most tokens of a turn in the episodes that are cut short."""
+"""Maximum tokens per turn in episodes with truncated turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One episode as the trainer has it, without padding, beside what the engine saw and said."""
+    """An episode in the trainer's batch, without padding, with the engine's calls."""
 
     name: str
     prompt_ids: list[int]
     completion_ids: list[int]
     loss_mask: list[int]
     engine_logprobs: list[float]
-    """(T,) as the trainer was given them."""
+    """(T,) log-probabilities of the engine, as the trainer received them."""
     trainer_logprobs: list[float]
-    """(T,) the trainer's own; 0.0 where it does not score."""
+    """(T,) log-probabilities of the trainer; 0.0 at tokens that it does not score."""
     trajectory: Trajectory
     exchanges: Sequence[Exchange]
     sampled: bool
-    """By the model; else written beforehand."""
+    """Whether the model sampled it; otherwise it is scripted."""
 
     @property
     def ids(self) -> list[int]:
@@ -162,7 +162,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """All episodes, and the trainer they were played for."""
+    """All episodes, and their trainer."""
 
     rows: list[Row]
     trainer: RLTrainer
@@ -170,12 +170,12 @@ class Episodes:
 
     @property
     def sampled(self) -> list[Row]:
-        """Those that the model sampled."""
+        """The rows that the model sampled."""
         return [row for row in self.rows if row.sampled]
 
 
 class AuditRunner:
-    """Stands where the trainer has its `RolloutRunner`: plays in this process, without a server."""
+    """Replaces the trainer's `RolloutRunner`: runs episodes in this process, without a server."""
 
     def __init__(self, policy: Policy, settings: Settings, control: Mapping[int, str]) -> None:
         self._host = AuditHost(observations(list(control.values())))
@@ -189,15 +189,15 @@ class AuditRunner:
         self.writer = Recorder(ScriptedEngine(_script(turns)))
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine to its end."""
+        """Run a coroutine to completion."""
         return asyncio.run(work)
 
     def is_sampled(self, number: int) -> bool:
-        """Whether the model plays this episode."""
+        """Whether the model samples this episode."""
         return number < self._count
 
     def exchanges(self, number: int) -> Sequence[Exchange]:
-        """What was asked of the episode's engine, and answered."""
+        """The calls to the episode's engine."""
         engine = self.engine if self.is_sampled(number) else self.writer
         return engine.records[number].exchanges if number in engine.records else ()
 
@@ -211,7 +211,7 @@ class AuditRunner:
         instruction: str = "",
         on_episode: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play every start; the trajectories come in its order."""
+        """Run every start; trajectories are in the order of `starts`."""
 
         async def one(start: EpisodeSpec) -> Trajectory:
             EPISODE.set(int(start.task))
@@ -230,7 +230,7 @@ class AuditRunner:
         return self.run(everyone())
 
     def _actors(self, number: int) -> ActorFactory:
-        """An episode's own player: sampled or written, whole or cut short."""
+        """The actor factory of an episode: sampled or scripted, truncated or not."""
         sampled = self.is_sampled(number)
         policy = replace(self._policy, engine=self.engine if sampled else self.writer)
         if number % 2 == 1:
@@ -244,7 +244,7 @@ class AuditRunner:
 
 
 def written_turns(chat: Chat, tokenizer: Any, render: Any) -> list[list[int]]:
-    """Ids of turns that break chat code, each a whole turn."""
+    """Token ids of turns that are edge cases for chat code."""
     plain = chat.response_ids(render("look around"))
     odd = chat.response_ids(render("craft é 雪 🙂🏽 مرحبا \u200d"))
     letters = [i for c in render("look") for i in tokenizer.encode(c, add_special_tokens=False)]
@@ -263,14 +263,14 @@ def written_turns(chat: Chat, tokenizer: Any, render: Any) -> list[list[int]]:
 
 
 def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Episodes:
-    """Play the episodes inside a trainer and read back the rows it made of them."""
+    """Run the episodes in a trainer and return the trainer's rows."""
     rollout_runner = AuditRunner(policy, settings, control)
     with tempfile.TemporaryDirectory(prefix="agentgym-audit-") as folder:
         config = _config(settings, policy.config.model, folder, len(rollout_runner.tasks.ids))
         store = RunStore.create(Path(folder) / "run", {})
         trainer = RLTrainer(policy, config, cast(RolloutRunner, rollout_runner), store)
         trainer.episodes.tasks = lambda step: list(rollout_runner.tasks.ids)
-        # In training a model is in training mode, where dropout is on.
+        # As in training, where dropout is active.
         trainer.model.train()
         output = trainer._generate_and_score_completions(
             [{"prompt": "", "task": task} for task in rollout_runner.tasks.ids]
@@ -279,8 +279,8 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
     lost = [t for t in trajectories if not teaches(t.outcome)]
     if lost:
         raise Drift(
-            f"{len(lost)} of {len(trajectories)} episodes were lost; the first to: {lost[0].error}",
-            "the model cannot be sampled from; try it with transformers alone",
+            f"{len(lost)} of {len(trajectories)} episodes were lost; first error: {lost[0].error}",
+            "sampling from the model failed; try it with transformers alone",
         )
     return Episodes(_rows(rollout_runner, trainer, output), trainer, config.num_generations)
 
@@ -310,7 +310,7 @@ def _rows(rollout_runner: AuditRunner, trainer: RLTrainer, output: dict[str, Any
 
 
 def _trainer_scores(trainer: RLTrainer, output: dict[str, Any]) -> Tensor:
-    """(B, T) log-probabilities by the trainer's own function, as its loss computes them."""
+    """(B, T) log-probabilities, computed as in the trainer's loss."""
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (B, P + T)
     mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)  # (B, P + T)
     with torch.no_grad():
@@ -321,7 +321,7 @@ def _trainer_scores(trainer: RLTrainer, output: dict[str, Any]) -> Tensor:
 
 
 def _config(settings: Settings, name: str, folder: str, episodes: int) -> RLConfig:
-    # The audit chooses the arithmetic itself.
+    # The audit chooses the data types itself.
     own = ("model", "dtype", "compute_dtype")
     return RLConfig(
         **{f.name: getattr(settings, f.name) for f in fields(PolicyConfig) if f.name not in own},
@@ -339,7 +339,7 @@ def _config(settings: Settings, name: str, folder: str, episodes: int) -> RLConf
 
 
 def _script(turns: Sequence[Sequence[int]]) -> Any:
-    """Each written episode begins at another turn."""
+    """A script in which each episode starts at a different turn."""
 
     def script(prompt_ids: Sequence[int], turn: int) -> Sequence[int]:
         return turns[(EPISODE.get() + turn) % len(turns)]
@@ -349,17 +349,17 @@ def _script(turns: Sequence[Sequence[int]]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The episodes that a run kept, and the model they are held against."""
+    """The stored episodes of a run, and the version of the audited model."""
 
     config: RLConfig
     trajectories: dict[str, Sequence[Trajectory]]
-    """By file name."""
+    """Episodes by file name."""
     version: int | None
-    """Weight version of the audited model; None if it is not known."""
+    """Weight version of the audited model; None if unknown."""
 
 
 class Subject:
-    """The audited model, and what is found out about it once and used by several rules."""
+    """The audited model, and data that several rules use."""
 
     def __init__(
         self,
@@ -381,18 +381,18 @@ class Subject:
         self.instruction = settings.system_prompt()
         self.template = Template(tokenizer, self.instruction, settings.chat_template_kwargs)
         self.kept_reasoning = False
-        """Whether the chat is append-only although its template alone would not be."""
+        """Whether the chat keeps reasoning that the template alone would drop."""
         self.chat_error: str | None = None
         self.chat: Chat | None = None
         try:
             self.chat = self._make_chat()
         except Exception as error:
-            # Templates are programs of others and raise what they like; a rule reports it.
+            # Templates are third-party code and raise any exception; a rule reports it.
             self.chat_error = str(error) or type(error).__name__
 
     @cached_property
     def engine(self) -> GenerationEngine:
-        """What samples."""
+        """The engine that samples."""
         return self._engine or HFEngine(self.model, self.tokenizer.pad_token_id)
 
     @cached_property
@@ -404,31 +404,31 @@ class Subject:
 
     @property
     def played(self) -> Episodes:
-        """The episodes, as the trainer got them; raises what kept them from being played."""
+        """The episodes in the trainer; raises the error if they failed."""
         if isinstance(self._played, Exception):
             raise self._played
         return self._played
 
     @property
     def episodes(self) -> Episodes:
-        """`played`, for rules that say nothing of why there are none."""
+        """As `played`, but raises `NotApplicable` if the episodes failed."""
         self.require_chat()
         if isinstance(self._played, Exception):
-            raise NotApplicable("the episodes could not be played")
+            raise NotApplicable("the episodes failed")
         return self._played
 
     def require_chat(self) -> Chat:
-        """The chat; skips the rule where there is none."""
+        """The chat; raises `NotApplicable` if there is none."""
         if self.chat is None:
-            raise NotApplicable("agentgym cannot use the chat template")
+            raise NotApplicable("agentgym does not support the chat template")
         return self.chat
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included."""
+        """Text of ids, including special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def place(self, where: str, at: int, expected: Sequence[int], found: Sequence[int]) -> Place:
-        """The place of token `at`, with some ids and the text of both sides from there on."""
+        """The place of token `at`, with the next ids and their text on both sides."""
         sides = [list(ids[at : at + 6]) for ids in (expected, found)]
         return Place(where, at, sides[0], sides[1], *map(self.decode, sides))
 
@@ -438,7 +438,7 @@ class Subject:
                 replace(self.settings, keep_reasoning=False), self.tokenizer, self.instruction
             )
         except TemplateRewritesHistory as error:
-            # The other rules can still be looked at; this one is told as it is.
+            # Apply the other rules with reasoning kept; the rule `chat` reports this error.
             chat = chat_of(
                 replace(self.settings, keep_reasoning=True), self.tokenizer, self.instruction
             )
@@ -449,7 +449,7 @@ class Subject:
 
     def _policy(self) -> Policy:
         if self.chat is None:
-            raise AgentGymError("no episode can be played without a chat template")
+            raise AgentGymError("episodes need a chat template")
         return Policy(
             config=replace(self.settings, model=self.name),
             model=self.model,

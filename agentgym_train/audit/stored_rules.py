@@ -1,4 +1,4 @@
-"""Rules about the episodes that a run has kept on disk."""
+"""Rules about the stored episodes of a run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.client.aio import AsyncSession
+from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.audit.episodes import Stored, Subject
 from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
@@ -19,65 +18,53 @@ from agentgym_train.audit.rules import first_difference as difference
 from agentgym_train.audit.token_rules import check_mask, check_separators, trained_spans
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig
+from agentgym_train.data.tokenize import NO_LIMIT, act_out
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.rollout.actors import model_actor
+from agentgym_train.rollout.actors import ModelActor
 from agentgym_train.rollout.agent import Agent, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
 
-_NO_LIMIT = 2**31
 
+def tokenized_again(
+    trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat
+) -> list[Tokens]:
+    """Rebuild the rows of an episode from its observations and the sampled ids of its turns.
 
-def replayed(trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat) -> list[Tokens]:
-    """The episode's rows as they follow from its texts and from the ids of its turns.
-
-    Only ids, masks and turn ends are told again. Raises `NotApplicable` for an agent of one's own
-    that plays an episode more than once: where its trials end is not stored.
+    Only ids, masks and turn ends are set. Raises `NotApplicable` for a custom agent with several
+    trials per episode, because the ends of its trials are not stored.
     """
-    said = [
+    responses = iter(
         row.completion_ids[start:end]
         for row in trajectory.rows
         for start, end in trained_spans(row.loss_mask)
-    ]
-    turn = iter(said)
-    actor = model_actor(
-        ScriptedEngine(lambda prompt, number: next(turn)),
-        chat,
-        PolicyConfig(
-            turn_max_tokens=_NO_LIMIT, max_tokens=_NO_LIMIT, agent=agent, action_format=form.name
-        ),
-    )()
+    )
+    config = PolicyConfig(
+        turn_max_tokens=NO_LIMIT, max_tokens=NO_LIMIT, agent=agent, action_format=form.name
+    )
+    actor = ModelActor(
+        ScriptedEngine(lambda prompt, number: next(responses)), chat, config,
+        agent=agent_factory(agent, form)(),
+    )  # fmt: skip
     reflections = _reflections(trajectory, type(agent_factory(agent, form)()), agent)
-    return asyncio.run(_replay_rows(actor, trajectory, reflections))
 
+    async def rows() -> list[Tokens]:
+        rows, output = await act_out(actor, trajectory, agent, reflections)
+        acted = output is not None and output.action is not None
+        if acted and len(rows[-1].completion_ids) < len(trajectory.rows[-1].completion_ids):
+            # The policy received the last observation, but had no tokens or time to respond.
+            await actor.observe(trajectory.turns[-1].observation)
+            rows = await actor.end()
+        return rows
 
-async def _replay_rows(actor: Any, trajectory: Trajectory, reflections: set[int]) -> list[Tokens]:
-    # The players of models need no session.
-    await actor.begin(cast(AsyncSession, None), trajectory.observation, 0)
-    turns = trajectory.turns
-    acted = False
-    for number, turn in enumerate(turns):
-        if number in reflections:
-            reflection = await actor.reflection("failure", turns[number - 1].observation)
-            await actor.begin_again(reflection, turn.observation)
-            continue
-        acted = (await actor.act()).action is not None
-        if acted and number + 1 < len(turns) and number + 1 not in reflections:
-            await actor.observe(turn.observation)
-    rows: list[Tokens] = await actor.end()
-    stored = trajectory.rows[-1]
-    if acted and len(rows[-1].completion_ids) < len(stored.completion_ids):
-        # The policy was told, and had no room or no time to answer.
-        await actor.observe(turns[-1].observation)
-        rows = await actor.end()
-    return rows
+    return asyncio.run(rows())
 
 
 def _reflections(trajectory: Trajectory, kind: type[Agent], name: str) -> set[int]:
-    """Which of the turns are answers to a question after the episode."""
+    """Indices of the turns that are reflections after a trial."""
     if kind.reflection is Agent.reflection:
         return set()
     if name != "reflect":
-        raise NotApplicable(f"where the trials of {name} end is not stored")
+        raise NotApplicable(f"the ends of the trials of {name} are not stored")
     ends, count = set(), 0
     for row in trajectory.rows[:-1]:
         count += len(row.turn_ends)
@@ -87,50 +74,50 @@ def _reflections(trajectory: Trajectory, kind: type[Agent], name: str) -> set[in
 
 _PLAIN = ("plain", "react", "act_only")
 
-"""Agents that tell the observations as they come."""
+"""Agents that pass observations to the policy unchanged."""
 
 _SCORED = 8
 
-"""Stored rows whose log-probabilities are computed again."""
+"""Number of stored rows whose log-probabilities are recomputed."""
 
-_CHANGED = "the file was changed after the run, or the agent was; audit another run"
+_CHANGED = "the file or the agent was changed after the run; audit another run"
 
 _AGREE = 1e-3
 
-"""Of a stored log-probability: the run's batches were others, and JSON holds every digit."""
+"""Tolerance of a stored log-probability: the run used other batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """One row of tokens of a stored episode."""
+    """A row of tokens of a stored episode."""
 
     name: str
     trajectory: Trajectory
     number: int
     """0 for the episode's first row."""
     turns: Sequence[Turn]
-    """Those that were sampled in the row."""
+    """The turns that were sampled in the row."""
     tokens: Tokens
     temperature: float
 
     @property
     def prompt_ids(self) -> list[int]:
-        """(P,)."""
+        """(P,) ids of the prompt."""
         return self.tokens.prompt_ids
 
     @property
     def completion_ids(self) -> list[int]:
-        """(T,)."""
+        """(T,) ids of the completion."""
         return self.tokens.completion_ids
 
     @property
     def loss_mask(self) -> list[int]:
-        """(T,)."""
+        """(T,) 1 for tokens that are trained on."""
         return self.tokens.loss_mask
 
 
 def stored_tokens_are_the_episodes(subject: Subject) -> Passed:
-    """Stored ids read as the stored texts: prompts, mask, turn ends and what is between turns."""
+    """Stored ids match the stored texts: prompts, masks, turn ends and texts between turns."""
     stored, chat = _stored(subject), subject.require_chat()
     total = sum(map(len, stored.trajectories.values()))
     rows = list(_rows(stored))
@@ -139,32 +126,32 @@ def stored_tokens_are_the_episodes(subject: Subject) -> Passed:
     for row in rows:
         _check_shape(row)
         check_mask(row, row.turns, chat, subject.decode)
-    told: list[Tokens] = []
+    rebuilt: list[Tokens] = []
     for row in rows:
         if row.number == 0:
-            told = _told(subject, stored.config, row)
-        _check_ids(subject, told[row.number], row)
+            rebuilt = _rebuilt_rows(subject, stored.config, row)
+        _check_ids(subject, rebuilt[row.number], row)
         if stored.config.agent in _PLAIN:
             check_separators(row, row.turns, chat, subject.template, subject.decode)
     episodes = sum(row.number == 0 for row in rows)
     without = total - episodes
     notes = []
     if without:
-        notes.append(f"{without} of {total} stored episodes have no tokens: their ids are unknown")
+        notes.append(f"{without} of {total} stored episodes have no tokens and are not checked")
     text = f"{episodes} stored episodes"
     if len(rows) > episodes:
-        text += f", in {len(rows)} rows where their context was cut,"
-    return Passed(f"{text} read as they were played", notes)
+        text += f", in {len(rows)} rows because of context resets,"
+    return Passed(f"{text} have the tokens of their texts", notes)
 
 
 def stored_logprobs_are_the_models(subject: Subject) -> Passed:
-    """Episodes of the audited weights have the log-probabilities these weights give."""
+    """The log-probabilities of stored episodes are those of the audited weights."""
     stored = _stored(subject)
     if stored.version is None:
-        raise NotApplicable("which step the audited weights are of is not known")
+        raise NotApplicable("the step of the audited weights is unknown")
     rows = [row for row in _rows(stored) if _versions(row) == {stored.version}][:_SCORED]
     if not rows:
-        raise NotApplicable(f"no stored episode was sampled with the weights of {stored.version}")
+        raise NotApplicable(f"no stored episode was sampled with weight version {stored.version}")
     worst, tokens = 0.0, 0
     for row in rows:
         found = _logprobs(subject, row)
@@ -176,20 +163,20 @@ def stored_logprobs_are_the_models(subject: Subject) -> Passed:
                 token = row.completion_ids[at : at + 1]
                 texts = (f"{subject.decode(token)} {p:.5f}" for p in (a, b))
                 raise Drift(
-                    f"a stored log-probability is {gap:.2g} off",
-                    "these are not the weights that played the episode, or its temperature is "
-                    "not the run's",
+                    f"a stored log-probability differs by {gap:.2g}",
+                    "the episode was sampled with other weights, or at another temperature than "
+                    "the run's",
                     Place(row.name, at, token, token, *texts),
                     largest=gap,
                 )
             worst, tokens = max(worst, gap if trained else 0.0), tokens + trained
-    text = f"{tokens} tokens of {len(rows)} stored episodes: at most {worst:.2g} off"
+    text = f"{tokens} tokens of {len(rows)} stored episodes: largest difference {worst:.2g}"
     return Passed(text, figures={"tokens": tokens, "largest": worst})
 
 
 def _stored(subject: Subject) -> Stored:
     if subject.stored is None:
-        raise NotApplicable("a model is audited, not a run")
+        raise NotApplicable("the subject is a model, not a run")
     return subject.stored
 
 
@@ -201,7 +188,7 @@ def _rows(stored: Stored) -> Iterator[StoredRow]:
             first, where = 0, f"{file}.jsonl, episode {line}"
             for number, tokens in enumerate(trajectory.rows):
                 is_last = number == len(trajectory.further_rows)
-                # A turn beyond those that the last row has is found by its shape.
+                # `_check_shape` reports turns beyond those of the last row.
                 end = len(trajectory.turns) if is_last else first + len(tokens.turn_ends)
                 turns = trajectory.turns[first:end]
                 first = end
@@ -221,42 +208,44 @@ def _check_shape(row: StoredRow) -> None:
     }
     if len(set(lengths.values())) > 1 or len(tokens.turn_ends) != len(row.turns):
         raise Drift(
-            f"its lists do not fit one another: {lengths}, {len(tokens.turn_ends)} turn ends, "
+            f"its lists have different lengths: {lengths}, {len(tokens.turn_ends)} turn ends, "
             f"{len(row.turns)} turns",
             _CHANGED,
             Place(row.name),
         )
 
 
-def _told(subject: Subject, config: RLConfig, row: StoredRow) -> list[Tokens]:
-    """What agent and chat make of the episode's texts; raises `Drift` at another number of rows."""
+def _rebuilt_rows(subject: Subject, config: RLConfig, row: StoredRow) -> list[Tokens]:
+    """Rebuild the rows of an episode; raises `Drift` if their number differs."""
     form = format_of(config.agent, config.action_format)
-    rows = replayed(row.trajectory, subject.require_chat(), config.agent, form)
+    try:
+        rows = tokenized_again(row.trajectory, subject.require_chat(), config.agent, form)
+    except ConfigError as error:
+        raise Drift(str(error), _CHANGED, Place(row.name)) from error
     if len(rows) != len(row.trajectory.rows):
         raise Drift(
-            f"it has {len(row.trajectory.rows)} rows, and the agent makes {len(rows)} of it",
+            f"it has {len(row.trajectory.rows)} rows, but the agent creates {len(rows)}",
             _CHANGED,
             Place(row.name),
         )
     return rows
 
 
-def _check_ids(subject: Subject, told: Tokens, row: StoredRow) -> None:
-    """Raise `Drift` unless the row is what was told again."""
+def _check_ids(subject: Subject, rebuilt: Tokens, row: StoredRow) -> None:
+    """Raise `Drift` unless the stored row equals the rebuilt one."""
     for name, expected, found in (
-        ("prompt", told.prompt_ids, row.prompt_ids),
-        ("completion", told.completion_ids, row.completion_ids),
+        ("prompt", rebuilt.prompt_ids, row.prompt_ids),
+        ("completion", rebuilt.completion_ids, row.completion_ids),
     ):
         at = difference(expected, found)
         if at is not None:
             raise Drift(
-                f"a stored {name} is not what the chat makes of the episode's texts",
-                "the run was played with another tokenizer, template, instruction or agent than "
-                "these",
+                f"a stored {name} differs from the tokens of the episode's texts",
+                "the run used another tokenizer, template, instruction or agent",
                 subject.place(row.name, at, expected, found),
             )
-    if (told.loss_mask, told.turn_ends) != (row.loss_mask, row.tokens.turn_ends):
-        raise Drift("a stored mask is not that of its turns", _CHANGED, Place(row.name))
+    if (rebuilt.loss_mask, rebuilt.turn_ends) != (row.loss_mask, row.tokens.turn_ends):
+        raise Drift("a stored mask does not match its turns", _CHANGED, Place(row.name))
 
 
 def _tolerance(subject: Subject) -> float:
@@ -267,7 +256,7 @@ def _tolerance(subject: Subject) -> float:
 
 @torch.no_grad()
 def _logprobs(subject: Subject, row: StoredRow) -> list[float]:
-    """(T,) of the completion, at the temperature it was sampled at."""
+    """(T,) log-probabilities of the completion, at its sampling temperature."""
     model = subject.model
     ids = torch.tensor([row.prompt_ids + row.completion_ids], device=model.device)  # (1, P + T)
     was_training = model.training
@@ -284,12 +273,12 @@ def _logprobs(subject: Subject, row: StoredRow) -> list[float]:
 RULES: list[Rule[Subject]] = [
     Rule(
         "stored episodes",
-        "What the run kept reads as it was played, token by token.",
+        "The stored tokens are those of the stored episodes.",
         stored_tokens_are_the_episodes,
     ),
     Rule(
         "stored log-probs",
-        "The kept probabilities are those of the audited weights.",
+        "The stored probabilities are those of the audited weights.",
         stored_logprobs_are_the_models,
     ),
 ]

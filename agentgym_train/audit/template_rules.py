@@ -1,4 +1,4 @@
-"""Rules about the chat template and what `chat.py` makes of it; no model is run."""
+"""Rules about the chat template and `Chat`; they do not run the model."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ _TURNS = {
     "replies of many lines": [("Thought: é 雪\n\nAction: look", "No."), *_PLAIN_TURNS],
     "reasoning": [(_THOUGHT, CLEAN[1]), *_PLAIN_TURNS],
 }
-"""(reply, observation) turns by what is special about them; replies have no space around them."""
-_KEEP = "use an append-only template, or keep_reasoning: true to keep every sampled token in place"
+"""(reply, observation) turns by their special property; replies have no surrounding spaces."""
+_KEEP = "use an append-only template, or set keep_reasoning: true to keep all sampled tokens"
 
 
 def chat_is_made(subject: Subject) -> Passed:
-    """`chat.py` takes the template as it is."""
+    """`Chat` supports the template."""
     if subject.chat_error is not None:
         remedy = "use another chat template"
         if subject.kept_reasoning:
-            remedy = "see append-only; --keep-reasoning audits it with every sampled token in place"
+            remedy = "see append-only; --keep-reasoning audits it with all sampled tokens kept"
         raise Drift(subject.chat_error, remedy)
     notes = []
     if subject.template.instruction and not subject.template.has_system:
-        notes.append("there is no system role: the instruction opens the first user message")
+        notes.append("no system role: the instruction is at the start of the first user message")
     if subject.kept_reasoning:
-        notes.append("earlier reasoning is kept in place, which the template alone would not do")
+        notes.append("earlier reasoning is kept, although the template would drop it")
     opening = subject.template.render(subject.template.opening("XFIRSTX"))
     for part in (subject.template.instruction.strip(), "XFIRSTX"):
         if part and opening.count(part) != 1:
             raise Drift(
-                f"the template writes {part[:40]!r} {opening.count(part)} times, not once",
+                f"the template renders {part[:40]!r} {opening.count(part)} times, not once",
                 "use a template that renders each message once",
             )
-    return Passed("instruction, observations and replies are written once each", notes)
+    return Passed("instruction, observations and replies are rendered once each", notes)
 
 
 def history_only_grows(subject: Subject) -> Passed:
-    """Each rendering begins with the one before it and the reply to it."""
+    """Each rendering starts with the previous rendering and its reply."""
     template, rewritten, notes = subject.template, [], []
     for name, turns in _TURNS.items():
         before = template.render(template.opening(PLAIN))
@@ -70,54 +70,54 @@ def history_only_grows(subject: Subject) -> Passed:
                 rewritten.append(name)
                 break
             raise Drift(
-                f"the template rewrites what came before turn {number + 1} ({name})", _KEEP, place
+                f"the template changes the text before turn {number + 1} ({name})", _KEEP, place
             )
     if rewritten:
-        text = "the template alone rewrites earlier turns"
+        text = "the template alone changes earlier turns"
         notes.append(f"{text} ({', '.join(rewritten)}); agentgym keeps them as sampled")
     spaced = template.render(template.conversation(PLAIN, [("  look  ", "No.")]))
     if "  look  " not in spaced:
-        notes.append("it trims replies; sampled spaces stay as they were sampled")
+        notes.append("the template trims replies; agentgym keeps sampled spaces")
     grown = len(_TURNS) - len(rewritten)
-    return Passed(f"{grown} of {len(_TURNS)} conversations grow by appending alone", notes)
+    return Passed(f"{grown} of {len(_TURNS)} conversations are append-only", notes)
 
 
 def rendering_does_not_depend_on_the_clock(subject: Subject) -> Passed:
-    """The same conversation renders alike at another time."""
+    """A conversation's rendering does not depend on the time."""
     template = subject.template
     times = [datetime(2031, 1, 2, 3, 4, 5), datetime(2031, 1, 2, 23, 14, 25), datetime(2032, 2, 3)]
     messages = template.conversation(PLAIN, _PLAIN_TURNS)
     texts = [template.render(messages, strftime_now=moment.strftime) for moment in times]
     if texts[0] != texts[1]:
         raise Drift(
-            "the template writes the time of day into the conversation",
+            "the template inserts the time of day",
             "replace strftime_now(...) in the template by a fixed text",
-            text_place("rendered twice on a day", texts[0], texts[1]),
+            text_place("rendered twice on the same day", texts[0], texts[1]),
         )
     if texts[0] != texts[2]:
-        text = "it writes today's date: a run resumed on another day is prompted otherwise"
-        return Passed("alike all day long", [text])
-    return Passed("alike at any time")
+        text = "the template inserts the date: a run resumed on another day has other prompts"
+        return Passed("equal at any time of the day", [text])
+    return Passed("equal at any time")
 
 
 def sampling_begins_where_the_template_ends(subject: Subject) -> Passed:
-    """The first prompt is the template's own, and a reply follows it directly."""
+    """The first prompt is the template's rendering, and a reply follows it directly."""
     chat, template = subject.require_chat(), subject.template
     prompt = template.render(template.opening(PLAIN))
     found, expected = chat.start(PLAIN), template.ids(prompt)
     at = first_difference(expected, found)
     if at is not None:
         raise Drift(
-            "the first prompt is not the template's own rendering",
-            "report it with the tokenizer's name: chat.py builds this prompt",
+            "the first prompt is not the template's rendering",
+            "report a bug in chat.py with the tokenizer's name",
             subject.place("first prompt", at, expected, found),
         )
     bos = subject.tokenizer.bos_token_id
-    # Later on it may stand for the begin of a turn, as in SmolLM2's vocabulary.
+    # In later positions it may start a turn, as in SmolLM2.
     if bos is not None and found[:2] == [bos, bos]:
         raise Drift(
-            "the first prompt begins with two begin tokens",
-            "take the begin token out of the template",
+            "the first prompt starts with two BOS tokens",
+            "remove the BOS token from the template",
         )
     closed = template.render([*template.opening(PLAIN), message("assistant", "look")], False)
     if not closed.startswith(prompt + "look") and not subject.kept_reasoning:
@@ -130,7 +130,7 @@ def sampling_begins_where_the_template_ends(subject: Subject) -> Passed:
 
 
 def deltas_are_the_templates(subject: Subject) -> Passed:
-    """A conversation grown turn by turn has the ids of the whole, tokenised at once."""
+    """Appending turn by turn gives the ids of the whole conversation, tokenized at once."""
     chat, template = subject.require_chat(), subject.template
     compared = 0
     for observation in CLEAN:
@@ -147,17 +147,17 @@ def deltas_are_the_templates(subject: Subject) -> Passed:
         if at is not None:
             same = subject.decode(expected) == subject.decode(found)
             raise Drift(
-                f"with the observation {observation[:30]!r} the conversation has other ids than "
-                f"the template's rendering{', of the same text' if same else ''}",
-                "use a template that leaves observations as they are, or trims them on both sides",
+                f"with the observation {observation[:30]!r} the conversation's ids differ from "
+                f"the template's rendering{', but not its text' if same else ''}",
+                "use a template that keeps observations unchanged, or trims both of their ends",
                 subject.place("conversation", at, expected, found),
             )
         compared += len(found)
-    return Passed(f"{compared} ids are equal, over {len(CLEAN)} kinds of observations")
+    return Passed(f"{compared} ids are equal, for {len(CLEAN)} kinds of observations")
 
 
 def _piece_by_piece(subject: Subject, observation: str, turns: list[tuple[str, str]]) -> list[int]:
-    """The conversation of a template that rewrites history, as if it did not."""
+    """The append-only conversation of a template that changes earlier turns."""
     template, chat = subject.template, subject.require_chat()
     ids = template.ids(template.render(template.opening(observation)))
     for reply, answer in turns:
@@ -167,19 +167,19 @@ def _piece_by_piece(subject: Subject, observation: str, turns: list[tuple[str, s
 
 
 def a_turn_has_an_end(subject: Subject) -> Passed:
-    """There is an end-of-turn token, the chat's delta and a demonstration hold it once."""
+    """There is an end-of-turn token, and deltas and demonstrations contain it once."""
     chat = subject.require_chat()
     control = subject.template.control_tokens()
     if chat.end_id not in control:
         raise Drift(
-            f"the end of a turn, id {chat.end_id}, is no special token",
-            "mark it special in the tokenizer, or use a template with an end-of-turn token",
+            f"the end-of-turn token, id {chat.end_id}, is not a special token",
+            "mark it as special in the tokenizer, or use a template with an end-of-turn token",
         )
     cut, ended = chat.delta([], "No."), chat.delta([chat.end_id], "No.")
     if cut != [chat.end_id, *ended] or chat.response_ids("look").count(chat.end_id) != 1:
         raise Drift(
-            "a turn that was cut off and one that ended are not followed by the same ids",
-            "report it with the tokenizer's name: chat.py writes the end of a turn",
+            "the ids after a truncated turn and after a finished turn differ",
+            "report a bug in chat.py with the tokenizer's name",
             subject.place("after a reply", 0, [chat.end_id, *ended], cut),
         )
     notes = []
@@ -188,13 +188,13 @@ def a_turn_has_an_end(subject: Subject) -> Passed:
     known = known if isinstance(known, list) else [known]
     if config is not None and chat.end_id not in known:
         end = control[chat.end_id]
-        notes.append(f"the model's generation_config does not stop at {end}; our engines do")
+        notes.append(f"the model's generation_config does not stop at {end}; agentgym does")
     names = ", ".join(f"{control.get(i, '?')} ({i})" for i in chat.stop_ids)
     return Passed(f"a turn ends with {control[chat.end_id]}; sampling stops at {names}", notes)
 
 
 def observations_hold_no_control_tokens(subject: Subject) -> Passed:
-    """Text of a world that names a control token stays text."""
+    """The names of control tokens in an observation stay plain text."""
     chat, control = subject.require_chat(), subject.template.control_tokens()
     added = {token: int(i) for token, i in subject.tokenizer.get_added_vocab().items() if token}
     if not added:
@@ -210,24 +210,25 @@ def observations_hold_no_control_tokens(subject: Subject) -> Passed:
         number = added[obeyed[0]]
         ids = chat.delta([chat.end_id], f"a {obeyed[0]} b")
         raise Drift(
-            f"{len(obeyed)} control tokens in an observation become control tokens: "
-            f"{', '.join(obeyed[:6])}. A world's text could end a turn or forge one",
-            "name them in the tokenizer's additional_special_tokens, which chat.py breaks up",
-            Place("an observation", ids.index(number), (), [number], "letters", obeyed[0]),
+            f"{len(obeyed)} names in an observation are tokenized as control tokens: "
+            f"{', '.join(obeyed[:6])}. An environment could end or forge a turn",
+            "add them to the tokenizer's additional_special_tokens, which chat.py tokenizes as "
+            "plain text",
+            Place("an observation", ids.index(number), (), [number], "plain text", obeyed[0]),
             obeyed=len(obeyed),
         )
     notes = []
     if single:
         text = ", ".join(single[:6])
-        notes.append(f"{len(single)} added tokens that are not special stay one token: {text}")
-    return Passed(f"{len(added) - len(single)} control tokens are written as letters", notes)
+        notes.append(f"{len(single)} added tokens that are not special remain one token: {text}")
+    return Passed(f"{len(added) - len(single)} names are tokenized as plain text", notes)
 
 
 RULES: list[Rule[Subject]] = [
-    Rule("chat", "The template writes every message once, and agentgym can use it.", chat_is_made),
+    Rule("chat", "agentgym supports the template, which renders every message once.", chat_is_made),
     Rule(
         "append-only",
-        "What was sampled stays as it was: later turns never rewrite earlier ones.",
+        "Sampled tokens stay unchanged: later turns never change earlier ones.",
         history_only_grows,
     ),
     Rule(
@@ -235,12 +236,12 @@ RULES: list[Rule[Subject]] = [
     ),
     Rule(
         "first prompt",
-        "The prompt ends exactly where the template expects the policy to speak.",
+        "The prompt ends exactly where the template expects the policy's reply.",
         sampling_begins_where_the_template_ends,
     ),
     Rule(
         "turn deltas",
-        "Appending turn by turn loses no separator: the ids are those of the whole conversation.",
+        "Appending turn by turn gives the same ids as rendering the whole conversation.",
         deltas_are_the_templates,
     ),
     Rule(
@@ -248,7 +249,7 @@ RULES: list[Rule[Subject]] = [
     ),
     Rule(
         "observation text",
-        "A world's text cannot end a turn or speak for the policy.",
+        "An environment's text cannot end a turn or forge a reply.",
         observations_hold_no_control_tokens,
     ),
 ]

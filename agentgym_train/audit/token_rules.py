@@ -1,4 +1,4 @@
-"""Rules about ids and masks: what the engine sampled, and the rows the trainer learns from."""
+"""Rules about ids, masks and log-probabilities: the engine's samples and the trainer's rows."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from agentgym_train.trainers.batch import token_batch
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What rounding alone can do to log-probabilities."""
+    """Differences of log-probabilities that are explained by rounding."""
 
     token: float
-    """Of one token; a small share may be off by more."""
+    """Tolerance of one token; a small fraction of tokens may differ by more."""
     share: float
-    """Of the tokens: rounding is coarse where a token is unlikely or a policy sharp."""
+    """Fraction of tokens that may exceed `token`: rounding is coarse for unlikely tokens."""
     most: float
-    """Of any token, as a multiple of `token`."""
+    """Maximum difference of any token, as a multiple of `token`."""
 
 
 _FULL = Tolerance(1e-4, 0.001, 10)
 
 _HALF = Tolerance(2e-2, 0.05, 50)
 
-"""Where anything is computed in 16 bits."""
+"""Tolerance if anything is computed in 16 bits."""
 
 _PADDED_ROWS = 4
 
@@ -54,7 +54,7 @@ _LEFT, _RIGHT = 7, 5
 
 
 def engine_and_trainer_agree(subject: Subject) -> Passed:
-    """The engine's log-probability of every sampled token is the trainer's."""
+    """Engine and trainer compute the same log-probabilities of the sampled tokens."""
     rows = subject.episodes.sampled
     allowed = _tolerance(subject)
     gaps = [(row, at, gap) for row in rows for at, gap in _gaps(row)]
@@ -77,7 +77,7 @@ def engine_and_trainer_agree(subject: Subject) -> Passed:
     )
     if share > allowed.share or not figures["max"] <= allowed.most * allowed.token:
         raise Drift(
-            f"engine and trainer disagree on {text}",
+            f"engine and trainer differ on {text}",
             _whose_fault(subject, worst[0], worst[1], allowed.token),
             _logprob_place(subject, worst[0], worst[1]),
             **figures,
@@ -86,7 +86,7 @@ def engine_and_trainer_agree(subject: Subject) -> Passed:
 
 
 def padding_changes_nothing(subject: Subject) -> Passed:
-    """Columns of padding, left or right, and what stands in them, change no log-probability."""
+    """Padding on the left or right, with any token, does not change log-probabilities."""
     tolerance = _tolerance(subject).token
     rows = subject.episodes.rows[:_PADDED_ROWS]
     dummy_rows = {"the pad token": int(subject.tokenizer.pad_token_id), "another token": 0}
@@ -102,8 +102,8 @@ def padding_changes_nothing(subject: Subject) -> Passed:
                     raise Drift(
                         f"{left} columns of padding left and {right} right, filled with {name}, "
                         f"change a log-probability by {gap:.2g}",
-                        "the model looks at padding: see how it reads attention_mask and "
-                        "position_ids, or train one episode a row",
+                        "the model attends to padding: check how it uses attention_mask and "
+                        "position_ids, or train with one episode per row",
                         Place(row.name, at + 1, (), row.ids[at + 1 : at + 2]),
                         largest=gap,
                     )
@@ -113,14 +113,14 @@ def padding_changes_nothing(subject: Subject) -> Passed:
     notes = []
     if not implicit <= tolerance:
         notes.append(
-            f"without position_ids, padding on the left changes a log-probability by {implicit:.2g}"
+            f"without position_ids, left padding changes a log-probability by {implicit:.2g}"
         )
     figures = {"largest": worst, "without_position_ids": implicit}
     return Passed(f"{len(rows)} episodes padded 6 ways: at most {worst:.2g}", notes, figures)
 
 
 def pad_token_is_sane(subject: Subject) -> Passed:
-    """Padding is a token that nobody says, or one whose meaning does not matter."""
+    """The pad token is a special token."""
     pad, control = subject.tokenizer.pad_token_id, subject.template.control_tokens()
     if pad is None:
         raise Drift("the tokenizer has no pad token", "set tokenizer.pad_token")
@@ -128,19 +128,19 @@ def pad_token_is_sane(subject: Subject) -> Passed:
     if added is None or not added.special:
         raise Drift(
             f"the pad token {subject.decode([pad])!r} (id {pad}) is an ordinary token",
-            "set tokenizer.pad_token to a special token; TRL takes a completion that ends with it "
-            "for one that ended by itself",
+            "set tokenizer.pad_token to a special token; TRL treats a completion that ends with "
+            "the pad token as terminated",
         )
     notes = []
     chat = subject.chat
     if chat is not None and pad in chat.stop_ids:
-        text = "it also ends a turn, which does no harm: masks come from lengths, not from ids"
+        text = "it also ends a turn, which is harmless: masks depend on lengths, not on ids"
         notes.append(text)
     return Passed(f"{control[pad]} ({pad})", notes)
 
 
 def embeddings_hold_the_vocabulary(subject: Subject) -> Passed:
-    """Every id of the tokenizer has a row in the model, and the head as many as the input."""
+    """Every id of the tokenizer has an embedding and a logit."""
     model, size = subject.model, len(subject.tokenizer)
     rows = int(model.get_input_embeddings().weight.shape[0])
     head = model.get_output_embeddings()
@@ -148,34 +148,34 @@ def embeddings_hold_the_vocabulary(subject: Subject) -> Passed:
     known = max([*subject.tokenizer.get_vocab().values(), size - 1])
     if known >= min(rows, columns):
         raise Drift(
-            f"the tokenizer has ids up to {known}, the model {rows} embeddings and {columns} "
-            "logits",
-            "model.resize_token_embeddings(len(tokenizer)), then save both again",
+            f"the tokenizer has ids up to {known}, but the model has {rows} embeddings and "
+            f"{columns} logits",
+            "call model.resize_token_embeddings(len(tokenizer)), then save both again",
         )
     tied = head is not None and head.weight is model.get_input_embeddings().weight
     notes = []
     if columns > known + 1:
-        notes.append(f"{columns - known - 1} logits belong to no token; sampled, they are no text")
+        notes.append(f"{columns - known - 1} logits have no token; if sampled, they have no text")
     figures = {"tokens": size, "embeddings": rows, "logits": columns, "tied": tied}
     text = f"{size} tokens, {rows} embeddings, {columns} logits, {'tied' if tied else 'untied'}"
     return Passed(text, notes, figures)
 
 
 def _whose_fault(subject: Subject, row: Row, at: int, tolerance: float) -> str:
-    """What to do, by which side a plain forward of the episode alone agrees with."""
+    """The remedy, depending on which side agrees with a forward pass of the episode alone."""
     heat = subject.settings.temperature
     scores = _scores(subject.model, row.ids, 0, 0, 0, temperature=heat)  # (P + T - 1,)
     alone = float(scores[len(row.prompt_ids) - 1 + at])
     engine = _size(row.engine_logprobs[at] - alone) <= tolerance
     trainer = _size(row.trainer_logprobs[at] - alone) <= tolerance
-    told = f"a plain forward of the episode alone gives {alone:.6f}: "
+    text = f"a forward pass of the episode alone gives {alone:.6f}: "
     if engine and not trainer:
-        told += "the trainer is off. Turn off dropout in the model's config; if there is none, "
-        return told + "positions or masks go wrong where episodes share a batch"
+        text += "the trainer is wrong. Disable dropout in the model's config; if there is none, "
+        return text + "positions or masks are wrong in batches of several episodes"
     if trainer and not engine:
-        told += "the engine is off. Its cache, its attention window or its precision is another; "
-        return told + "use another engine, or another attention implementation"
-    return told + "both are off. Give engine and trainer one precision, and turn off dropout"
+        text += "the engine is wrong. Its cache, attention window or precision differs; "
+        return text + "use another engine, or another attention implementation"
+    return text + "both are wrong. Use one precision for engine and trainer, and disable dropout"
 
 
 def _tolerance(subject: Subject) -> Tolerance:
@@ -187,7 +187,7 @@ def _tolerance(subject: Subject) -> Tolerance:
 
 
 def _gaps(row: Row) -> list[tuple[int, float]]:
-    """(index, trainer's minus engine's log-probability) of every trained token."""
+    """(index, log-probability of the trainer minus the engine's) of every trained token."""
     both = zip(row.loss_mask, row.engine_logprobs, row.trainer_logprobs, strict=True)
     return [(at, theirs - ours) for at, (trained, ours, theirs) in enumerate(both) if trained]
 
@@ -223,7 +223,7 @@ def _scores(
     positions: bool = True,
     temperature: float = 1.0,
 ) -> Tensor:
-    """(n - 1,) log-probability of each id after the first, the row being padded on both sides."""
+    """(n - 1,) log-probability of each id after the first, with padding on both sides."""
     device = next(model.parameters()).device
     row = torch.tensor(
         [[dummy_row] * left + list(ids) + [dummy_row] * right], device=device
@@ -245,15 +245,15 @@ def _scores(
 NUMBER_RULES: list[Rule[Subject]] = [
     Rule(
         "log-probs",
-        "The trainer's probability of every sampled token is the one it was sampled with.",
+        "The trainer's probability of every sampled token equals the engine's.",
         engine_and_trainer_agree,
     ),
     Rule(
         "padding",
-        "An episode scores the same alone and among longer ones.",
+        "An episode's log-probabilities do not depend on the other episodes in a batch.",
         padding_changes_nothing,
     ),
-    Rule("pad token", "Padding can be told from what a policy says.", pad_token_is_sane),
+    Rule("pad token", "Padding can be distinguished from sampled tokens.", pad_token_is_sane),
     Rule(
         "vocabulary",
         "Every token has an embedding and a logit.",
@@ -263,9 +263,9 @@ NUMBER_RULES: list[Rule[Subject]] = [
 
 Decode = Callable[[Sequence[int]], str]
 
-_MASK = "report it with the model's name: the loss mask is agentgym's own"
+_MASK = "report a bug in agentgym's loss mask with the model's name"
 
-_BETWEEN = "report it with the template: chat.py writes what stands between turns"
+_BETWEEN = "report a bug in chat.py with the template"
 
 
 class Ids(Protocol):
@@ -273,22 +273,22 @@ class Ids(Protocol):
 
     @property
     def name(self) -> str:
-        """What a message calls it."""
+        """Name of the episode in messages."""
         ...
 
     @property
     def completion_ids(self) -> list[int]:
-        """(T,)."""
+        """(T,) ids of the completion."""
         ...
 
     @property
     def loss_mask(self) -> list[int]:
-        """(T,) 1 where it is trained on."""
+        """(T,) 1 for tokens that are trained on."""
         ...
 
 
 def trained_spans(loss_mask: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, end) of every stretch that is trained on."""
+    """(start, end) of every span that is trained on."""
     spans, at = [], 0
     for trained, run in groupby(loss_mask):
         length = len(list(run))
@@ -301,11 +301,11 @@ def trained_spans(loss_mask: Sequence[int]) -> list[tuple[int, int]]:
 def check_mask(
     row: Ids, turns: Sequence[Turn], chat: Chat, decode: Decode
 ) -> list[tuple[int, int]]:
-    """The trained spans; raises `Drift` unless they are the turns' texts and nothing else."""
+    """The trained spans; raises `Drift` unless they are exactly the turns' texts."""
     spans = trained_spans(row.loss_mask)
     if len(spans) != len(turns):
         raise Drift(
-            f"{len(turns)} turns were played and {len(spans)} spans are trained on",
+            f"there are {len(turns)} turns, but {len(spans)} spans are trained on",
             _MASK,
             Place(row.name),
         )
@@ -317,7 +317,7 @@ def check_mask(
         if found != expected:
             place = text_place(f"{row.name}, turn {number}", expected, found)
             raise Drift(
-                "what is trained on is not what the policy said",
+                "a trained span is not the policy's response",
                 _MASK,
                 Place(place.where, start, (), span[:6], place.expected, place.found),
             )
@@ -327,7 +327,7 @@ def check_mask(
 def check_separators(
     row: Ids, turns: Sequence[Turn], chat: Chat, template: Template, decode: Decode
 ) -> int:
-    """How many places between turns were read; raises `Drift` at one that is not the template's."""
+    """Compare the texts between turns with the template and return their number; raises `Drift`."""
     spans = trained_spans(row.loss_mask)
     end_text = decode([chat.end_id])
     for number, ((_, end), (start, _)) in enumerate(pairwise(spans), 1):
@@ -339,28 +339,28 @@ def check_separators(
         if found != expected:
             place = text_place(f"{row.name}, after turn {number}", expected, found)
             raise Drift(
-                "what stands between two turns is not what the template writes there",
+                "the text between two turns differs from the template's",
                 _BETWEEN,
                 Place(place.where, end, (), between[:6], place.expected, place.found),
             )
     return max(0, len(spans) - 1)
 
 
-_OURS = "report it with the model's name: this is agentgym's own bookkeeping"
+_OURS = "report a bug in agentgym with the model's name"
 
-_ENGINE = "use another engine for this model, or report it with the model's name"
+_ENGINE = "use another engine for this model, or report a bug with the model's name"
 
 _PROBE_TOKENS = 8
 
 
 def episodes_are_played(subject: Subject) -> Passed:
-    """Every episode comes back from the trainer, with at least one turn."""
+    """The trainer returns every episode, and at least one has a turn."""
     subject.require_chat()
     rows = subject.played.rows
     silent = [row.name for row in rows if not row.trajectory.turns]
     if len(silent) == len(rows):
         raise Drift(
-            "no episode had a turn: the first prompt leaves no room",
+            "no episode had a turn: the first prompt exceeds the token budget",
             f"raise max_tokens above {max(len(row.prompt_ids) for row in rows)}",
         )
     turns = [row.trajectory.turns for row in rows]
@@ -369,10 +369,10 @@ def episodes_are_played(subject: Subject) -> Passed:
     cut = sum(e.finish_reason == "length" for row in rows for e in row.exchanges)
     empty = sum(turn.response == "" for played in turns for turn in played)
     sampled = sum(sum(row.loss_mask) for row in rows)
-    notes = [f"{len(silent)} episodes had no room for a turn"] if silent else []
+    notes = [f"{len(silent)} episodes had no tokens left for a turn"] if silent else []
     figures = {"episodes": len(rows), "turns": sum(map(len, turns)), "trained_tokens": sampled}
     return Passed(
-        f"{len(rows)} episodes ({ends}), {figures['turns']} turns, {cut} of them cut short, "
+        f"{len(rows)} episodes ({ends}), {figures['turns']} turns, {cut} of them truncated, "
         f"{empty} empty, {sampled} trained tokens",
         notes,
         figures,
@@ -380,7 +380,7 @@ def episodes_are_played(subject: Subject) -> Passed:
 
 
 def generation_stops(subject: Subject) -> Passed:
-    """Asked to stop at an id, the engine stops there, keeps it and says so."""
+    """The engine stops at stop ids, returns them, and reports the finish reason."""
     episodes = subject.episodes
     for row in episodes.sampled:
         for turn, exchange in enumerate(row.exchanges, 1):
@@ -390,28 +390,28 @@ def generation_stops(subject: Subject) -> Passed:
             reason = "stop" if ended else "length"
             if early is not None:
                 place = subject.place(f"{row.name}, turn {turn}", early, ids[: early + 1], ids)
-                raise Drift("the engine went on after a stop token", _ENGINE, place)
+                raise Drift("the engine continued after a stop token", _ENGINE, place)
             if reason != exchange.finish_reason or len(ids) > exchange.max_tokens:
                 raise Drift(
-                    f"a turn of {len(ids)} tokens (most: {exchange.max_tokens}) that "
-                    f"{'ends' if ended else 'does not end'} with a stop token came back as "
-                    f"{exchange.finish_reason!r}",
+                    f"a turn of {len(ids)} tokens (maximum: {exchange.max_tokens}) that "
+                    f"{'ends' if ended else 'does not end'} with a stop token has the finish "
+                    f"reason {exchange.finish_reason!r}",
                     _ENGINE,
                     Place(f"{row.name}, turn {turn}", None, (), ids[-6:]),
                 )
     prompt = episodes.rows[0].prompt_ids
     free = _sample(subject, prompt, ()).token_ids
     if not free:
-        raise Drift("the engine gives no token where none stops it", _ENGINE)
+        raise Drift("the engine returns no token without stop ids", _ENGINE)
     stop = free[len(free) // 2]
     expected = free[: free.index(stop) + 1]
     found = _sample(subject, prompt, (stop,))
     at = difference(expected, found.token_ids)
     if at is not None or found.finish_reason != "stop":
         place = subject.place("a greedy turn", at or 0, expected, found.token_ids)
-        raise Drift(f"the engine does not stop at id {stop} when asked to", _ENGINE, place)
+        raise Drift(f"the engine does not stop at the stop id {stop}", _ENGINE, place)
     ends = sum(e.finish_reason == "stop" for row in episodes.sampled for e in row.exchanges)
-    return Passed(f"it stops where it is asked to; {ends} sampled turns ended themselves")
+    return Passed(f"the engine stops at stop ids; {ends} sampled turns ended with one")
 
 
 def _sample(subject: Subject, prompt: list[int], stops: tuple[int, ...]) -> Generation:
@@ -420,7 +420,7 @@ def _sample(subject: Subject, prompt: list[int], stops: tuple[int, ...]) -> Gene
 
 
 def sampled_ids_are_trained(subject: Subject) -> Passed:
-    """The rows hold the engine's ids at the turns' places, with its log-probabilities."""
+    """The rows contain the engine's ids and log-probabilities at the positions of the turns."""
     count = 0
     for row in subject.episodes.rows:
         base = len(row.exchanges[0].prompt_ids) if row.exchanges else 0
@@ -441,23 +441,23 @@ def sampled_ids_are_trained(subject: Subject) -> Passed:
             worst = max((abs(a - b) for a, b in given), default=0.0)
             if len(exchange.logprobs) != len(exchange.token_ids) or worst > 1e-6:
                 raise Drift(
-                    f"the engine's log-probabilities do not reach the trainer ({worst:.2g} off)",
+                    f"the trainer's copy of the engine's log-probabilities differs by {worst:.2g}",
                     _OURS,
                     Place(where),
                 )
             count += len(exchange.token_ids)
         if sum(row.loss_mask) != sum(len(e.token_ids) for e in row.exchanges):
             raise Drift(
-                f"{sum(row.loss_mask)} tokens are trained on, "
+                f"{sum(row.loss_mask)} tokens are trained on, but "
                 f"{sum(len(e.token_ids) for e in row.exchanges)} were sampled",
                 _OURS,
                 Place(row.name),
             )
-    return Passed(f"{count} ids, each where it was sampled, with its log-probability")
+    return Passed(f"{count} sampled ids and log-probabilities are trained on")
 
 
 def context_is_the_same(subject: Subject) -> Passed:
-    """What the trainer reads before a turn is what the engine sampled it after."""
+    """The trainer's context before a turn equals the engine's prompt."""
     turns = 0
     for row in subject.episodes.rows:
         for turn, exchange in enumerate(row.exchanges, 1):
@@ -465,35 +465,35 @@ def context_is_the_same(subject: Subject) -> Passed:
             at = difference(exchange.prompt_ids, found)
             if at is not None:
                 place = subject.place(f"{row.name}, turn {turn}", at, exchange.prompt_ids, found)
-                raise Drift("the trainer reads another context than the engine did", _OURS, place)
+                raise Drift("the trainer's context differs from the engine's", _OURS, place)
             turns += 1
-    return Passed(f"{turns} turns were sampled after exactly what the trainer reads")
+    return Passed(f"{turns} turns have the same context in engine and trainer")
 
 
 def mask_is_the_policys_text(subject: Subject) -> Passed:
-    """The trained spans decode to the policy's texts, with the end token where one was sampled."""
+    """The trained spans decode to the policy's responses, with sampled end tokens."""
     chat, spans, ends = subject.require_chat(), 0, 0
     for row in subject.episodes.rows:
         found = check_mask(row, row.trajectory.turns, chat, subject.decode)
         spans += len(found)
         ends += sum(row.completion_ids[end - 1] in chat.stop_ids for _, end in found)
-    return Passed(f"{spans} trained spans read as their turns; {ends} end tokens are trained on")
+    return Passed(f"{spans} trained spans equal their turns; {ends} end tokens are trained on")
 
 
 def separators_stand_once(subject: Subject) -> Passed:
-    """Between two turns stands what the template writes there, once."""
+    """The text between two turns is the template's."""
     chat = subject.require_chat()
     between = sum(
         check_separators(row, row.trajectory.turns, chat, subject.template, subject.decode)
         for row in subject.episodes.rows
     )
     if not between:
-        raise NotApplicable("no episode had two turns; raise --turns")
-    return Passed(f"{between} places between turns read as the template writes them")
+        raise NotApplicable("no episode had two turns; increase --turns")
+    return Passed(f"{between} texts between turns equal the template's")
 
 
 def batch_has_the_same_rows(subject: Subject) -> Passed:
-    """The tensors of the algorithms agree with TRL's, row by row."""
+    """The tensors of the algorithms agree with TRL's in every row."""
     episodes = subject.episodes
     rows = episodes.rows
     width = max(len(row.completion_ids) for row in rows)
@@ -506,49 +506,49 @@ def batch_has_the_same_rows(subject: Subject) -> Passed:
         at = difference(row.loss_mask + [0] * (width - end), mask)
         if at is not None:
             place = subject.place(row.name, at, row.completion_ids, row.completion_ids)
-            raise Drift("the advantages' mask is not the loss's", _OURS, place)
+            raise Drift("the mask of the advantages differs from the loss mask", _OURS, place)
         base = len(row.exchanges[0].prompt_ids) if row.exchanges else 0
         ends = [len(e.prompt_ids) - base + len(e.token_ids) for e in row.exchanges]
         found = batch.turn_ends[number, : len(ends)].tolist()
         if ends != found:
             raise Drift(
-                "a turn's reward would be put to another turn's token",
+                "a turn's reward would be assigned to another turn's token",
                 _OURS,
                 Place(row.name, None, ends, found),
             )
-    return Passed(f"{len(rows)} rows of at most {width} tokens, each turn with its own reward")
+    return Passed(f"{len(rows)} rows of at most {width} tokens, each turn with its reward")
 
 
 RULES: list[Rule[Subject]] = [
     Rule(
         "episodes",
-        "The model plays through agentgym's rollout, engine and trainer.",
+        "The model works with agentgym's rollout, engine and trainer.",
         episodes_are_played,
     ),
-    Rule("stopping", "Generation ends at the end of a turn, not behind it.", generation_stops),
+    Rule("stopping", "Generation stops at the end of a turn.", generation_stops),
     Rule(
         "sampled ids",
-        "The trained ids are the sampled ids: nothing is tokenised a second time.",
+        "The trained ids are the sampled ids: nothing is tokenized a second time.",
         sampled_ids_are_trained,
     ),
     Rule(
         "same context",
-        "Each turn is trained after exactly the ids it was sampled after.",
+        "Each turn has the same context in training and in sampling.",
         context_is_the_same,
     ),
     Rule(
         "loss mask",
-        "The policy's own words are trained on, its end tokens too, and nothing else.",
+        "The policy's responses and end tokens are trained on, and nothing else.",
         mask_is_the_policys_text,
     ),
     Rule(
         "separators",
-        "No end of turn or line break between turns is lost or doubled.",
+        "No end token or line break between turns is missing or repeated.",
         separators_stand_once,
     ),
     Rule(
         "batch",
-        "Rewards and advantages reach the tokens of their own turn.",
+        "Rewards and advantages are assigned to the tokens of their turn.",
         batch_has_the_same_rows,
     ),
 ]

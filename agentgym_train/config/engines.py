@@ -122,7 +122,7 @@ def engine_settings(engine: str, values: Mapping[str, Any]) -> EngineSettings:
     if isinstance(settings, ColocateSettings) and settings.tensor_parallel_size != 1:
         raise ConfigError(
             f"tensor_parallel_size of vllm_colocate is 1, got {settings.tensor_parallel_size}: "
-            "each process samples its own episodes at its own pace. For a model that does not fit "
-            "on one GPU use engine: vllm_server"
+            "each process samples its own episodes independently. Use engine: vllm_server for a "
+            "model that is too large for one GPU"
         )
     return settings

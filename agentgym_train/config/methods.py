@@ -362,7 +362,7 @@ class AgentEvolConfig(RunConfig):
             success=world.min_reward is None, min_reward=world.min_reward, unique=True
         )
 
-    def imitation(self, model: str, output_dir: str) -> SFTConfig:
+    def sft_config(self, model: str, output_dir: str) -> SFTConfig:
         """The settings of an iteration's fine-tuning."""
         shared = {f.name for f in fields(SFTConfig)} & {f.name for f in fields(self)}
         own = {"method", "env", "env_kwargs", "temperature"}

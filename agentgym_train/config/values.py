@@ -1,4 +1,4 @@
-"""Small settings with rules of their own: episode filters, pairs, rollout limits and outcomes."""
+"""Parsing of values and keys, and small settings: episode filters, pairs, limits, outcomes."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ RENAMED: Final[Mapping[str, str]] = {
     "policy": "model",
 }
 
-"""Config keys of earlier versions, and their names today."""
+"""Config keys of earlier versions, and their current names."""
 
 
 def read_yaml(text: str) -> Any:
-    """A YAML text in which 1e-6 is a number, as in YAML 1.2; PyYAML alone reads it as a text."""
+    """Parse YAML with 1e-6 as a number, as in YAML 1.2; PyYAML alone parses it as a string."""
     return yaml.load(text, Loader=_Loader)
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value`, `--key=value` and `--key value` words, each value read as YAML.
+    """Parse `key=value`, `--key=value` and `--key value`; values are parsed as YAML.
 
-    The later of two words of one key wins. A key may be a path: `trainer_args.epsilon`.
+    If a key is repeated, the last value wins. A key may be a path: `trainer_args.epsilon`.
     """
     values: dict[str, Any] = {}
     left = list(words)
@@ -81,9 +81,9 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `ConfigError` for an unknown key, with the key that was probably meant.
+    """Raise `ConfigError` for unknown keys, with a suggestion.
 
-    `what` says where the keys are, such as " in trainer_args"; it is empty for the config itself.
+    `what` is the location of the keys, such as " in trainer_args"; empty for the config itself.
     """
     valid = sorted(known)
     unknown = sorted(set(names) - set(valid))
@@ -113,52 +113,52 @@ _Loader.add_implicit_resolver(
 
 TRUNCATED: Final[frozenset[str]] = frozenset({"horizon", "token_budget"})
 
-"""The endings that cut off an episode which the world would have let go on."""
+"""Outcomes of episodes that were truncated, not terminated by the environment."""
 
 
 def trained_outcomes(names: Iterable[str]) -> frozenset[str]:
     """The outcomes whose episodes are in the loss and in their group's baseline.
 
-    Leaving one out, such as `horizon`, drops its episodes from both, as if they had not been
-    played. A lost episode can not be chosen: it tells nothing about the policy.
+    Without an outcome such as `horizon`, its episodes are excluded from both. Outcomes of lost
+    episodes are not allowed, since they contain no information about the policy.
     """
     chosen = frozenset(names)
     unknown = sorted(chosen - set(get_args(Outcome)))
     if unknown:
         raise ConfigError(
-            f"no outcome {', '.join(unknown)}; choose from {', '.join(get_args(Outcome))}"
+            f"unknown outcome {', '.join(unknown)}; choose from {', '.join(get_args(Outcome))}"
         )
     lost = sorted(chosen - TEACHES)
     if lost:
         raise ConfigError(
-            f"{', '.join(lost)} can not train: the episode was lost and its reward is unknown. "
+            f"{', '.join(lost)} cannot be trained on: the episode is lost, its reward unknown. "
             f"Choose from {', '.join(o for o in get_args(Outcome) if o in TEACHES)}"
         )
     if not chosen:
-        raise ConfigError("no outcome trains; name at least one, such as success and failure")
+        raise ConfigError("no outcome to train on; name at least one, such as success")
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class PairRules:
-    """When one episode is preferred to another. A success always is to what is none."""
+    """When one episode is preferred to another. A success is always preferred to a failure."""
 
     shorter: bool = False
     """Of two successes, prefer the one with fewer turns."""
     reward_gap: float | None = None
-    """Of two that are no successes, prefer the one whose reward is higher by at least this; of
-    two successes as well, before their turns are counted. None leaves rewards aside."""
+    """Prefer the episode whose reward is higher by at least this, if both are successes or both
+    are not. It takes precedence over `shorter`. None ignores rewards."""
     most: int | None = 4
-    """Most pairs of one start, made of as many different episodes as there are; None for all."""
+    """Maximum pairs per start, from as many different episodes as possible; None for all."""
 
     def __post_init__(self) -> None:
         if self.reward_gap is not None and not self.reward_gap > 0:
-            raise ConfigError(f"reward_gap is above 0, got {self.reward_gap:g}; leave it out for 0")
+            raise ConfigError(f"reward_gap must be above 0, got {self.reward_gap:g}; omit it for 0")
         if self.most is not None and self.most < 1:
-            raise ConfigError(f"most pairs of a start is at least 1, got {self.most}")
+            raise ConfigError(f"the maximum pairs per start must be at least 1, got {self.most}")
 
     def prefers(self, one: Trajectory, other: Trajectory) -> bool:
-        """Whether `one` is the better of two episodes that began alike."""
+        """Whether `one` is preferred to `other`; both have the same start."""
         if one.success != other.success:
             return one.success
         if self.reward_gap is not None:
@@ -170,39 +170,39 @@ class PairRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFilter:
-    """What an episode has to be. The defaults take everything that may teach."""
+    """Which episodes to keep. The defaults keep all that are not lost."""
 
     success: bool = False
-    """Only those that solved their task."""
+    """Keep only successes."""
     min_reward: float | None = None
-    """Only those with at least this reward."""
+    """Keep only episodes with at least this reward."""
     min_turns: int = 1
     max_turns: int | None = None
     max_episode_tokens: int | None = None
-    """Of the whole episode, prompt and observations included; of several contexts the longest."""
+    """Maximum tokens of an episode's longest context, including prompt and observations."""
     tokenizer: str | None = None
-    """Folder or hub id of the model whose tokenizer counts; None counts what was sampled, which
-    only a model's own episodes have."""
+    """Folder or hub id of the model whose tokenizer counts. None counts the stored tokens, which
+    only episodes of a local model have."""
     unique: bool = False
-    """Of those with the same task and the same actions only the first."""
+    """Keep only the first episode of those with the same task and actions."""
 
     def __post_init__(self) -> None:
         if self.min_turns < 0:
-            raise ConfigError(f"min_turns is at least 0, got {self.min_turns}")
+            raise ConfigError(f"min_turns must be at least 0, got {self.min_turns}")
         for name, value in (
             ("max_turns", self.max_turns),
             ("max_episode_tokens", self.max_episode_tokens),
         ):
             if value is not None and value < 1:
-                raise ConfigError(f"{name} is at least 1, got {value}")
+                raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.max_turns is not None and self.max_turns < self.min_turns:
             raise ConfigError(
-                f"max_turns {self.max_turns} is below min_turns {self.min_turns}: nothing "
+                f"max_turns {self.max_turns} is below min_turns {self.min_turns}: no episode "
                 "could be kept"
             )
 
     def objection(self, trajectory: Trajectory, count_tokens: CountTokens) -> str | None:
-        """Why an episode is left out, whatever other episodes there are; None if it is kept."""
+        """The reason to drop an episode, apart from `unique`; None if it is kept."""
         turns = len(trajectory.turns)
         if not teaches(trajectory.outcome):
             return "lost"
@@ -227,13 +227,13 @@ CountTokens = Callable[[Trajectory], int]
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """What episodes may use. 0 stands for no limit."""
+    """Limits of concurrency, time and retries. 0 is no limit."""
 
     engine_concurrency: int = 0
-    """Most turns that are being generated at once."""
+    """Maximum concurrent generations."""
     env_concurrency: int = 0
-    """Most calls to environments that are under way at once."""
+    """Maximum concurrent calls to environments."""
     episode_timeout_s: float = 0.0
-    """Longest an episode may take, from its slot on and with all its attempts."""
+    """Maximum duration of an episode with all its retries, not counting the wait for a slot."""
     retries: int = 2
-    """Further attempts at an episode whose world or engine was lost."""
+    """Maximum retries of an episode whose environment or engine was lost."""

@@ -17,7 +17,7 @@ from rich.markup import escape
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_lock import folder_lock, is_unused
-from agentgym_env.run_store import BrokenLine, RunStore, run_facts
+from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import PolicyConfig
@@ -31,19 +31,19 @@ from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner, progre
 
 @dataclass(slots=True)
 class FilteredEpisodes:
-    """What was kept, and for what reasons how much was not."""
+    """The selected episodes, and how many were left out for which reason."""
 
-    kept: list[Trajectory] = field(default_factory=list)
+    selected: list[Trajectory] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
     def reasons(self) -> str:
-        """Such as `12 no success, 3 repeated`; empty where everything was kept."""
+        """Such as `12 no success, 3 repeated`; empty if nothing was left out."""
         return ", ".join(f"{count} {reason}" for reason, count in self.left_out.most_common())
 
 
 def filter_episodes(trajectories: Iterable[Trajectory], keep: EpisodeFilter) -> FilteredEpisodes:
-    """The demonstrations among episodes, in their order."""
-    sifted = FilteredEpisodes()
+    """Select episodes; the order is kept."""
+    filtered = FilteredEpisodes()
     count_tokens = token_counter(keep.tokenizer) if keep.max_episode_tokens else sampled_tokens
     seen: set[tuple[str, str, tuple[str, ...]]] = set()
     for trajectory in trajectories:
@@ -54,21 +54,19 @@ def filter_episodes(trajectories: Iterable[Trajectory], keep: EpisodeFilter) -> 
             objection = "repeated" if done in seen else None
             seen.add(done)
         if objection is None:
-            sifted.kept.append(trajectory)
+            filtered.selected.append(trajectory)
         else:
-            sifted.left_out[objection] += 1
-    return sifted
+            filtered.left_out[objection] += 1
+    return filtered
 
 
 NAME: Final = "collected"
-
-"""Of the file in `trajectories/`."""
+"""The name of the file in `trajectories/`."""
 
 _MAY_CHANGE: Final = frozenset({"n", "samples", "servers", "keep", "output_dir"})
 
-WITHOUT_WORDS: Final = frozenset({"expert", "random"})
-
-"""Policies that give an action and no text around it."""
+WITHOUT_TEXT: Final = frozenset({"expert", "random"})
+"""Policies that give an action without a text around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +77,16 @@ class CollectConfig(PolicyConfig):
     output_dir: str
     split: str = "train"
     n: int | None = None
-    """Starts, each a task with a seed: the split's tasks in a random order, then all again with
-    other seeds, and so on. None takes each task once."""
+    """Number of starts, each a task with a seed: the split's tasks in a random order, then again
+    with other seeds, and so on. None uses each task once."""
     samples: int = 1
-    """Episodes of each start."""
+    """Episodes per start."""
     horizon: int = 50
     seed: int = 0
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     servers: list[str] = field(default_factory=list)
+    wrappers: list[str] = field(default_factory=list)
+    """Gymnasium wrappers of the environment, `module:Class`, innermost first."""
     keep: EpisodeFilter = field(default_factory=EpisodeFilter)
     method: Literal["collect"] = "collect"
 
@@ -99,12 +99,12 @@ Key = tuple[str, int, int]
 
 
 def key_of(episode: EpisodeSpec | Trajectory) -> Key:
-    """What tells the episodes of a collection apart."""
+    """The key of an episode in its collection."""
     return episode.task, episode.seed, episode.sample
 
 
 def starts_of(config: CollectConfig, tasks: TaskSet) -> list[EpisodeSpec]:
-    """Every episode that is asked for. Fewer starts are the first of more."""
+    """All requested episodes. The starts of a smaller `n` are the first of a larger one."""
     ids = tasks.split(config.split)
     count = len(ids) if config.n is None else config.n
     chosen: list[tuple[str, int]] = []
@@ -127,31 +127,31 @@ def starts_of(config: CollectConfig, tasks: TaskSet) -> list[EpisodeSpec]:
 
 
 def check_settings(config: CollectConfig) -> None:
-    """Raise `ConfigError` where the folder holds something else, or episodes of other settings.
+    """Raise `ConfigError` if the folder contains something else, or episodes of other settings.
 
-    Starts, samples and what is kept may change, since all that was played stays good.
+    Starts, samples and the filter may change, since the collected episodes remain valid.
     """
     path = Path(config.output_dir)
     if is_unused(path):
         return
     earlier = collect_config_of(path)
     if earlier is None:
-        raise ConfigError(f"{path} holds something else than a collection; name another --out")
+        raise ConfigError(f"{path} contains no collection; choose another --out")
     if not collected(RunStore.open(path))[0]:
         return
     old, new = earlier.as_dict(), config.as_dict()
     changed = [name for name in new if name not in _MAY_CHANGE and new[name] != old[name]]
     if changed:
-        told = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)
+        values = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)
         raise ConfigError(
-            f"{path} holds episodes that were collected otherwise: {told[:600]}. Name another "
-            "--out, or give the settings of then"
+            f"{path} contains episodes with other settings: {values[:600]}. Choose another --out, "
+            "or use the earlier settings"
         )
 
 
 def opened(config: CollectConfig) -> RunStore:
-    """The run folder of checked settings, new or gone on with."""
-    path, facts = Path(config.output_dir), run_facts(config.as_dict())
+    """The run folder of checked settings, new or existing."""
+    path, facts = Path(config.output_dir), run_metadata(config.as_dict())
     if not (path / "run.json").is_file():
         return RunStore.create(path, facts)
     store = RunStore.open(path)
@@ -160,7 +160,7 @@ def opened(config: CollectConfig) -> RunStore:
 
 
 def collect_config_of(path: Path) -> CollectConfig | None:
-    """The settings of a collection; None where the folder is none."""
+    """The settings of a collection; None if the folder is not one."""
     if not (path / "run.json").is_file():
         return None
     config = (RunStore.open(path).read_json("run.json") or {}).get("config")
@@ -169,11 +169,11 @@ def collect_config_of(path: Path) -> CollectConfig | None:
     try:
         return msgspec.convert(config, CollectConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}/run.json is not what a collection writes: {error}") from error
+        raise ConfigError(f"{path}/run.json is not the config of a collection: {error}") from error
 
 
 def collected(store: RunStore) -> tuple[list[Trajectory], list[BrokenLine]]:
-    """The episodes that are there, in the order of their starts; of one played twice the first."""
+    """The stored episodes in the order of their starts; of repetitions, the first."""
     found, broken = store.trajectories(NAME)
     first: dict[Key, Trajectory] = {}
     for trajectory in found:
@@ -199,12 +199,12 @@ def play(
             if progress.console.is_terminal
             else ""
         )
-        bar = progress.add_task("collecting", total=len(starts), figures=live)
+        bar = progress.add_task("collecting", total=len(starts), status=live)
 
         def keep(trajectory: Trajectory) -> None:
             if teaches(trajectory.outcome):
                 lost.pop(key_of(trajectory), None)
-                store.append_trajectories(NAME, [_in_words(trajectory, form)])
+                store.append_trajectories(NAME, [_with_responses(trajectory, form)])
                 progress.advance(bar)
             else:
                 lost[key_of(trajectory)] = trajectory
@@ -216,27 +216,26 @@ def play(
             instruction=system_prompt,
             on_episode=keep,
         )
-        progress.update(bar, figures="")
+        progress.update(bar, status="")
     return list(lost.values())
 
 
-def missing(starts: Iterable[EpisodeSpec], there: Iterable[Trajectory]) -> list[EpisodeSpec]:
-    """The starts of which no episode is there."""
-    done = {key_of(trajectory) for trajectory in there}
+def missing(starts: Iterable[EpisodeSpec], stored: Iterable[Trajectory]) -> list[EpisodeSpec]:
+    """The starts without a stored episode."""
+    done = {key_of(trajectory) for trajectory in stored}
     return [start for start in starts if key_of(start) not in done]
 
 
-def _in_words(trajectory: Trajectory, form: ActionFormat) -> Trajectory:
-    """The episode as one would write it who has to put actions into words."""
-    if trajectory.policy not in WITHOUT_WORDS:
+def _with_responses(trajectory: Trajectory, form: ActionFormat) -> Trajectory:
+    """The episode with responses in the action format, for policies that only give actions."""
+    if trajectory.policy not in WITHOUT_TEXT:
         return trajectory
     turns = [msgspec.structs.replace(t, response=form.render(t.action)) for t in trajectory.turns]
     return msgspec.structs.replace(trajectory, turns=turns)
 
 
 INTERRUPTED: Final = 130
-
-"""Exit status of what Ctrl-C stopped, by the shell's convention."""
+"""Exit status after Ctrl-C, by the shell's convention."""
 
 
 def collect(
@@ -246,10 +245,10 @@ def collect(
     concurrency: int = 256,
     api_key: str | None = None,
 ) -> int:
-    """Play what is not there yet and sum up what is. Returns the exit status.
+    """Play the missing episodes and summarize all of them. Returns the exit status.
 
-    Raises `ConfigError` for what cannot be done, before anything is played, and when every episode
-    was lost; `FolderInUse` while another process writes to the folder.
+    Raises `ConfigError` for invalid settings, before anything is played, and if every episode was
+    lost; `FolderInUse` while another process writes to the folder.
     """
     with folder_lock(Path(config.output_dir), "--out"):
         return _collect(config, console, concurrency, api_key)
@@ -259,7 +258,11 @@ def _collect(config: CollectConfig, console: Console, concurrency: int, api_key:
     spec = PolicySpec(config, api_key=api_key)
     _check_counting(config)
     with RolloutRunner(
-        config.env, config.servers, env_kwargs=config.env_kwargs, concurrency=concurrency
+        config.env,
+        config.servers,
+        env_kwargs=config.env_kwargs,
+        wrappers=config.wrappers,
+        concurrency=concurrency,
     ) as rollout_runner:
         config = replace(config, env=rollout_runner.env_id)
         starts = starts_of(config, rollout_runner.tasks)
@@ -270,13 +273,13 @@ def _collect(config: CollectConfig, console: Console, concurrency: int, api_key:
         try:
             if left:
                 with spec.actors(env_instruction, rollout_runner.run) as actors:
-                    # By now whatever could be refused has been.
+                    # Invalid settings have been rejected by now.
                     store = opened(config)
                     prompt = config.system_prompt(env_instruction)
                     lost = play(store, rollout_runner, actors, left, config, prompt, console)
         except KeyboardInterrupt:
             _close(config, starts, lost, console)
-            console.print("Stopped; the same command goes on.")
+            console.print("Interrupted; the same command resumes.")
             return INTERRUPTED
     _close(config, starts, lost, console)
     used = spec.used()
@@ -286,13 +289,13 @@ def _collect(config: CollectConfig, console: Console, concurrency: int, api_key:
 
 
 def _check_counting(config: CollectConfig) -> None:
-    """Raise before anything is played when the tokens could not be counted at the end."""
+    """Raise `ConfigError` before anything is played if the tokens could not be counted later."""
     keep = config.keep
     if keep.max_episode_tokens is None:
         return
     if keep.tokenizer is not None:
         token_counter(keep.tokenizer)
-    elif config.model in WITHOUT_WORDS or config.model.startswith("openai:"):
+    elif config.model in WITHOUT_TEXT or config.model.startswith("openai:"):
         raise ConfigError(
             f"{config.model} reports no token ids, which --max-episode-tokens counts; name a model "
             "whose tokenizer counts them: --tokenizer PATH_OR_ID"
@@ -302,17 +305,17 @@ def _check_counting(config: CollectConfig) -> None:
 def _left(
     config: CollectConfig, starts: Sequence[EpisodeSpec], console: Console
 ) -> list[EpisodeSpec]:
-    """The starts that are to be played, with a word on what is there."""
-    there, broken = collected(RunStore(Path(config.output_dir)))
+    """The starts that are still to be played; shows how many are stored."""
+    stored, broken = collected(RunStore(Path(config.output_dir)))
     for line in broken:
         console.print(
             f"[yellow]{line.path}, line {line.line} cannot be read ({line.reason}); its episode "
             "is played again.[/]",
             soft_wrap=True,
         )
-    left = missing(starts, there)
-    if there:
-        console.print(f"{len(there)} episodes are there; {len(left)} are to be played.")
+    left = missing(starts, stored)
+    if stored:
+        console.print(f"{len(stored)} episodes are stored; {len(left)} remain to be played.")
     return left
 
 
@@ -322,33 +325,35 @@ def _close(
     lost: Sequence[Trajectory],
     console: Console,
 ) -> None:
-    """Write summary.json, and say what is there, what of it is kept and what to do with it."""
-    there, _ = collected(RunStore(Path(config.output_dir)))
-    if not there:
+    """Write summary.json, and show how many episodes are stored and selected, and what is next."""
+    stored, _ = collected(RunStore(Path(config.output_dir)))
+    if not stored:
         if lost:
-            raise ConfigError(f"all {len(lost)} episodes were lost; the first to: {lost[0].error}")
+            raise ConfigError(
+                f"all {len(lost)} episodes were lost; the first error: {lost[0].error}"
+            )
         return
     store = opened(config)
-    sifted = filter_episodes(there, config.keep)
+    filtered = filter_episodes(stored, config.keep)
     figures = {
-        "episodes": len(there),
-        "success": fmean(t.success for t in there),
-        "turns": fmean(len(t.turns) for t in there),
-        "kept": len(sifted.kept),
-        "left_out": dict(sifted.left_out),
-        "to_play": len(missing(starts, there)),
+        "episodes": len(stored),
+        "success": fmean(t.success for t in stored),
+        "turns": fmean(len(t.turns) for t in stored),
+        "kept": len(filtered.selected),
+        "left_out": dict(filtered.left_out),
+        "to_play": len(missing(starts, stored)),
     }
     store.write_json("summary.json", figures)
-    reasons = f" (left out: {sifted.reasons()})" if sifted.left_out else ""
+    reasons = f" (left out: {filtered.reasons()})" if filtered.left_out else ""
     console.print(
-        f"{store.path} holds {len(there)} episodes: success {figures['success']:.2f}, "
-        f"{figures['turns']:.1f} turns on average. Kept: {len(sifted.kept)}{reasons}.",
+        f"{store.path} contains {len(stored)} episodes: success {figures['success']:.2f}, "
+        f"{figures['turns']:.1f} turns on average. Selected: {len(filtered.selected)}{reasons}.",
         soft_wrap=True,
     )
     if lost:
         console.print(
-            f"[yellow]{len(lost)} episodes were lost, the first to: {escape(str(lost[0].error))} "
-            "The same command plays them again.[/]",
+            f"[yellow]{len(lost)} episodes were lost, the first because: "
+            f"{escape(str(lost[0].error))} The same command plays them again.[/]",
             soft_wrap=True,
         )
     else:

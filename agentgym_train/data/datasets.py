@@ -1,7 +1,7 @@
 """The datasets of SFT and DPO: episodes of run folders and files, filtered and tokenized.
 
-A collection gives what it was told to keep; any other run its episodes but those of evaluations,
-whose tasks are held out; a file, whatever format it is in, all that it has.
+A collection gives the episodes that its filter selects; any other run its episodes except those of
+evaluations, whose tasks are held out; a file, in any of our formats, all its episodes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine, RunStore
-from agentgym_env.trajectory import Tokens, Trajectory
+from agentgym_env.trajectory import Tokens
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import SFTConfig
 from agentgym_train.config.values import EpisodeFilter
@@ -24,11 +24,13 @@ from agentgym_train.data.collect import (
     filter_episodes,
 )
 from agentgym_train.data.formats import Reading, read_episodes
-from agentgym_train.data.tokenize import Replay, training_row
+from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 
 _HELD_OUT = "eval"
+"""The prefix of files with the episodes of evaluations."""
 
-"""How the files of evaluations begin."""
+_MAX_REPORTED = 5
+"""Broken lines that are reported one by one."""
 
 
 def read_demonstrations(
@@ -37,25 +39,24 @@ def read_demonstrations(
     *,
     pairs: bool = False,
 ) -> tuple[FilteredEpisodes, Reading]:
-    """(what is kept, all that was read with the lines that could not be).
+    """(the selected episodes, everything that was read, with the broken lines).
 
-    For `pairs` a collection gives what failed too, and repetitions, as long as its length is right:
-    a pair has two sides.
-    Raises `ConfigError` where a source holds no episode at all.
+    For `pairs`, a collection also gives failures and repetitions of the right length, since a pair
+    has two sides. Raises `ConfigError` if a source contains no episode.
     """
-    read, chosen, sifted = Reading(), [], FilteredEpisodes()
+    read, chosen, filtered = Reading(), [], FilteredEpisodes()
     for source in (Path(name).expanduser() for name in sources):
         found = _read(source)
         if not found.trajectories:
             raise ConfigError(_nothing_in(source, found))
         read.add(found)
-        first = filter_episodes(found.trajectories, _own_rule(source, pairs))
-        chosen += first.kept
-        sifted.left_out += first.left_out
+        first = filter_episodes(found.trajectories, _filter_of(source, pairs))
+        chosen += first.selected
+        filtered.left_out += first.left_out
     last = filter_episodes(chosen, keep or EpisodeFilter())
-    sifted.kept = last.kept
-    sifted.left_out += last.left_out
-    return sifted, read
+    filtered.selected = last.selected
+    filtered.left_out += last.left_out
+    return filtered, read
 
 
 def _read(source: Path) -> Reading:
@@ -71,8 +72,8 @@ def _read(source: Path) -> Reading:
     return reading
 
 
-def _own_rule(source: Path, pairs: bool) -> EpisodeFilter:
-    """What a source was told to keep."""
+def _filter_of(source: Path, pairs: bool) -> EpisodeFilter:
+    """The filter that a source was collected with."""
     config = None if source.is_file() else collect_config_of(source)
     if config is None:
         return EpisodeFilter(min_turns=0)
@@ -86,93 +87,78 @@ def _nothing_in(source: Path, found: Reading) -> str:
         return f"there is no episode in {source}"
     first = found.broken[0]
     return (
-        f"there is no episode in {source} that can be read; line {first.line} of {first.path}: "
+        f"there is no readable episode in {source}; line {first.line} of {first.path}: "
         f"{first.reason}"
     )
 
 
-_MOST_TOLD = 5
-
-"""Broken lines that are named one by one."""
-
-
 @dataclass(frozen=True, slots=True)
 class SFTDataset:
-    """The rows that SFT learns from, and how they came about."""
+    """The rows of SFT, and where they come from."""
 
     rows: list[dict[str, list[int]]]
-    """`input_ids` and `labels`; see `replay.training_row`."""
-    sifted: FilteredEpisodes
+    """`input_ids` and `labels`; see `tokenize.training_row`."""
+    filtered: FilteredEpisodes
     broken: list[BrokenLine]
     too_long: int
-    """Episodes with a context of more than `max_tokens`; they are left out, never cut."""
+    """Episodes with a context above `max_tokens`; they are left out, never truncated."""
     max_tokens: int
 
     @classmethod
     def read(cls, config: SFTConfig, tokenizer: Any) -> SFTDataset:
-        """The rows of a config's data."""
-        sifted, reading = read_demonstrations(config.data, config.keep)
-        return cls.of(config, tokenizer, sifted, reading.broken)
+        """Read and tokenize the data of a config."""
+        filtered, reading = read_demonstrations(config.data, config.keep)
+        return cls.of(config, tokenizer, filtered, reading.broken)
 
     @classmethod
     def of(
-        cls, config: RunConfig, tokenizer: Any, sifted: FilteredEpisodes, broken: list[BrokenLine]
+        cls, config: RunConfig, tokenizer: Any, filtered: FilteredEpisodes, broken: list[BrokenLine]
     ) -> SFTDataset:
-        """The rows of chosen episodes."""
-        fitting, too_long = replayed(sifted.kept, replay_of(config, tokenizer), config)
+        """Tokenize the selected episodes."""
+        episode_tokenizer = EpisodeTokenizer(tokenizer, config)
+        every = [episode_tokenizer.rows(episode) for episode in filtered.selected]
+        fitting = [rows for rows in every if all(_length(r) <= config.max_tokens for r in rows)]
         rows = [training_row(row) for rows in fitting for row in rows if any(row.loss_mask)]
-        made = cls(rows, sifted, broken, too_long, config.max_tokens)
-        check_rows(rows, " ".join(made.sentences()))
-        return made
+        too_long = len(every) - len(fitting)
+        dataset = cls(rows, filtered, broken, too_long, config.max_tokens)
+        check_rows(rows, " ".join(dataset.sentences()))
+        return dataset
 
     def sentences(self) -> list[str]:
-        """What the user is told of the data."""
+        """What is shown about the data."""
         trained = sum(label >= 0 for row in self.rows for label in row["labels"])
-        reasons = f" (left out: {self.sifted.reasons()})" if self.sifted.left_out else ""
-        said = [
-            f"Learning from {len(self.sifted.kept)} episodes{reasons}: {len(self.rows)} rows, "
-            f"{trained:,} trained tokens of {sum(len(r['input_ids']) for r in self.rows):,}."
+        reasons = f" (left out: {self.filtered.reasons()})" if self.filtered.left_out else ""
+        shown = [
+            f"Learning from {len(self.filtered.selected)} episodes{reasons}: {len(self.rows)} "
+            f"rows, {trained:,} trained tokens of "
+            f"{sum(len(row['input_ids']) for row in self.rows):,}."
         ]
         if self.too_long:
-            said.append(
+            shown.append(
                 f"{self.too_long} episodes are longer than max_tokens {self.max_tokens} and are "
                 "left out."
             )
-        return [*said, *told_of(self.broken)]
+        return [*shown, *describe_broken(self.broken)]
 
 
-def check_rows(rows: Sequence[Any], told: str = "") -> None:
-    """Raise `ConfigError` where there is nothing to learn from."""
+def _length(row: Tokens) -> int:
+    return len(row.prompt_ids) + len(row.completion_ids)
+
+
+def check_rows(rows: Sequence[Any], details: str = "") -> None:
+    """Raise `ConfigError` if there is nothing to learn from."""
     if not rows:
         raise ConfigError(
-            "there is no episode to learn from; name other data, or loosen what is chosen: "
-            f"success, min_reward, max_turns, max_tokens. {told}".strip()
+            "there is no episode to learn from; name other data, or select more of it: "
+            f"success, min_reward, max_turns, max_tokens. {details}".strip()
         )
 
 
-def replay_of(config: RunConfig, tokenizer: Any) -> Replay:
-    """What makes rows of episodes, under the config's way of talking to the policy."""
-    return Replay(tokenizer, config)
-
-
-def replayed(
-    episodes: Iterable[Trajectory], replay: Replay, config: RunConfig
-) -> tuple[list[list[Tokens]], int]:
-    """(the rows of each episode that fits, how many have a context of more than `max_tokens`)."""
-    every = [replay.rows(episode) for episode in episodes]
-    fitting = [
-        rows
-        for rows in every
-        if all(len(row.prompt_ids) + len(row.completion_ids) <= config.max_tokens for row in rows)
+def describe_broken(broken: list[BrokenLine]) -> list[str]:
+    """Sentences about lines that cannot be read; the rest of a file is used."""
+    shown = [
+        f"{line.path}:{line.line} cannot be read and is left out: {line.reason}"
+        for line in broken[:_MAX_REPORTED]
     ]
-    return fitting, len(every) - len(fitting)
-
-
-def told_of(broken: list[BrokenLine]) -> list[str]:
-    """What the user is told of lines that could not be read; the rest of a file is used."""
-    told = [
-        f"{line.path}:{line.line} can not be read and is left out: {line.reason}"
-        for line in broken[:_MOST_TOLD]
-    ]
-    more = len(broken) - len(told)
-    return [*told, f"{more} more lines can not be read."] if more else told
+    more = len(broken) - len(shown)
+    return [*shown, f"{more} more lines cannot be read."] if more else shown

@@ -24,29 +24,28 @@ from agentgym_train.config.values import PairRules
 from agentgym_train.data.pairs import Pair, make_pairs
 
 COLUMN: Final = "agentgym"
-
-"""The column with the rest of an episode, as a JSON text: one type in every row of a data set."""
+"""The column with the rest of an episode, as JSON text: the same type in every row of a dataset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """What was said, in its order."""
+    """The texts of an episode, in their order."""
 
     instruction: str
     observation: str
     exchanges: list[tuple[str, str | None]]
-    """The policy's words, and what it was answered; None where the texts end before."""
+    """(response, observation); the observation is None if the texts end before it."""
 
 
 class _Rest(Struct, frozen=True):
     words: str
-    """A digest of the texts, by which a change of them is seen."""
+    """A digest of the texts, which detects changes of them."""
     episode: Trajectory
     """The episode without the texts."""
 
 
 def dialogue_of(trajectory: Trajectory) -> Dialogue:
-    """The texts that another program is given: they end with the policy's last words."""
+    """The texts of an export: they end with the policy's last response."""
     turns = trajectory.turns
     exchanges: list[tuple[str, str | None]] = [(t.response, t.observation) for t in turns]
     if exchanges:
@@ -54,14 +53,14 @@ def dialogue_of(trajectory: Trajectory) -> Dialogue:
     return Dialogue(trajectory.instruction, trajectory.observation, exchanges)
 
 
-def folded(instruction: str, spoken: Iterable[tuple[bool, str]]) -> Dialogue:
-    """The dialogue of texts, each with whether the policy says it.
+def folded(instruction: str, texts: Iterable[tuple[bool, str]]) -> Dialogue:
+    """The dialogue of texts, each with whether it is the policy's.
 
-    What others say in several messages before the policy's next words becomes one.
+    Several messages of others between two responses become one.
     """
     opening: list[str] = []
     exchanges: list[tuple[str, str | None]] = []
-    for by_policy, text in spoken:
+    for by_policy, text in texts:
         if by_policy:
             if exchanges and exchanges[-1][1] is None:
                 exchanges[-1] = (exchanges[-1][0], "")
@@ -69,13 +68,13 @@ def folded(instruction: str, spoken: Iterable[tuple[bool, str]]) -> Dialogue:
         elif not exchanges:
             opening.append(text)
         else:
-            words, before = exchanges[-1]
-            exchanges[-1] = (words, text if before is None else f"{before}\n\n{text}")
+            response, before = exchanges[-1]
+            exchanges[-1] = (response, text if before is None else f"{before}\n\n{text}")
     return Dialogue(instruction, "\n\n".join(opening), exchanges)
 
 
 def rest_of(trajectory: Trajectory, *, tokens: bool = True) -> str:
-    """The column for an episode; `tokens` are the ids as they were sampled, if there are any."""
+    """The column of an episode; `tokens` includes the sampled ids, if they are stored."""
     last = len(trajectory.turns) - 1
     turns = [
         msgspec.structs.replace(t, response="", observation=t.observation if i == last else "")
@@ -88,29 +87,31 @@ def rest_of(trajectory: Trajectory, *, tokens: bool = True) -> str:
 
 
 def restored(dialogue: Dialogue, column: str) -> Trajectory:
-    """The episode of a row that we wrote; raises `ConfigError` where the column is broken."""
+    """The episode of a row of our export; raises `ConfigError` if the column is broken."""
     try:
-        rest = msgspec.json.decode(column, type=_Rest)
+        found = msgspec.json.decode(column, type=_Rest)
     except (msgspec.DecodeError, TypeError) as error:
         raise ConfigError(f"its column {COLUMN} is broken: {error}") from error
-    kept = rest.episode
-    if _digest(dialogue) == rest.words and len(dialogue.exchanges) == len(kept.turns):
+    stored = found.episode
+    if _digest(dialogue) == found.words and len(dialogue.exchanges) == len(stored.turns):
         turns = [
             msgspec.structs.replace(
-                turn, response=words, observation=turn.observation if answer is None else answer
+                turn,
+                response=response,
+                observation=turn.observation if answer is None else answer,
             )
-            for turn, (words, answer) in zip(kept.turns, dialogue.exchanges, strict=True)
+            for turn, (response, answer) in zip(stored.turns, dialogue.exchanges, strict=True)
         ]
-        return _with_texts(kept, dialogue, turns)
-    # Somebody changed the texts: they count, and what was sampled is no longer what is there.
-    kept = msgspec.structs.replace(kept, tokens=None, further_rows=[])
+        return _with_texts(stored, dialogue, turns)
+    # The texts were edited: they are used, and the sampled tokens no longer belong to them.
+    stored = msgspec.structs.replace(stored, tokens=None, further_rows=[])
     turns = turns_of(dialogue)
-    if len(turns) == len(kept.turns):
+    if len(turns) == len(stored.turns):
         turns = [
             msgspec.structs.replace(new, reward=old.reward, info=old.info)
-            for new, old in zip(turns, kept.turns, strict=True)
+            for new, old in zip(turns, stored.turns, strict=True)
         ]
-    return _with_texts(kept, dialogue, turns)
+    return _with_texts(stored, dialogue, turns)
 
 
 def made_of(
@@ -122,20 +123,20 @@ def made_of(
     reward: float | None = None,
     infos: list[dict[str, Any]] | None = None,
 ) -> Trajectory:
-    """An episode of which nothing but its texts and its end is known.
+    """An episode of which only the texts and the result are known.
 
-    Its reward, by default 1 for a success, is paid for the last turn. Without a task it is called
-    after its first prompt, so that episodes that began alike stay together.
+    The last turn gets the reward, by default 1 for a success. Without a task, the task is named
+    after the first prompt, so that episodes with the same prompt stay together.
     """
     turns = turns_of(dialogue)
     if not turns:
-        raise ConfigError("the policy says nothing in it")
+        raise ConfigError("it has no response of the policy")
     infos = infos or [{} for _ in turns]
     turns = [
         msgspec.structs.replace(turn, info=info) for turn, info in zip(turns, infos, strict=True)
     ]
-    paid = float(success) if reward is None else reward
-    turns[-1] = msgspec.structs.replace(turns[-1], reward=paid)
+    total = float(success) if reward is None else reward
+    turns[-1] = msgspec.structs.replace(turns[-1], reward=total)
     return Trajectory(
         env=env,
         task=task or "prompt-" + _digest(Dialogue(dialogue.instruction, dialogue.observation, [])),
@@ -147,20 +148,20 @@ def made_of(
         policy="imported",
         horizon=len(turns),
         success=success,
-        score=paid,
+        score=total,
     )
 
 
 def turns_of(dialogue: Dialogue) -> list[Turn]:
-    """The turns that the texts tell of."""
-    return [Turn(words, _action_in(words), answer or "") for words, answer in dialogue.exchanges]
+    """The turns of a dialogue."""
+    return [Turn(text, _action_in(text), answer or "") for text, answer in dialogue.exchanges]
 
 
-def _action_in(words: str) -> str:
-    """What follows `Action:` where the text has one, else all of it; empty where it has two."""
-    if "Action:" not in words:
-        return words.strip()
-    found = action_format("react").parse(words)
+def _action_in(text: str) -> str:
+    """The text after `Action:` if there is one, else the whole text; empty if there are two."""
+    if "Action:" not in text:
+        return text.strip()
+    found = action_format("react").parse(text)
     return "" if isinstance(found, ActionError) else found
 
 
@@ -184,8 +185,7 @@ _OTHERS: Final = frozenset({"human", "user", "system"})
 _NUMBERED: Final = re.compile(r"[A-Za-z]+_\d+")
 
 _NAMES: Final = {"searchqa": "search"}
-
-"""Their worlds whose name here is another."""
+"""AgentGym's names of worlds that have another name here."""
 
 
 def conversation_row(trajectory: Trajectory, *, tokens: bool = True) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def conversation_row(trajectory: Trajectory, *, tokens: bool = True) -> dict[str
     if dialogue.instruction:
         messages += [_human(dialogue.instruction), _gpt(_ACKNOWLEDGEMENT, loss=False)]
     messages.append(_human(dialogue.observation))
-    for turn, (words, answer) in zip(trajectory.turns, dialogue.exchanges, strict=True):
-        messages.append(_gpt(words, loss=turn.info.get("loss") is not False))
+    for turn, (response, answer) in zip(trajectory.turns, dialogue.exchanges, strict=True):
+        messages.append(_gpt(response, loss=turn.info.get("loss") is not False))
         if answer is not None:
             messages.append(_human(answer))
     return {
@@ -209,29 +209,29 @@ def conversation_row(trajectory: Trajectory, *, tokens: bool = True) -> dict[str
 
 
 def read_conversation(row: dict[str, Any], env: str = "") -> Trajectory:
-    """The episode of a row, ours or theirs; raises `ConfigError` where there is none.
+    """The episode of a row, ours or AgentGym's; raises `ConfigError` if there is none.
 
-    A row of theirs that says nothing of its reward is taken for a success, as their
-    demonstrations are. `env` is the environment of rows that do not name one.
+    AgentGym's rows without a reward are successes, as its demonstrations are. `env` is the
+    environment of rows that do not name one.
     """
     messages = row.get("conversations")
     if messages is None:
         raise ConfigError("it names a task and has no conversation")
     if not isinstance(messages, list) or not messages:
-        raise ConfigError("its conversations are no list of messages")
-    spoken = [_spoken(number, message) for number, message in enumerate(messages, 1)]
-    dialogue, losses = _dialogue(spoken)
+        raise ConfigError("its conversations are not a list of messages")
+    read = [_read_message(number, message) for number, message in enumerate(messages, 1)]
+    dialogue, losses = _dialogue(read)
     if isinstance(row.get(COLUMN), str):
         return restored(dialogue, row[COLUMN])
     item = str(row.get("item_id", ""))
     reward = row.get("reward")
     if reward is not None and not isinstance(reward, int | float):
-        raise ConfigError(f"its reward is no number, got {reward!r}")
+        raise ConfigError(f"its reward must be a number, got {reward!r}")
     return made_of(
         dialogue,
         env=env or _env_of(item.rpartition("_")[0]),
-        task=item,  # our worlds know their tasks by these names, too
-        # Theirs counts 1 as solved, and 100 where a world counts in percent.
+        task=item,  # our worlds have these names as aliases
+        # AgentGym counts 1 as solved, and 100 in worlds that score in percent.
         success=bool(row.get("success", reward is None or reward in (1, 100))),
         reward=None if reward is None else float(reward),
         infos=[{} if loss is not False else {"loss": False} for loss in losses],
@@ -241,8 +241,8 @@ def read_conversation(row: dict[str, Any], env: str = "") -> Trajectory:
 def item_id(env: str, task: str) -> str:
     """The name that AgentGym gives a task, `textcraft_17`.
 
-    Where the world is not installed here, or AgentGym numbers no such task, it is the world's name
-    and the task's own.
+    If the world is not installed, or AgentGym has no number for the task, it consists of the
+    world's name and the task.
     """
     if _NUMBERED.fullmatch(task):
         return task
@@ -261,32 +261,36 @@ def _numbers(env: str) -> dict[str, str]:
     return {task: name for name, task in known.items()}
 
 
-def _dialogue(spoken: list[tuple[bool, str, Any]]) -> tuple[Dialogue, list[Any]]:
-    """The texts, and the `loss` of each of the policy's; the acknowledgement is left out."""
+def _dialogue(messages: list[tuple[bool, str, Any]]) -> tuple[Dialogue, list[Any]]:
+    """The texts, and the `loss` of each response; the acknowledgement is left out."""
     instruction = ""
-    if len(spoken) > 2 and [by_policy for by_policy, _, _ in spoken[:3]] == [False, True, False]:
-        _, words, loss = spoken[1]
-        if loss is False or (loss is None and words.lower().startswith("ok")):
-            instruction, spoken = spoken[0][1], spoken[2:]
-    dialogue = folded(instruction, ((by_policy, text) for by_policy, text, _ in spoken))
-    return dialogue, [loss for by_policy, _, loss in spoken if by_policy]
+    if len(messages) > 2 and [by_policy for by_policy, _, _ in messages[:3]] == [
+        False,
+        True,
+        False,
+    ]:
+        _, acknowledgement, loss = messages[1]
+        if loss is False or (loss is None and acknowledgement.lower().startswith("ok")):
+            instruction, messages = messages[0][1], messages[2:]
+    dialogue = folded(instruction, ((by_policy, text) for by_policy, text, _ in messages))
+    return dialogue, [loss for by_policy, _, loss in messages if by_policy]
 
 
-def _spoken(number: int, message: Any) -> tuple[bool, str, Any]:
-    """(whether the policy says it, the text, its `loss`)."""
+def _read_message(number: int, message: Any) -> tuple[bool, str, Any]:
+    """(whether it is the policy's, the text, its `loss`)."""
     if not isinstance(message, dict):
-        raise ConfigError(f"message {number} is no object")
-    who = message.get("from", message.get("role"))
+        raise ConfigError(f"message {number} is not an object")
+    role = message.get("from", message.get("role"))
     text = message.get("value", message.get("content"))
-    if who not in _POLICY | _OTHERS or not isinstance(text, str):
+    if role not in _POLICY | _OTHERS or not isinstance(text, str):
         raise ConfigError(
-            f"message {number} is no text from human or gpt: it is from {str(who)[:40]!r}"
+            f"message {number} is not a text from human or gpt: it is from {str(role)[:40]!r}"
         )
-    return who in _POLICY, text, message.get("loss")
+    return role in _POLICY, text, message.get("loss")
 
 
 def _env_of(name: str) -> str:
-    """Our id of one of their worlds; their own name where we have no such world."""
+    """Our id of one of AgentGym's worlds; its own name if there is no such world here."""
     try:
         return full_id(_NAMES.get(name.lower(), name)) if name else ""
     except UnknownEnvironment:
@@ -307,12 +311,12 @@ class Row:
 
     path: Path
     line: int
-    """Where it begins, counted from 1."""
+    """Its first line, counted from 1."""
     values: dict[str, Any]
 
 
 def read_rows(path: Path) -> tuple[list[Row], list[BrokenLine]]:
-    """The objects of a file; raises `ConfigError` where there is none to read."""
+    """The objects of a file; raises `ConfigError` if it cannot be read."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -337,7 +341,7 @@ def _lines(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
 def _array(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
     """The elements of an array.
 
-    After one that is broken it goes on at the next line that begins as the first element's does.
+    After a broken element, it continues at the next line that begins like the first element.
     """
     text = data.decode("utf-8", errors="surrogateescape")
     decoder = json.JSONDecoder()
@@ -347,7 +351,7 @@ def _array(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
         line, seen = line + text.count("\n", seen, at), at
         try:
             _, end = decoder.raw_decode(text, at)
-            # Read once more, so that a line and an element are held to the same rules.
+            # Decoded again, so that the same rules apply to a line and an element.
             value = _decoded(text[at:end].encode("utf-8", errors="surrogateescape"))
             end = _after_comma(text, end)
         except ValueError as error:
@@ -364,14 +368,14 @@ def _array(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
 
 
 def _decoded(data: bytes) -> Any:
-    """A value; raises `ValueError`, of which msgspec's and Unicode's own errors are kinds."""
+    """Decode a value; raises `ValueError`, the base of msgspec's and Unicode's errors."""
     return msgspec.json.decode(data)
 
 
 def _row(path: Path, line: int, value: Any) -> Row | BrokenLine:
     if isinstance(value, dict):
         return Row(path, line, value)
-    return BrokenLine(path, line, f"is no object, but {json.dumps(value)[:60]}")
+    return BrokenLine(path, line, f"is not an object, but {json.dumps(value)[:60]}")
 
 
 def _after_comma(text: str, at: int) -> int:
@@ -388,7 +392,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _indent(text: str, at: int) -> str:
-    """What stands before a place on its line; nothing where that is no space."""
+    """The whitespace before a position on its line; empty if there is other text."""
     before = text[text.rfind("\n", 0, at) + 1 : at]
     return "" if before.strip() else before
 
@@ -397,7 +401,7 @@ Messages = list[dict[str, str]]
 
 
 def messages_row(trajectory: Trajectory, *, tokens: bool = True) -> dict[str, Any]:
-    """One episode; the columns beside `messages` are plain values, to filter by."""
+    """One episode; the columns beside `messages` are plain values for filtering."""
     dialogue = dialogue_of(trajectory)
     return {
         "messages": [*prompt_of(dialogue), *completion_of(dialogue)],
@@ -410,9 +414,9 @@ def messages_row(trajectory: Trajectory, *, tokens: bool = True) -> dict[str, An
 
 
 def read_messages(row: dict[str, Any], env: str = "") -> Trajectory:
-    """The episode of a row, ours or another's; raises `ConfigError` where there is none.
+    """The episode of a row from any source; raises `ConfigError` if there is none.
 
-    A row of another's is taken for a success unless it has a `success` that says otherwise.
+    A row that is not from our export is a success unless its `success` is false.
     """
     dialogue = dialogue_in(row.get("messages"), "messages")
     if isinstance(row.get(COLUMN), str):
@@ -426,37 +430,35 @@ def read_messages(row: dict[str, Any], env: str = "") -> Trajectory:
 
 
 def prompt_of(dialogue: Dialogue) -> Messages:
-    """What the policy is told before its first turn."""
+    """The messages before the policy's first turn."""
     system = [_message("system", dialogue.instruction)] if dialogue.instruction else []
     return [*system, _message("user", dialogue.observation)]
 
 
 def completion_of(dialogue: Dialogue) -> Messages:
-    """The rest, from the policy's first words to its last."""
+    """The messages from the policy's first response to its last."""
     messages = []
-    for words, answer in dialogue.exchanges:
-        messages.append(_message("assistant", words))
+    for response, answer in dialogue.exchanges:
+        messages.append(_message("assistant", response))
         if answer is not None:
             messages.append(_message("user", answer))
     return messages
 
 
 def dialogue_in(messages: Any, column: str) -> Dialogue:
-    """The texts of a list of messages; raises `ConfigError` where it is none."""
+    """The texts of a list of messages; raises `ConfigError` if it is not one."""
     if not isinstance(messages, list) or not messages:
-        raise ConfigError(f"its {column} are no list of messages")
-    spoken = [
-        _spoken_of_messages(column, number, message) for number, message in enumerate(messages, 1)
-    ]
-    system = [spoken.pop(0)[1]] if spoken[0][0] == "system" else []
-    return folded("".join(system), ((role == "assistant", text) for role, text in spoken))
+        raise ConfigError(f"its {column} are not a list of messages")
+    texts = [_role_and_text(column, number, m) for number, m in enumerate(messages, 1)]
+    system = [texts.pop(0)[1]] if texts[0][0] == "system" else []
+    return folded("".join(system), ((role == "assistant", text) for role, text in texts))
 
 
-def _spoken_of_messages(column: str, number: int, message: Any) -> tuple[str, str]:
+def _role_and_text(column: str, number: int, message: Any) -> tuple[str, str]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConfigError(f"message {number} of its {column} has no role")
     text = message.get("content")
-    if isinstance(text, list):  # blocks, as of models that also see pictures
+    if isinstance(text, list):  # blocks, as in multimodal messages
         text = "".join(b["text"] for b in text if isinstance(b, dict) and "text" in b)
     if not isinstance(text, str):
         raise ConfigError(f"message {number} of its {column} has no text")
@@ -470,7 +472,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 SIDES: Final = ("chosen", "rejected")
 
 
-def preference_row(pair: Pair, *, tokens: bool = True) -> dict[str, Any]:
+def dpo_row(pair: Pair, *, tokens: bool = True) -> dict[str, Any]:
     """One pair."""
     chosen, rejected = dialogue_of(pair.chosen), dialogue_of(pair.rejected)
     return {
@@ -484,18 +486,17 @@ def preference_row(pair: Pair, *, tokens: bool = True) -> dict[str, Any]:
     }
 
 
-def read_preference(row: dict[str, Any], env: str = "") -> Pair:
-    """The pair of a row, ours or another's; raises `ConfigError` where there is none.
+def read_pair(row: dict[str, Any], env: str = "") -> Pair:
+    """The pair of a row from any source; raises `ConfigError` if there is none.
 
-    Of another's nothing is known but which is better: its chosen episode is taken for a success,
-    its rejected one for a failure.
+    Without our column, the chosen episode is a success and the rejected one a failure.
     """
     return Pair(_side(row, "chosen", env), _side(row, "rejected", env))
 
 
 def _side(row: dict[str, Any], side: str, env: str) -> Trajectory:
-    prompt, rest = (_messages(row.get(name)) for name in ("prompt", side))
-    dialogue = dialogue_in([*prompt, *rest], f"prompt and {side}")
+    prompt, completion = (_messages(row.get(name)) for name in ("prompt", side))
+    dialogue = dialogue_in([*prompt, *completion], f"prompt and {side}")
     column = row.get(f"{COLUMN}_{side}")
     if isinstance(column, str):
         return restored(dialogue, column)
@@ -521,25 +522,24 @@ _MARKS: Final = {
     "chosen": "dpo",
     "turns": "trajectories",
 }
-
 """A column that only one format has."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """What was found in files."""
+    """The episodes of files, and the lines that could not be read."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
     broken: list[BrokenLine] = field(default_factory=list)
 
     def add(self, other: Reading) -> None:
-        """Take in another's."""
+        """Add the episodes and lines of another reading."""
         self.trajectories += other.trajectories
         self.broken += other.broken
 
 
 def format_named(name: str) -> FormatName:
-    """A format by its name; raises `ConfigError` with the names there are."""
+    """A format by name; raises `ConfigError` with the available names."""
     if name not in FORMATS:
         raise ConfigError(f"no format {name!r}; choose from {', '.join(FORMATS)}")
     return name  # type: ignore[return-value]
@@ -552,28 +552,28 @@ def rows_of(
     rules: PairRules | None = None,
     tokens: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a file; `rules` are of dpo, where a row is a pair."""
+    """The rows of a file; `rules` are for dpo, where a row is a pair."""
     match form:
         case "conversations":
             return (conversation_row(t, tokens=tokens) for t in trajectories)
         case "messages":
             return (messages_row(t, tokens=tokens) for t in trajectories)
         case "dpo":
-            return (preference_row(p, tokens=tokens) for p in make_pairs(trajectories, rules))
+            return (dpo_row(p, tokens=tokens) for p in make_pairs(trajectories, rules))
         case "trajectories":
             bare: dict[str, Any] = {} if tokens else {"tokens": None, "further_rows": []}
             return (msgspec.to_builtins(msgspec.structs.replace(t, **bare)) for t in trajectories)
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write a file: an array where it is called `.json`, else one row a line. The number of rows.
+    """Write a file: an array for the suffix `.json`, else JSON lines. Returns the number of rows.
 
-    Both have a row on a line of its own, so that a line that gets broken spoils no other.
+    Each row has a line of its own, so that a broken line does not affect others.
     """
     array = path.suffix == ".json"
     first, between, last = (b"[\n", b",\n", b"\n]\n") if array else (b"", b"\n", b"\n")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent} to write {path.name} to")
+        raise ConfigError(f"cannot write {path.name}: the folder {path.parent} does not exist")
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     number = 0
     try:
@@ -589,9 +589,9 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def read_episodes(path: Path, form: FormatName | None = None, *, env: str = "") -> Reading:
-    """The episodes of a file; without a format each row is read by the columns it has.
+    """The episodes of a file; without a format, the columns of each row determine it.
 
-    An episode that several pairs share is there once.
+    An episode that several pairs share is returned once.
     """
     rows, broken = read_rows(path)
     reading = Reading(broken=broken)
@@ -622,12 +622,12 @@ def _read(row: Row, form: FormatName | None, env: str) -> Trajectory | Pair:
         case "messages":
             return read_messages(row.values, env)
         case "dpo":
-            return read_preference(row.values, env)
+            return read_pair(row.values, env)
         case "trajectories":
             try:
                 return msgspec.convert(row.values, Trajectory)
             except msgspec.ValidationError as error:
-                raise ConfigError(f"it is no trajectory: {error}") from error
+                raise ConfigError(f"it is not a trajectory: {error}") from error
 
 
 def _form_of(values: dict[str, Any]) -> FormatName:
@@ -635,6 +635,6 @@ def _form_of(values: dict[str, Any]) -> FormatName:
         if mark in values:
             return form  # type: ignore[return-value]
     raise ConfigError(
-        f"it is in no known format: none of its columns is {', '.join(_MARKS)}; it has "
+        f"its format is unknown: it has none of the columns {', '.join(_MARKS)}, only "
         f"{repr(list(values))[:100]}"
     )

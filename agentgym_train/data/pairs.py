@@ -1,4 +1,4 @@
-"""Pairs of episodes for DPO: two with the same beginning, of which one is better.
+"""Pairs of episodes for DPO: two with the same start, of which one is better.
 
 Knows nothing about tokens or models.
 """
@@ -25,7 +25,7 @@ Start = tuple[str, str, int, str, str]
 
 
 def start_of(trajectory: Trajectory) -> Start:
-    """What two episodes must share to be compared: the task, its world, and the first prompt."""
+    """What two episodes must share to be compared: the task, its seed, and the first prompt."""
     return (
         trajectory.env,
         trajectory.task,
@@ -35,17 +35,17 @@ def start_of(trajectory: Trajectory) -> Start:
     )
 
 
-def words_of(trajectory: Trajectory) -> tuple[str, ...]:
-    """What the policy said, turn by turn: all that tells two episodes of one start apart."""
+def responses_of(trajectory: Trajectory) -> tuple[str, ...]:
+    """The policy's responses: all that distinguishes two episodes with the same start."""
     return tuple(turn.response for turn in trajectory.turns)
 
 
 def make_pairs(trajectories: Iterable[Trajectory], rules: PairRules | None = None) -> list[Pair]:
-    """The pairs of all starts, in the order in which the starts came first.
+    """The pairs of all starts, in the order in which the starts appear first.
 
-    Episodes that do not teach or have no turn are in none. Of several with the same words the
-    first counts, and a success is never set against a failure with the same words: that was the
-    world's luck.
+    Episodes that are not trained on, or have no turn, are excluded. Of several episodes with the
+    same responses the first is used. A success and a failure with the same responses never form a
+    pair, because chance in the environment made the difference.
     """
     rules = rules or PairRules()
     by_start: dict[Start, list[Trajectory]] = {}
@@ -56,18 +56,18 @@ def make_pairs(trajectories: Iterable[Trajectory], rules: PairRules | None = Non
 
 
 def _pairs_of(episodes: Sequence[Trajectory], rules: PairRules) -> Iterator[Pair]:
-    different = list({(words_of(t), t.success): t for t in reversed(episodes)}.values())[::-1]
-    wanted = [
+    different = list({(responses_of(t), t.success): t for t in reversed(episodes)}.values())[::-1]
+    candidates = [
         (i, j)
         for i, one in enumerate(different)
         for j, other in enumerate(different)
-        if rules.prefers(one, other) and words_of(one) != words_of(other)
+        if rules.prefers(one, other) and responses_of(one) != responses_of(other)
     ]
     chosen, rejected = [0] * len(different), [0] * len(different)
-    for _ in range(len(wanted) if rules.most is None else min(rules.most, len(wanted))):
-        # The pair whose episodes were used least, on their side; the first of several.
-        i, j = min(wanted, key=lambda pair: (chosen[pair[0]] + rejected[pair[1]], pair))
-        wanted.remove((i, j))
+    for _ in range(len(candidates) if rules.most is None else min(rules.most, len(candidates))):
+        # The pair whose episodes were used least on their side; the first of several.
+        i, j = min(candidates, key=lambda pair: (chosen[pair[0]] + rejected[pair[1]], pair))
+        candidates.remove((i, j))
         chosen[i] += 1
         rejected[j] += 1
         yield Pair(different[i], different[j])

@@ -1,7 +1,7 @@
 """Stored tokens of a run's episodes; readable without a tokenizer.
 
 ```
-RUN/tokens/NAME.jsonl       one line an episode of trajectories/NAME.jsonl, append-only
+RUN/tokens/NAME.jsonl       one line per episode of trajectories/NAME.jsonl, append-only
 RUN/tokens/pieces.json.gz   the text of every token id, as a list
 ```
 """
@@ -23,8 +23,8 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens
 
 PIECES = "pieces.json.gz"
-_MOST_BYTES = 2**28
-"""Of an episode unpacked: a damaged line must not fill the memory."""
+_MAX_BYTES = 2**28
+"""Maximum size of an unpacked episode, so that a damaged line cannot exhaust the memory."""
 _TYPES = {
     "prompt_ids": "<u4",
     "completion_ids": "<u4",
@@ -35,45 +35,45 @@ _TYPES = {
 }
 
 
-class KeptTokens(Struct, frozen=True, omit_defaults=True):
-    """One episode's advantages, and, if it was chosen, its tokens."""
+class StoredTokens(Struct, frozen=True, omit_defaults=True):
+    """The advantages of an episode, and its tokens if they are stored."""
 
     episode: int
-    """The byte at which the episode's line begins in `trajectories/NAME.jsonl`."""
+    """The byte offset of the episode's line in `trajectories/NAME.jsonl`."""
     turn_advantages: list[float]
-    """(K,) mean advantage over the tokens of each sampled turn, as the algorithm gave it."""
+    """(K,) mean advantage of the tokens of each sampled turn."""
     packed: bytes = b""
-    """All rows of tokens with their advantages; empty for an episode that was not chosen."""
+    """All rows of tokens with their advantages; empty if the tokens are not stored."""
 
 
 def pack(rows: Sequence[Tokens], advantages: Sequence[float]) -> bytes:
-    """Rows of tokens and the advantages of their completions, one row's after the other's.
+    """Compress rows of tokens and the advantages of their completions, row after row.
 
     Log-probabilities and advantages keep the precision of 32 bits. In a run on TextCraft, where one
     token in eight is sampled, a token takes about 3 bytes in the file.
     """
-    held = {
+    values = {
         "rows": [{n: _bytes(getattr(row, n), kind) for n, kind in _TYPES.items()} for row in rows],
         "advantages": _bytes(advantages, "<f4"),
     }
-    return zlib.compress(msgspec.msgpack.encode(held), 6)
+    return zlib.compress(msgspec.msgpack.encode(values), 6)
 
 
 def unpack(packed: bytes) -> tuple[list[Tokens], list[float]]:
-    """What `pack` took; raises `ConfigError` for bytes that it did not give."""
+    """The arguments of `pack`; raises `ConfigError` for bytes that it did not return."""
     try:
-        held = msgspec.msgpack.decode(zlib.decompressobj().decompress(packed, _MOST_BYTES))
+        values = msgspec.msgpack.decode(zlib.decompressobj().decompress(packed, _MAX_BYTES))
         rows = [
             Tokens(**{name: _list(row[name], kind) for name, kind in _TYPES.items()})
-            for row in held["rows"]
+            for row in values["rows"]
         ]
-        return rows, _list(held["advantages"], "<f4")
+        return rows, _list(values["advantages"], "<f4")
     except (zlib.error, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"these kept tokens cannot be read: {error}") from error
+        raise ConfigError(f"these stored tokens cannot be read: {error}") from error
 
 
 def write_pieces(folder: Path, pieces: Sequence[str]) -> None:
-    """Keep the text of every token id, whole or not at all."""
+    """Write the text of every token id, atomically."""
     folder.mkdir(exist_ok=True)
     partial = folder / f"{PIECES}.partial"
     text = json.dumps(list(pieces), ensure_ascii=True)
@@ -82,7 +82,7 @@ def write_pieces(folder: Path, pieces: Sequence[str]) -> None:
 
 
 def read_pieces(folder: Path) -> list[str]:
-    """The text of every token id; none if the run did not keep it, or it cannot be read."""
+    """The text of every token id; empty if it is not stored or cannot be read."""
     try:
         found = json.loads(gzip.decompress((folder / PIECES).read_bytes()))
     except (OSError, EOFError, ValueError, zlib.error):

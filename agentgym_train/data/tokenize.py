@@ -1,14 +1,13 @@
 """Tokenizes stored episodes as the policy would have sampled them.
 
-The conversation is built by the very code that plays: the same chat, the same agent. So a
-demonstration is trained on in the contexts in which the policy will act, with the loss on what the
-policy says and on nothing else. Knows nothing about torch.
+The conversation is built by the chat and the agent of a rollout. The policy is therefore trained on
+the contexts in which it will act, with the loss on its responses only. Does not load torch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,104 +17,113 @@ from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import CountTokens
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.rollout.actors import ModelActor
+from agentgym_train.rollout.actors import ActorOutput, ModelActor
 from agentgym_train.rollout.chat import Chat, chat_of
 
 IGNORED = -100
+"""The label of a token without loss, by the convention of transformers."""
 
-"""The label of a token without loss, by transformers' convention."""
-
-_NO_LIMIT = 10**9
-
-Imitates = Callable[[Turn], bool]
+NO_LIMIT = 10**9
+"""Tokens of a stored episode, whose length is fixed already."""
 
 
 def has_loss(turn: Turn) -> bool:
-    """Whether a turn is to be learned: one that a file marks with `"loss": false` is context."""
+    """Whether a turn is trained on; a file excludes one by `"loss": false`."""
     return turn.info.get("loss") is not False
 
 
-class Replay:
-    """Replays episodes for one tokenizer, under one way of talking to the policy."""
+class EpisodeTokenizer:
+    """Tokenizes episodes for one tokenizer and one `PolicyConfig`."""
 
     def __init__(
         self,
         tokenizer: Any,
         config: PolicyConfig | None = None,
         *,
-        imitates: Imitates = has_loss,
+        is_trained: Callable[[Turn], bool] = has_loss,
     ) -> None:
-        """Without an instruction in `config`, each episode keeps the instruction of its policy."""
+        """Without an instruction in `config`, each episode has the instruction it was played with.
+
+        Turns for which `is_trained` is false are context without loss.
+        """
         self._tokenizer = tokenizer
         config = config or PolicyConfig()
-        self._config = replace(config, turn_max_tokens=_NO_LIMIT, max_tokens=_NO_LIMIT)
+        self._config = replace(config, turn_max_tokens=NO_LIMIT, max_tokens=NO_LIMIT)
         self._form = config.form
         self._new_agent = config.new_agent
-        self._imitates = imitates
+        self._is_trained = is_trained
         self._chats: dict[str, Chat] = {}
 
     def rows(self, trajectory: Trajectory) -> list[Tokens]:
-        """The episode's rows, of which one with a cut context has several; none without a turn.
-
-        Turns that are not imitated are context: they stay in place, without loss.
-        """
+        """The rows of an episode: one per context, none for an episode without turns."""
         if not trajectory.turns:
             return []
-        texts = [said_in(turn, self._form) for turn in trajectory.turns]
         chat = self.chat_of(trajectory)
-        replies = [chat.response_ids(text) for text in texts]
-        engine = ScriptedEngine(lambda _, number: replies[number])
+        responses = [chat.response_ids(response_in(turn, self._form)) for turn in trajectory.turns]
         actor = ModelActor(
-            engine,
+            ScriptedEngine(lambda _, number: responses[number]),
             chat,
             replace(self._config, model=trajectory.policy),
             agent=self._new_agent(),
         )
-        rows = asyncio.run(self._play(actor, trajectory))
-        return list(self._masked(rows, trajectory.turns, replies))
+        rows, _ = asyncio.run(act_out(actor, trajectory, self._config.agent))
+        return list(self._masked(rows, trajectory.turns, responses))
 
     def chat_of(self, trajectory: Trajectory) -> Chat:
-        """The chat under which the episode is replayed: its instruction, then the format's."""
+        """The chat of an episode, whose system prompt depends on the episode's instruction."""
         prompt = self._config.system_prompt(trajectory.instruction)
         if prompt not in self._chats:
             self._chats[prompt] = chat_of(self._config, self._tokenizer, prompt)
         return self._chats[prompt]
 
-    async def _play(self, actor: ModelActor, trajectory: Trajectory) -> list[Tokens]:
-        """What an `EpisodeRun` does with a player, when world and engine are what was recorded."""
-        # There is no session: a model's player speaks to none.
-        await actor.begin(None, trajectory.observation, trajectory.seed)  # type: ignore[arg-type]
-        last = len(trajectory.turns)
-        for number, turn in enumerate(trajectory.turns, 1):
-            output = await actor.act()
-            if output is None or (output.action is None and turn.action):
-                raise ConfigError(
-                    f"the agent {self._config.agent} requests a turn without an action where the "
-                    f"episode of task {trajectory.task!r} by {trajectory.policy} has the action "
-                    f"{turn.action[:60]!r}; train with the agent that played it, or with plain"
-                )
-            if output.action is not None and number < last:
-                await actor.observe(turn.observation)
-        return await actor.end()
-
     def _masked(
-        self, rows: Sequence[Tokens], turns: Sequence[Turn], replies: Sequence[Sequence[int]]
+        self, rows: Sequence[Tokens], turns: Sequence[Turn], responses: Sequence[Sequence[int]]
     ) -> Iterator[Tokens]:
-        """The rows without loss on what is not imitated."""
-        said = iter(zip(turns, replies, strict=True))
+        """The rows, without loss on turns that are context."""
+        sampled = iter(zip(turns, responses, strict=True))
         for row in rows:
             for end in row.turn_ends:
-                turn, ids = next(said)
-                if not self._imitates(turn):
+                turn, ids = next(sampled)
+                if not self._is_trained(turn):
                     row.loss_mask[end - len(ids) : end] = [0] * len(ids)
             yield row
 
 
-def said_in(turn: Turn, form: ActionFormat) -> str:
-    """What the policy is to say in a demonstrated turn.
+async def act_out(
+    actor: ModelActor, trajectory: Trajectory, agent: str, reflections: Collection[int] = ()
+) -> tuple[list[Tokens], ActorOutput | None]:
+    """(the rows, the last output) of an actor whose engine gives the stored responses.
 
-    Its own words if they hold the action in this format; else the action, written in it. A turn
-    without an action (a plan, a text that held none) is taken as it was said.
+    `reflections` are the turns that answer a question after an episode. Raises `ConfigError` where
+    the agent requests no action and the episode has one.
+    """
+    turns = trajectory.turns
+    output: ActorOutput | None = None
+    # There is no session, and the actor of a model needs none.
+    await actor.begin(None, trajectory.observation, trajectory.seed)  # type: ignore[arg-type]
+    for number, turn in enumerate(turns):
+        if number in reflections:
+            reflection = await actor.reflection("failure", turns[number - 1].observation)
+            await actor.begin_again(reflection or "", turn.observation)
+            continue
+        output = await actor.act()
+        if output is None or (output.action is None and turn.action):
+            raise ConfigError(
+                f"the agent {agent} requests a turn without an action where the "
+                f"episode of task {trajectory.task!r} by {trajectory.policy} has the action "
+                f"{turn.action[:60]!r}; train with the agent that played it, or with plain"
+            )
+        is_last = number + 1 == len(turns) or number + 1 in reflections
+        if output.action is not None and not is_last:
+            await actor.observe(turn.observation)
+    return await actor.end(), output
+
+
+def response_in(turn: Turn, form: ActionFormat) -> str:
+    """The response that the policy learns in a demonstrated turn.
+
+    It is the stored response if that contains the action in this format, else the action in this
+    format. The response of a turn without an action, such as a plan, is used as it is.
     """
     if not turn.action or form.parse(turn.response) == turn.action:
         return turn.response
@@ -135,17 +143,17 @@ def training_row(tokens: Tokens) -> dict[str, list[int]]:
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:
-    """The tokens of the longest context; raises `ConfigError` where no ids are kept."""
+    """The tokens of the longest context; raises `ConfigError` if no token ids are stored."""
     if not trajectory.rows:
         raise ConfigError(
             f"the episodes of {trajectory.policy!r} have no token ids to count; name the model "
-            "whose tokenizer is to count with --tokenizer"
+            "whose tokenizer counts them with --tokenizer"
         )
     return max(len(row.prompt_ids) + len(row.completion_ids) for row in trajectory.rows)
 
 
 def token_counter(tokenizer: str | None) -> CountTokens:
-    """Counts by the tokenizer of a model; None counts what was sampled."""
+    """Counts with the tokenizer of a model; None counts the sampled tokens."""
     if tokenizer is None:
         return sampled_tokens
     from agentgym_train.models.loading import load_tokenizer
@@ -154,16 +162,16 @@ def token_counter(tokenizer: str | None) -> CountTokens:
     chats: dict[str, Chat] = {}
 
     def count(trajectory: Trajectory) -> int:
-        told = trajectory.instruction
-        if told not in chats:
-            chats[told] = Chat(loaded, told, keep_reasoning=True)
-        return tokens_in(trajectory, chats[told])
+        instruction = trajectory.instruction
+        if instruction not in chats:
+            chats[instruction] = Chat(loaded, instruction, keep_reasoning=True)
+        return tokens_in(trajectory, chats[instruction])
 
     return count
 
 
 def tokens_in(trajectory: Trajectory, chat: Chat) -> int:
-    """The tokens of an episode's texts in one conversation, without the last observation."""
+    """The tokens of an episode as one conversation, without the last observation."""
     total = len(chat.start(trajectory.observation))
     for number, turn in enumerate(trajectory.turns, 1):
         ids = chat.response_ids(turn.response)

@@ -11,21 +11,21 @@ from agentgym_train.config.engines import EngineSettings
 
 
 class EngineLost(Exception):
-    """The engine is gone; the episode that waited for it teaches nothing."""
+    """The engine is not available; the episode is lost and not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next turn is drawn."""
+    """Sampling parameters of one turn."""
 
     max_tokens: int
-    """Most tokens of this turn, its end token included."""
+    """Maximum tokens of this turn, including its end token."""
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """0 is greedy decoding."""
     stop_ids: tuple[int, ...] = ()
-    """Sampling stops after any of these; the stop id belongs to the response."""
+    """Sampling stops after any of these; the stop id is part of the response."""
     seed: int = 0
-    """Of this turn's draws; the same seed, prompt and weights give the same turn."""
+    """Seed of this turn; the same seed, prompt and weights give the same turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,20 @@ class Generation:
     """One sampled turn of n tokens."""
 
     token_ids: list[int]
-    """(n,) sampled ids, the stop id included when one was drawn."""
+    """(n,) sampled ids, including the stop id if one was sampled."""
     logprobs: list[float]
-    """(n,) under the distribution that was sampled from (after the temperature)."""
+    """(n,) log-probabilities under the sampled distribution (after the temperature)."""
     finish_reason: Literal["stop", "length"]
     version: int
-    """Weight version the tokens were sampled with."""
+    """Version of the weights that sampled the tokens."""
 
 
 class GenerationEngine(Protocol):
-    """What a rollout needs from a model."""
+    """Samples turns of conversations; the interface that rollouts use."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether it computes as the trainer does, so that its log-probabilities are the same."""
+        """Whether the engine's log-probabilities equal those of the trainer."""
         ...
 
     async def generate(
@@ -55,23 +55,23 @@ class GenerationEngine(Protocol):
         sampling: Sampling,
         conversation: Hashable | None = None,
     ) -> Generation:
-        """Sample one turn. `conversation` names the episode, so its KV cache can be kept."""
+        """Sample one turn. `conversation` identifies the episode, so its KV cache can be reused."""
         ...
 
     async def forget(self, conversation: Hashable) -> None:
-        """Drop what is kept for a conversation that ended."""
+        """Free the cache of a conversation that ended."""
         ...
 
     async def update_weights(self, model: Any, version: int) -> None:
-        """Use `model`'s present weights from now on; kept caches are dropped."""
+        """Use `model`'s current weights from now on; KV caches are dropped."""
         ...
 
     async def sleep(self) -> None:
-        """Leave the device's memory to the trainer until the next update of the weights."""
+        """Free the device's memory for the trainer until the next `update_weights`."""
         ...
 
     async def close(self) -> None:
-        """End what the engine started; it is not used again."""
+        """Close the engine and what it started."""
         ...
 
 
@@ -79,9 +79,10 @@ Script = Callable[[Sequence[int], int], Sequence[int]]
 
 
 class ScriptedEngine:
-    """Calls `script(prompt_ids, turn)` for the ids of each turn; turns count from 0.
+    """An engine for tests: `script(prompt_ids, turn)` returns the ids of each turn.
 
-    The script may raise, as a real engine may. Log-probabilities are -0.5 for every token.
+    Turns are counted from 0. The script may raise, as an engine may. All log-probabilities are
+    -0.5.
     """
 
     def __init__(self, script: Script) -> None:
@@ -89,10 +90,10 @@ class ScriptedEngine:
         self._turns: dict[Hashable | None, int] = {}
         self.version = 0
         self.live: set[Hashable] = set()
-        """Conversations that were not forgotten yet."""
+        """Conversations that `forget` was not called for."""
 
     is_exact = True
-    """It has no probabilities of its own."""
+    """It has no model, so there is nothing to correct."""
 
     async def generate(
         self,
@@ -100,7 +101,7 @@ class ScriptedEngine:
         sampling: Sampling,
         conversation: Hashable | None = None,
     ) -> Generation:
-        """The script's ids, cut to the most tokens of a turn."""
+        """The script's ids, truncated to `sampling.max_tokens`."""
         turn = self._turns.get(conversation, 0)
         self._turns[conversation] = turn + 1
         if conversation is not None:
@@ -110,19 +111,19 @@ class ScriptedEngine:
         return Generation(ids, [-0.5] * len(ids), "stop" if stopped else "length", self.version)
 
     async def forget(self, conversation: Hashable) -> None:
-        """Forget how many turns the conversation had."""
+        """Remove the conversation's turn count."""
         self._turns.pop(conversation, None)
         self.live.discard(conversation)
 
     async def update_weights(self, model: Any, version: int) -> None:
-        """Only the version changes."""
+        """Set the version."""
         self.version = version
 
     async def sleep(self) -> None:
-        """It holds no memory."""
+        """Does nothing: there is no memory to free."""
 
     async def close(self) -> None:
-        """It started nothing."""
+        """Does nothing: there is nothing to close."""
 
 
 def make_engine(
@@ -133,10 +134,10 @@ def make_engine(
     max_tokens: int,
     dtype: str | None = None,
 ) -> GenerationEngine:
-    """An engine that samples as `model` does, in conversations of at most `max_tokens`.
+    """Make an engine for `model` and conversations of at most `max_tokens`.
 
-    `dtype` is the data type in which the hf engine computes. Raises `MissingExtra` if vLLM is
-    requested and not installed. A collective.
+    `dtype` is the compute data type of the hf engine. Raises `MissingExtra` if vLLM is requested
+    but not installed. A collective: every process must call it.
     """
     make = import_module(settings.MODULE).make_engine
     engine: GenerationEngine = make(

@@ -1,7 +1,7 @@
 """HFEngine: generates with a transformers model, in one batch of all requests.
 
-The KV cache of a conversation is kept between its turns, so that a turn costs its own tokens and
-not the whole conversation again. Knows nothing about chat or environments.
+The KV cache of a conversation is kept between its turns, so that a turn computes only new tokens.
+Knows nothing about chat or environments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from agentgym_train.engines.hf_batch import (
 
 
 class UpdateGate:
-    """An update waits for the turns under way; turns that come later wait for the update."""
+    """An update waits for running turns; later turns wait for the update."""
 
     def __init__(self) -> None:
         self._turns = 0
@@ -46,9 +46,9 @@ class UpdateGate:
         try:
             yield
         finally:
-            # No wait in between: a cancelled turn must be counted out, too.
+            # Without an await in between, so that a cancelled turn is subtracted too.
             self._turns -= 1
-            await asyncio.shield(self._tell())
+            await asyncio.shield(self._notify())
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[None]:
@@ -61,20 +61,20 @@ class UpdateGate:
             yield
         finally:
             self._updating = False
-            await asyncio.shield(self._tell())
+            await asyncio.shield(self._notify())
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
 
 class HFEngine:
-    """Generates with `model` itself, so a trainer's updates are seen at once, or with a copy of it.
+    """Generates with `model` itself, and thus with a trainer's current weights, or with a copy.
 
-    Each request draws from its own seed, so what an episode samples does not depend on which
-    others share its batch. Turns join the running batch and leave it one by one, in a thread of its
-    own, while the event loop steps environments. An update of the weights waits for the turns under
-    way, and later turns wait for the update.
+    Each request draws from its own seed, so its tokens do not depend on the other requests in its
+    batch. Turns join and leave the running batch one by one, in a separate thread, while the event
+    loop steps environments. An update of the weights waits for running turns, and later turns wait
+    for the update.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class HFEngine:
         dtype: str | None = None,
         settle_ties: bool = False,
     ) -> None:
-        """`dtype` is what it computes in; None takes float32 on a CPU and bfloat16 on a GPU.
+        """`dtype` is used for computing; None is float32 on a CPU and bfloat16 on a GPU.
 
         `settle_ties`: see `HFSettings`.
         """
@@ -100,14 +100,14 @@ class HFEngine:
         self._settles = settle_ties
         self._gate = UpdateGate()
         self._waiting: deque[TurnRequest] = deque()
-        self._under_way: set[TurnRequest] = set()
+        self._running: set[TurnRequest] = set()
         self._caches: dict[Hashable, tuple[list[int], Tensor]] = {}
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
 
     @property
     def is_exact(self) -> bool:
-        """On a CPU in float32, where the trainer's sums differ in their last bits only."""
+        """On a CPU in float32, where the trainer's results differ in the last bits only."""
         weight = next(self.model.parameters())
         return weight.device.type == "cpu" and self._computes_in(weight) == torch.float32
 
@@ -117,9 +117,9 @@ class HFEngine:
         sampling: Sampling,
         conversation: Hashable | None = None,
     ) -> Generation:
-        """Sample one turn; raises `EngineLost` when the model's forward fails."""
+        """Sample one turn; raises `EngineLost` if the forward pass fails."""
         if not prompt_ids:
-            raise ConfigError("a prompt has at least one token")
+            raise ConfigError("a prompt must have at least one token")
         async with self._gate.turn():
             reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
             self._waiting.append(TurnRequest(list(prompt_ids), sampling, conversation, reply))
@@ -128,7 +128,7 @@ class HFEngine:
             return await reply
 
     def keep_own_weights(self) -> None:
-        """From the next update on, generate with a copy: the trainer may move its weights then."""
+        """Generate with a copy from the next update on; the trainer may then change its weights."""
         self._copies = True
 
     async def forget(self, conversation: Hashable) -> None:
@@ -136,7 +136,7 @@ class HFEngine:
         self._caches.pop(conversation, None)
 
     async def update_weights(self, model: Any, version: int) -> None:
-        """Without a copy the weights are the trainer's own, and only the caches go."""
+        """Clear the caches, and copy the weights if a copy is used."""
         async with self._gate.update():
             await self._at_rest()
             if not self._copies:
@@ -149,7 +149,7 @@ class HFEngine:
             self._caches.clear()
 
     async def sleep(self) -> None:
-        """Drop what is cached, and leave the model to the trainer."""
+        """Clear the caches; the trainer uses the model."""
         async with self._gate.update():
             await self._at_rest()
             self._caches.clear()
@@ -159,78 +159,78 @@ class HFEngine:
         self._thread.shutdown(wait=False)
 
     async def _at_rest(self) -> None:
-        """Wait until the thread computes no turn that was given up."""
+        """Wait until the thread computes no cancelled turn."""
         if self._worker is not None and not self._worker.done():
             await asyncio.wait([self._worker])
-        # A loop that ended has no worker left, and its last turns may still be computed.
+        # An ended loop has no worker, but its last turns may still be computed.
         await asyncio.get_running_loop().run_in_executor(self._thread, int)
 
     async def _work(self) -> None:
-        """Run the thread as long as somebody waits."""
+        """Run the thread while requests wait."""
         while self._waiting:
-            # Let the coroutines that are ready now add their requests to the first batch.
+            # Let ready coroutines add their requests to the first batch.
             await asyncio.sleep(0)
             await asyncio.get_running_loop().run_in_executor(self._thread, self._run)
 
     def _run(self) -> None:
-        """In the thread: sample turns until none is under way."""
+        """In the thread: sample turns until none is running."""
         try:
             last = self._sample_turns()
         except Exception as error:
-            # The process boundary of the model: one failure reaches every turn under way.
+            # The process boundary of the model: a failure reaches every running turn.
             lost = EngineLost(f"generation failed: {type(error).__name__}: {error}")
             lost.__cause__ = error
-            for request in self._under_way:
+            for request in self._running:
                 _on_its_loop(request, lambda request: request.reply.set_exception(lost))
         else:
-            # They hear of it when the model is as it was.
+            # Answered after the model is restored.
             for request in last:
                 _on_its_loop(request, self._answer)
-        self._under_way.clear()
+        self._running.clear()
 
     @torch.inference_mode()
     def _sample_turns(self) -> list[TurnRequest]:
-        """The turns that were the last to be through; the others are answered already."""
+        """The turns that finished last; the others are answered already."""
         with self._sampling():
             batch = TurnBatch(self.model, self._pad_id, settle_ties=self._settles)
             while True:
                 joining = self._joining(batch)
                 if joining:
-                    batch.join(joining, [self._kept(request) for request in joining])
+                    batch.join(joining, [self._stored_cache(request) for request in joining])
                 if not batch.live:
                     return []
-                through = [self._keep(finished) for finished in batch.step()]
+                done = [self._keep(finished) for finished in batch.step()]
                 if not batch.live:
-                    return through
-                for request in through:
+                    return done
+                for request in done:
                     _on_its_loop(request, self._answer)
 
     def _keep(self, finished: Finished) -> TurnRequest:
         request = finished.request
         if finished.cache is not None:
             self._caches[request.conversation] = (request.cached, finished.cache)
-        self._under_way.discard(request)
+        self._running.discard(request)
         return request
 
     def _joining(self, batch: TurnBatch) -> list[TurnRequest]:
-        """Who joins the batch now."""
-        if not batch.welcomes(len(self._waiting)):
+        """The requests that join the batch now."""
+        if not batch.accepts(len(self._waiting)):
             return []
         room = min(len(self._waiting), self._max_batch - batch.live)
         chosen = [self._waiting.popleft() for _ in range(room)]
         chosen = [request for request in chosen if not request.reply.cancelled()]
-        self._under_way.update(chosen)
+        self._running.update(chosen)
         return chosen
 
     def _answer(self, request: TurnRequest) -> None:
         stopped = bool(request.token_ids) and request.token_ids[-1] in request.sampling.stop_ids
         reason: Literal["stop", "length"] = "stop" if stopped else "length"
-        found = Generation(request.token_ids, request.logprobs, reason, self.version)
-        request.reply.set_result(found)
+        generation = Generation(request.token_ids, request.logprobs, reason, self.version)
+        request.reply.set_result(generation)
 
     @contextmanager
     def _sampling(self) -> Iterator[None]:
-        """Within, the model is in the mode, the precision and the attention that sampling needs."""
+        """Within, the model has the mode, precision and attention for sampling."""
         model, weight = self.model, next(self.model.parameters())
         was_training = model.training
         computes_in = self._computes_in(weight)
@@ -248,31 +248,31 @@ class HFEngine:
             return weight.dtype
         return self._dtype or (torch.float32 if weight.device.type == "cpu" else torch.bfloat16)
 
-    def _kept(self, request: TurnRequest) -> Tensor | None:
-        """The cache of the request's conversation, if it is a true prefix of its prompt."""
+    def _stored_cache(self, request: TurnRequest) -> Tensor | None:
+        """The cache of the request's conversation, if it is a proper prefix of the prompt."""
         ids, cache = self._caches.pop(request.conversation, ([], None))
         usable = cache is not None and len(ids) < len(request.ids)
         return cache if usable and request.ids[: len(ids)] == ids else None
 
 
 def _on_its_loop(request: TurnRequest, reply: Callable[[TurnRequest], None]) -> None:
-    """Reply on the event loop that asked, unless nobody waits there any more."""
+    """Reply on the event loop of the request, unless it no longer waits."""
 
     def unless_done() -> None:
         if not request.reply.done():
             reply(request)
 
-    # An engine may outlive a loop, and a turn that was given up may outlive it, too.
+    # The engine, and a cancelled turn, may outlive the loop.
     with suppress(RuntimeError):
         request.reply.get_loop().call_soon_threadsafe(unless_done)
 
 
 def _copy_of(model: Any) -> Any:
-    """A model with weights of its own, to generate with."""
+    """A copy of a model with weights of its own."""
     made = copy.deepcopy(model).requires_grad_(False).eval()
     made.zero_grad(set_to_none=True)
     for module in made.modules():
-        # A trainer replaces `forward` by closures, whose copies would still call its own model.
+        # A trainer replaces `forward` by closures, whose copies would still call the original.
         module.__dict__.pop("forward", None)
     return made
 

@@ -28,8 +28,8 @@ def check_full_attention(config: Any) -> None:
     kinds = sorted(_kinds(config))
     if kinds != ["full_attention"]:
         raise ConfigError(
-            f"the hf engine keeps the cache of full attention layers only, and this model has "
-            f"{kinds}; use a full-attention model, or a vLLM engine"
+            f"the hf engine supports full attention layers only, and this model has {kinds}; use "
+            "a full-attention model, or a vLLM engine"
         )
 
 
@@ -43,7 +43,7 @@ def _kinds(config: Any) -> set[str]:
 
 
 def _kinds_unnamed(config: Any) -> list[str]:
-    """The kinds of a config that names none as others do: GPT-Neo has its own, Mistral a window."""
+    """The kinds of a config without `layer_types`: GPT-Neo has its own key, Mistral a window."""
     layers: list[str] = getattr(config, "attention_layers", None) or []
     if layers:
         return ["full_attention" if kind == "global" else kind for kind in layers]
@@ -54,9 +54,8 @@ def _kinds_unnamed(config: Any) -> list[str]:
 
 
 NEAR: Final = 2e-4
-
-"""A choice is near another if so small a change of a probability, or of the difference of two
-logits, would turn it. In float32, what else is in a batch changes them by 1e-5 or so."""
+"""A choice is near another if a change of this size of a probability, or of the difference of two
+logits, changes it. In float32, other rows of a batch change them by about 1e-5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,11 @@ class Choice:
 
     tokens: Tensor  # (B,)
     logprobs: Tensor  # (B,) of the tokens, after the temperature
-    is_near: Tensor  # (B,) whether rounding may turn it
+    is_near: Tensor  # (B,) whether rounding may change it
 
 
 def choose(logits: Tensor, temperatures: list[float], draws: list[float]) -> Choice:
-    """By inverse CDF of each row's own draw in [0, 1), or the likeliest at temperature 0.
+    """By inverse CDF of each row's own draw in [0, 1), or the most likely at temperature 0.
 
     `logits` are (B, V).
     """
@@ -104,7 +103,7 @@ def dense_attention(model: Any) -> Iterator[None]:
     config = model.config.get_text_config()
     before = config._attn_implementation
     if before != "eager" and model._can_set_attn_implementation():
-        # A model without sdpa has something in its attention that sdpa would leave out.
+        # A model without sdpa support has parts in its attention that sdpa would omit.
         config._attn_implementation = GROUPED if model._supports_sdpa else "eager"
     try:
         yield
@@ -113,7 +112,7 @@ def dense_attention(model: Any) -> Iterator[None]:
 
 
 def mask_for(model: Any, visible: Tensor) -> Tensor:
-    """`visible`, (B, 1, q, n) bool, as the attention takes it: eager adds it to its scores."""
+    """`visible`, (B, 1, q, n) bool, in the form that the attention expects; eager adds it."""
     if model.config.get_text_config()._attn_implementation != "eager":
         return visible
     hidden = torch.finfo(torch.float32).min
@@ -132,14 +131,15 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Attention of (B, H, q, D) queries to (B, H', n, D) keys and values; (B, q, H, D).
 
-    One query a head: the H / H' heads that share keys stand in for as many queries of one head.
-    More of them, on a CPU: its kernel knows groups. Elsewhere as transformers has it.
+    With one query per head, the H / H' heads that share keys become queries of one head. With more,
+    on a CPU, its kernel supports groups. Otherwise transformers' own function is used.
     """
     size, heads, queries, dim = query.shape
     grouped = heads != key.shape[1] and attention_mask is not None
     if not grouped or (queries > 1 and query.device.type != "cpu") or "position_bias" in further:
-        told = {"scaling": scaling, **further}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **told)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **further
+        )
     if queries == 1:
         query = query.reshape(size, key.shape[1], -1, dim)  # (B, H', H / H', D)
     found = scaled_dot_product_attention(
@@ -154,7 +154,7 @@ AttentionMaskInterface.register(GROUPED, sdpa_mask)
 
 
 class _BufferLayer(DynamicLayer):
-    """Writes into a buffer made beforehand; growing by `cat` would copy it at each token."""
+    """Writes into an allocated buffer; growing by `cat` would copy it at each token."""
 
     is_compileable = False
 
@@ -174,29 +174,29 @@ class _BufferLayer(DynamicLayer):
         return keys[:, :, :end], values[:, :, :end]
 
     def get_seq_length(self) -> int:
-        """Columns filled before the present forward."""
+        """Columns filled before the current forward."""
         return self._batch.columns
 
 
 class KVBatch:
-    """B conversations over shared columns; a row's tokens may have holes, which the mask hides.
+    """B conversations over shared columns; a row may have gaps, which the mask hides.
 
-    Columns hold, from left to right: what was cached (left-padded to the longest), the new prompt
-    tokens (left-padded), and one column a decoded token. Positions count a row's real tokens.
+    Columns contain, from left to right: cached tokens (left-padded to the longest), new prompt
+    tokens (left-padded), and one column per decoded token. Positions count a row's real tokens.
     """
 
     def __init__(
         self,
         model: Any,
-        kept: Sequence[Tensor | None],
+        caches: Sequence[Tensor | None],
         prompts: Sequence[list[int]],
         max_new: int,
         pad_id: int,
     ) -> None:
-        """`kept[b]`: (layers, 2, H, n, D) for the first n tokens of `prompts[b]`, or None."""
+        """`caches[b]`: (layers, 2, H, n, D) for the first n tokens of `prompts[b]`, or None."""
         self._model = model
         self._device = next(model.parameters()).device
-        lengths = [0 if cache is None else cache.shape[3] for cache in kept]
+        lengths = [0 if cache is None else cache.shape[3] for cache in caches]
         news = [ids[n:] for ids, n in zip(prompts, lengths, strict=True)]
         past, width = max(lengths), max(len(new) for new in news)
         size = len(prompts)
@@ -204,7 +204,7 @@ class KVBatch:
         self._capacity = past + width + max_new
         self._real = torch.zeros(size, self._capacity, dtype=torch.bool, device=self._device)
         self._buffer: Tensor | None = None
-        self._kept, self._past = kept, past
+        self._cached, self._past = caches, past
         self._new = torch.full((size, width), pad_id, device=self._device)  # (B, width)
         for row, (n, new) in enumerate(zip(lengths, news, strict=True)):
             self._real[row, past - n : past] = True
@@ -214,13 +214,13 @@ class KVBatch:
         self._cache = Cache(layers=[_BufferLayer(self, i) for i in range(self._layers)])
 
     def layer_buffer(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, (B, H, capacity, D) each; made at the first forward."""
+        """Keys and values of one layer, (B, H, capacity, D) each, made at the first forward."""
         if self._buffer is None:
             size, heads, _, dim = like.shape
             shape = (self._layers, 2, size, heads, self._capacity, dim)
             # Zeros, not empty: a masked column still meets a weight of 0, and 0 * NaN is NaN.
             self._buffer = torch.zeros(shape, dtype=like.dtype, device=like.device)
-            for row, cache in enumerate(self._kept):
+            for row, cache in enumerate(self._cached):
                 if cache is not None:
                     self._buffer[:, :, row, :, self._past - cache.shape[3] : self._past] = cache
         return self._buffer[layer, 0], self._buffer[layer, 1]
@@ -230,12 +230,12 @@ class KVBatch:
         return self._forward(self._new)
 
     def decode(self, tokens: Sequence[int], live: Sequence[bool]) -> Tensor:
-        """Run one token a row; rows that are not live leave a hole. Logits (B, V)."""
+        """Run one token per row; rows that are not live leave a gap. Logits (B, V)."""
         self._real[:, self.columns] = torch.tensor(live, device=self._device)
         return self._forward(torch.tensor(tokens, device=self._device)[:, None])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, and without the columns that none of them uses."""
+        """Keep these rows only, without the columns that none of them uses."""
         assert self._buffer is not None  # for the type checker: prefill ran
         chosen = torch.tensor(list(rows), device=self._device)
         real = self._real.index_select(0, chosen)  # (B', capacity)
@@ -246,7 +246,7 @@ class KVBatch:
         self.columns -= first
 
     def add(self, other: KVBatch, more: int) -> None:
-        """Take the rows of `other` in below one's own, with room for `more` further columns."""
+        """Append the rows of `other`, with room for `more` further columns."""
         both = (self, other)
         columns = max(batch.columns for batch in both)
         capacity = columns + more
@@ -280,7 +280,7 @@ class KVBatch:
         real = self._real[:, :end]  # (B, end)
         causal = torch.ones(q, end, dtype=torch.bool, device=self._device).tril(self.columns)
         itself = torch.eye(q, end, dtype=torch.bool, device=self._device).roll(self.columns, 1)
-        # A padded query attends to itself: a row of nothing but masked columns would be NaN.
+        # A padded query attends to itself, because a fully masked row would be NaN.
         mask = (real[:, None, :] & causal) | itself  # (B, q, end)
         positions = (real.cumsum(1) - 1).clamp_(min=0)[:, self.columns :]  # (B, q)
         output = self._model(
@@ -297,13 +297,12 @@ class KVBatch:
 
 
 _JOIN_EVERY = 8
-
-"""Tokens between two joinings of few, each of which copies the caches of all."""
+"""Steps before a few requests may join, because joining copies the caches of all rows."""
 
 
 @dataclass(slots=True, eq=False)
 class TurnRequest:
-    """A turn that is asked for, and as much of it as is sampled."""
+    """A requested turn, and its tokens so far."""
 
     ids: list[int]
     sampling: Sampling
@@ -319,26 +318,26 @@ class TurnRequest:
 
     @property
     def left(self) -> int:
-        """Most tokens that are still to come."""
+        """Maximum number of further tokens."""
         return self.sampling.max_tokens - len(self.token_ids)
 
     @property
     def cached(self) -> list[int]:
-        """The ids in its cache: the last sampled one was never run through the model."""
+        """The ids in its cache; the last sampled one did not run through the model."""
         return (self.ids + self.token_ids)[:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A turn that is through, or was given up."""
+    """A turn that is finished or cancelled."""
 
     request: TurnRequest
     cache: Tensor | None
-    """(layers, 2, H, n, D) of the n ids in `request.cached`; None where nobody comes back."""
+    """(layers, 2, H, n, D) of the n ids in `request.cached`; None if no turn follows."""
 
 
 class TurnBatch:
-    """B turns under way, of which each step samples one token. Used by one thread alone."""
+    """B running turns; each step samples one token of each. Not thread-safe."""
 
     def __init__(self, model: Any, pad_id: int, *, settle_ties: bool = False) -> None:
         """`settle_ties`: see `HFSettings`."""
@@ -352,20 +351,20 @@ class TurnBatch:
 
     @property
     def live(self) -> int:
-        """Turns under way."""
+        """Number of running turns."""
         return sum(not request.done for request in self._rows)
 
-    def welcomes(self, waiting: int) -> bool:
-        """Whether it is worth while to let so many join now."""
+    def accepts(self, waiting: int) -> bool:
+        """Whether as many requests as wait should join now."""
         return waiting > 0 and (self._steps >= _JOIN_EVERY or waiting >= self.live)
 
-    def join(self, requests: Sequence[TurnRequest], kept: Sequence[Tensor | None]) -> None:
-        """Run the new tokens of some prompts; `kept` caches are of true prefixes of them."""
-        first, row_of = _distinct(requests, kept)
+    def join(self, requests: Sequence[TurnRequest], caches: Sequence[Tensor | None]) -> None:
+        """Run the new tokens of prompts; `caches` are of proper prefixes of them."""
+        first, row_of = _distinct(requests, caches)
         longest = max(request.left for request in requests)
         fresh = KVBatch(
             self._model,
-            [kept[row] for row in first],
+            [caches[row] for row in first],
             [requests[row].ids for row in first],
             longest,
             self._pad_id,
@@ -386,7 +385,7 @@ class TurnBatch:
         self._steps = 0
 
     def step(self) -> list[Finished]:
-        """Sample a token for each turn, and give those that are through with it."""
+        """Sample a token for each turn; returns the turns that finish with it."""
         assert self._kv is not None  # for the type checker: somebody joined
         before = [row for row, request in enumerate(self._rows) if not request.done]
         tokens = self._sample()  # (B,)
@@ -401,7 +400,7 @@ class TurnBatch:
             self._rows, self._kv = [], None
             return finished
         if len(live) <= len(self._rows) // 2:
-            # Turns differ much in length: finished rows would cost as much as live ones.
+            # Finished rows cost as much as live ones, and turns differ in length.
             self._keep(live)
             tokens = [tokens[row] for row in live]
         self._logits = self._kv.decode(tokens, [not r.done for r in self._rows])  # (B, V)
@@ -409,7 +408,7 @@ class TurnBatch:
         return finished
 
     def _sample(self) -> list[int]:
-        """One token a live row: by inverse CDF of the row's own draw, or the likeliest."""
+        """One token per live row: by inverse CDF of the row's own draw, or the most likely."""
         rows = self._rows
         temperatures = [request.sampling.temperature for request in rows]
         draws = [request.draws.random() for request in rows]
@@ -430,7 +429,7 @@ class TurnBatch:
         return ids
 
     def _alone(self, request: TurnRequest) -> Tensor:
-        """The logits after one conversation by itself, from its first token on: (1, V)."""
+        """The logits after one conversation, computed alone from its first token: (1, V)."""
         ids = torch.tensor([request.ids + request.token_ids], device=self._model.device)
         output = self._model(input_ids=ids, use_cache=False, logits_to_keep=1)
         logits: Tensor = output.logits[:, -1]
@@ -449,16 +448,16 @@ class TurnBatch:
 
 
 def _distinct(
-    requests: Sequence[TurnRequest], kept: Sequence[Tensor | None]
+    requests: Sequence[TurnRequest], caches: Sequence[Tensor | None]
 ) -> tuple[list[int], list[int]]:
     """(the first request of each distinct prompt, which of those each of the requests shares).
 
-    The members of a group begin with the same prompt, which is run through the model once.
+    The members of a group have the same first prompt, which runs through the model once.
     """
     index: dict[Hashable, int] = {}
     first: list[int] = []
     row_of: list[int] = []
-    for row, (request, cache) in enumerate(zip(requests, kept, strict=True)):
+    for row, (request, cache) in enumerate(zip(requests, caches, strict=True)):
         key: Hashable = tuple(request.ids) if cache is None else row
         if key not in index:
             index[key] = len(first)

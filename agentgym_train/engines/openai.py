@@ -1,7 +1,7 @@
 """ChatEndpoint: any OpenAI-compatible chat endpoint, for evaluation and demonstrations.
 
-It takes and gives text. What an endpoint sampled has no token ids, so it is no `GenerationEngine`
-and nothing it says can be trained on by a policy gradient; it plays through `ChatActor`.
+Its input and output are text. Without token ids it is not a `GenerationEngine`, and its responses
+cannot be trained on by a policy gradient; it plays through `ChatActor`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from agentgym_train.engines.base import EngineLost
 
 
 class Pace:
-    """Lets so much through a minute: each amount waits until those before it have had their time.
+    """Limits a rate per minute by even spacing (the generic cell rate algorithm of ITU-T I.371).
 
-    Even spacing instead of a minute's worth at once (the generic cell rate algorithm of ITU-T
-    I.371): services count over seconds what they state a minute.
+    A minute's amount at once would fail, because services check their limits over seconds.
     """
 
     def __init__(self, per_minute: float) -> None:
-        """0 is no limit."""
+        """0 sets no limit."""
         self._seconds_each = 60.0 / per_minute if per_minute else 0.0
         self._free_at = 0.0
 
     async def take(self, amount: float) -> None:
-        """Wait for one's turn, and put off those who come later by the time of `amount`."""
+        """Wait for the own turn, and delay later callers by the time of `amount`."""
         now = asyncio.get_running_loop().time()
         begins = max(now, self._free_at)
         self._free_at = begins + amount * self._seconds_each
@@ -44,11 +43,11 @@ class Pace:
             await asyncio.sleep(begins - now)
 
     def correct(self, more: float) -> None:
-        """An amount that was guessed was so much larger, or smaller where `more` is negative."""
+        """Correct an estimated amount, which was larger by `more`, or smaller if it is negative."""
         self._free_at += more * self._seconds_each
 
-    def hold(self, seconds: float) -> None:
-        """Let nothing through for so long."""
+    def pause(self, seconds: float) -> None:
+        """Let nothing pass for some time."""
         until = asyncio.get_running_loop().time() + seconds
         self._free_at = max(self._free_at, until)
 
@@ -58,77 +57,74 @@ _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _LONGEST_PAUSE_S = 60.0
 
 _LONGEST_WAIT_S = 900.0
+"""Maximum obeyed `Retry-After`; if an endpoint is unavailable for longer, the episode is lost."""
 
-"""That a `Retry-After` is obeyed; an endpoint that is closed for longer loses the episode."""
+_CHARACTERS_PER_TOKEN = 4
+"""An estimate for English, used until the endpoint reports its count."""
 
-_CHARACTERS_A_TOKEN = 4
-
-"""About as many in English, to guess a prompt's tokens before they are counted."""
-
-_MOST_SAID = 300
-
-"""Characters of a server's answer that an error repeats."""
+_MAX_QUOTED = 300
+"""Characters of a server's response that an error quotes."""
 
 
 class ContextFull(Exception):
-    """The conversation is longer than the endpoint takes."""
+    """The conversation is longer than the endpoint accepts."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What was used so far, by the endpoint's own count."""
+    """Usage so far, as counted by the endpoint."""
 
     requests: int = 0
     retried: int = 0
-    """Requests that were answered by a failure and made again."""
+    """Requests that failed and were retried."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer."""
+    """One response."""
 
     text: str
     total_tokens: int
-    """Of the conversation with this answer; 0 where the endpoint does not say."""
+    """Of the conversation with this response; 0 if the endpoint does not report it."""
     completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """Where the endpoint is, and how it is asked."""
+    """The address of an endpoint, and its limits."""
 
     model: str
     url: str
-    """Up to and without `/chat/completions`."""
+    """Without `/chat/completions`."""
     api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 300.0
-    """Of one request."""
+    """Timeout of one request."""
     concurrency: int = 16
     requests_per_minute: float = 0.0
-    """Evenly spaced; 0 is no limit."""
+    """Evenly spaced; 0 sets no limit."""
     tokens_per_minute: float = 0.0
-    """Of prompts and answers together; 0 is no limit. A request is taken to need all of its
-    `max_tokens` until the endpoint says what it used."""
+    """Of prompts and responses together; 0 sets no limit. A request counts with all of its
+    `max_tokens` until the endpoint reports what it used."""
     retries: int = 6
-    """After 429, a server's error, a lost connection, or an answer that makes no sense."""
+    """After 429, a server error, a lost connection, or an invalid response."""
     pause_s: float = 1.0
-    """Before the first retry; twice as long before each further one. `Retry-After` goes first, and
-    holds up all requests to the endpoint."""
+    """Before the first retry; it doubles before each further one. `Retry-After` has priority, and
+    delays all requests to the endpoint."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of a request."""
 
     def __post_init__(self) -> None:
-        fitting = "an endpoint's URL looks like https://host/v1"
-        check_address(self.url, self.api_key, f"{fitting}; the policy is openai:MODEL@URL")
+        remedy = "an endpoint's URL looks like https://host/v1; the policy is openai:MODEL@URL"
+        check_address(self.url, self.api_key, remedy)
 
 
 class ChatEndpoint:
-    """Asks the endpoint, again where that can help, and counts what it used."""
+    """Requests responses from an endpoint, with retries, and counts its usage."""
 
     is_trainable = False
-    """It has no token ids."""
+    """It returns no token ids."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings
@@ -139,10 +135,10 @@ class ChatEndpoint:
         self._jitter = random.Random(0)
         self._http: aiohttp.ClientSession | None = None
 
-    async def say(
+    async def respond(
         self, messages: Sequence[Mapping[str, str]], *, max_tokens: int, temperature: float
     ) -> Reply:
-        """The next message; raises `EngineLost`, `ContextFull`, or `ConfigError` if refused."""
+        """The next message; raises `EngineLost`, `ContextFull`, or `ConfigError` if rejected."""
         body = {
             "model": self.settings.model,
             "messages": list(messages),
@@ -150,19 +146,19 @@ class ChatEndpoint:
             "temperature": temperature,
             **self.settings.options,
         }
-        attempt = 0
+        failures = 0
         async with self._slots:
             while True:
-                answer = await self._ask_in_turn(body, max_tokens)
+                answer = await self._request_in_turn(body, max_tokens)
                 if isinstance(answer, Reply):
                     return answer
-                attempt += 1
-                if attempt > self.settings.retries:
+                failures += 1
+                if failures > self.settings.retries:
                     raise EngineLost(
-                        f"{self.settings.url} failed {attempt} times, the last with: {answer.why}"
+                        f"{self.settings.url} failed {failures} times, the last with: {answer.why}"
                     )
                 self.usage.retried += 1
-                await asyncio.sleep(self._pause_s(attempt, answer.wait_s))
+                await asyncio.sleep(self._pause_s(failures, answer.wait_s))
 
     async def close(self) -> None:
         """Release connections."""
@@ -170,23 +166,23 @@ class ChatEndpoint:
         if http is not None:
             await http.close()
 
-    async def _ask_in_turn(self, body: Mapping[str, Any], max_tokens: int) -> Reply | _Failure:
+    async def _request_in_turn(self, body: Mapping[str, Any], max_tokens: int) -> Reply | _Failure:
         """One request, when the limits of requests and tokens allow it."""
-        written = sum(len(message["content"]) for message in body["messages"])
-        guess = written / _CHARACTERS_A_TOKEN + max_tokens
-        await self._tokens.take(guess)
+        characters = sum(len(message["content"]) for message in body["messages"])
+        estimate = characters / _CHARACTERS_PER_TOKEN + max_tokens
+        await self._tokens.take(estimate)
         await self._requests.take(1)
-        answer = await self._ask(body)
+        answer = await self._request(body)
         if isinstance(answer, Reply):
-            self._tokens.correct(answer.total_tokens - guess if answer.total_tokens else 0)
+            self._tokens.correct(answer.total_tokens - estimate if answer.total_tokens else 0)
         else:
-            self._tokens.correct(-guess)
+            self._tokens.correct(-estimate)
             if answer.wait_s is not None:
-                # What is asked of one is meant for all: the others would be refused as well.
-                self._requests.hold(min(answer.wait_s, _LONGEST_WAIT_S))
+                # It applies to all requests: the others would be rejected as well.
+                self._requests.pause(min(answer.wait_s, _LONGEST_WAIT_S))
         return answer
 
-    async def _ask(self, body: Mapping[str, Any]) -> Reply | _Failure:
+    async def _request(self, body: Mapping[str, Any]) -> Reply | _Failure:
         """One request."""
         self._http = self._http or aiohttp.ClientSession()
         key = self.settings.api_key
@@ -196,7 +192,7 @@ class ChatEndpoint:
                 json=body,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
                 timeout=aiohttp.ClientTimeout(total=self.settings.timeout_s),
-                allow_redirects=False,  # the key is for this host alone
+                allow_redirects=False,  # the key is for this host only
             ) as response:
                 status, raw = response.status, await response.read()
                 wait_s = _wait_s(response.headers.get("Retry-After"))
@@ -206,12 +202,12 @@ class ChatEndpoint:
             return self._reply(raw)
         if status in _RETRIED:
             return _Failure(f"status {status}", wait_s)
-        said = self._without_key(raw)
-        if "context_length_exceeded" in said or "maximum context length" in said:
-            raise ContextFull(said)
+        message = self._without_key(raw)
+        if "context_length_exceeded" in message or "maximum context length" in message:
+            raise ContextFull(message)
         raise ConfigError(
-            f"{self.settings.url} refused model {self.settings.model!r} with status {status}: "
-            f"{said[:_MOST_SAID]}. Check the model's name, the URL and the key"
+            f"{self.settings.url} rejected model {self.settings.model!r} with status {status}: "
+            f"{message[:_MAX_QUOTED]}. Check the model's name, the URL and the key"
         )
 
     def _reply(self, raw: bytes) -> Reply | _Failure:
@@ -224,8 +220,8 @@ class ChatEndpoint:
             )
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return _Failure(
-                f"an answer without choices[0].message.content ({type(error).__name__}): "
-                f"{self._without_key(raw)[:_MOST_SAID]}"
+                f"a response without choices[0].message.content ({type(error).__name__}): "
+                f"{self._without_key(raw)[:_MAX_QUOTED]}"
             )
         if text is not None and not isinstance(text, str):
             return _Failure(f"content of the type {type(text).__name__}")
@@ -238,12 +234,12 @@ class ChatEndpoint:
         text = raw.decode("utf-8", "replace")
         return text.replace(self.settings.api_key, "***") if self.settings.api_key else text
 
-    def _pause_s(self, attempt: int, asked_s: float | None) -> float:
-        if asked_s is not None:
-            return min(asked_s, _LONGEST_WAIT_S)
-        # Many episodes fail at once; they must not all come back at once.
+    def _pause_s(self, failures: int, requested_s: float | None) -> float:
+        if requested_s is not None:
+            return min(requested_s, _LONGEST_WAIT_S)
+        # Many episodes fail at once; they must not all retry at once.
         return min(
-            self.settings.pause_s * 2 ** (attempt - 1), _LONGEST_PAUSE_S
+            self.settings.pause_s * 2 ** (failures - 1), _LONGEST_PAUSE_S
         ) * self._jitter.uniform(0.5, 1.0)
 
 
@@ -254,7 +250,7 @@ class _Failure:
 
 
 def _wait_s(retry_after: str | None) -> float | None:
-    """The seconds of a Retry-After header, which has a number or a date."""
+    """The seconds of a Retry-After header, which is a number or a date."""
     if retry_after is None:
         return None
     try:

@@ -1,7 +1,6 @@
 """VLLMColocateEngine: vLLM in the trainer's process, on the trainer's device.
 
-A thread of its own steps vLLM; turns join and leave the running batch whenever they like. Knows
-nothing about chat or environments.
+vLLM runs in a separate thread with continuous batching. Knows nothing about chat or environments.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ from agentgym_train.models.loading import checkpoint_weights
 
 
 def inner_engine(model: Any, settings: ColocateSettings, max_len: int) -> tuple[LLMEngine, bool]:
-    """(vLLM's engine for `model`'s architecture, its weights still to be given; whether it sleeps).
+    """(vLLM's engine for `model`'s architecture with dummy weights, whether it can sleep).
 
-    Only the configuration goes through a folder: the weights are handed over in memory.
+    Only the configuration is written to a folder; the weights are passed in memory.
     """
     on_gpu = torch.cuda.is_available()
     sleeps = on_gpu and settings.sleep_level > 0
@@ -57,7 +56,7 @@ def inner_engine(model: Any, settings: ColocateSettings, max_len: int) -> tuple[
         "generation_config": "vllm",
         "trust_remote_code": False,
         "disable_log_stats": True,
-        # Of several processes each has an engine of its own, in the one group they all are in.
+        # Each of several processes has its own engine, in the existing process group.
         "distributed_executor_backend": "external_launcher" if several else "uni",
     }
     with tempfile.TemporaryDirectory(prefix="agentgym-vllm-") as folder, _in_this_process():
@@ -67,19 +66,19 @@ def inner_engine(model: Any, settings: ColocateSettings, max_len: int) -> tuple[
 
 
 def sampling_params(sampling: Sampling, prompt_tokens: int, max_len: int) -> SamplingParams:
-    """How vLLM samples a turn; raises `ConfigError` when the conversation has no room for it."""
+    """Sampling parameters of a turn for vLLM; raises `ConfigError` if the context is full."""
     room = max_len - prompt_tokens
     if room < 1:
         raise ConfigError(
-            f"a conversation of {prompt_tokens} tokens leaves no room in vLLM's max_model_len of "
-            f"{max_len}; raise max_model_len under engine_args, or lower max_tokens"
+            f"a conversation of {prompt_tokens} tokens exceeds vLLM's max_model_len of {max_len}; "
+            "raise engine_args.max_model_len, or lower max_tokens"
         )
     return SamplingParams(
         max_tokens=min(sampling.max_tokens, room),
         temperature=sampling.temperature,
         seed=sampling.seed,
         stop_token_ids=list(sampling.stop_ids),
-        # Only the ids above end a turn, whatever the model's own configuration says.
+        # Only the ids above end a turn, regardless of the model's generation config.
         ignore_eos=True,
         logprobs=0,
         detokenize=False,
@@ -89,7 +88,7 @@ def sampling_params(sampling: Sampling, prompt_tokens: int, max_len: int) -> Sam
 
 @contextmanager
 def _in_this_process() -> Iterator[None]:
-    """Use vLLM as a library: quiet, no process of its own, the trainer's threads as they were."""
+    """Use vLLM as a library: no extra process, few logs, and the trainer's thread settings."""
     level = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
     wanted = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -116,15 +115,15 @@ _T = TypeVar("_T")
 class VLLMColocateEngine:
     """Samples with vLLM's kernels from a copy of the trainer's weights.
 
-    An update waits for the turns under way, and later turns wait for the update: every turn is of
-    one version of the weights.
+    An update waits for the running turns, and later turns wait for the update, so every turn is
+    sampled with one version of the weights.
     """
 
     is_exact = False
-    """Other kernels, and on a GPU another precision, than the trainer's."""
+    """vLLM uses other kernels than the trainer, and on a GPU another precision."""
 
     def __init__(self, model: Any, settings: ColocateSettings, *, max_tokens: int) -> None:
-        """`max_tokens`: most of a conversation, where the settings do not say."""
+        """`max_tokens` is the default maximum per conversation."""
         self.version = 0
         self._length = settings.max_model_len or max_tokens
         self._sleep_level = settings.sleep_level
@@ -150,9 +149,9 @@ class VLLMColocateEngine:
         sampling: Sampling,
         conversation: Hashable | None = None,
     ) -> Generation:
-        """Sample one turn; raises `EngineLost` when vLLM failed."""
+        """Sample one turn; raises `EngineLost` if vLLM failed."""
         if not prompt_ids:
-            raise ConfigError("a prompt has at least one token")
+            raise ConfigError("a prompt must have at least one token")
         params = sampling_params(sampling, len(prompt_ids), self._length)
         self._requests += 1
         name = str(self._requests)
@@ -166,15 +165,15 @@ class VLLMColocateEngine:
             raise
 
     async def forget(self, conversation: Hashable) -> None:
-        """The prefix cache itself lets go of what nobody asks for."""
+        """Does nothing: vLLM's prefix cache evicts unused blocks."""
 
     async def update_weights(self, model: Any, version: int) -> None:
-        """Load `model`'s weights when the turns under way are done; kept caches are dropped."""
+        """Load `model`'s weights after the running turns; KV caches are dropped."""
         weights = checkpoint_weights(model)
 
         def load() -> None:
             if torch.cuda.is_available():
-                # The trainer's last step may still be under way on a stream of its own.
+                # The trainer's last step may still be running on another stream.
                 torch.cuda.synchronize()
             if self._asleep:
                 self._inner.wake_up(["weights"])
@@ -188,7 +187,7 @@ class VLLMColocateEngine:
         await self._between_turns(load)
 
     async def sleep(self) -> None:
-        """Give the device's memory to the trainer; the next update takes it back."""
+        """Free the device's memory for the trainer; the next update allocates it again."""
 
         def sleep() -> None:
             if self._sleeps and not self._asleep:
@@ -198,18 +197,18 @@ class VLLMColocateEngine:
         await self._between_turns(sleep)
 
     async def close(self) -> None:
-        """End vLLM and its thread."""
+        """Shut down vLLM and its thread."""
         self._calls.put(None)
         await asyncio.to_thread(self._thread.join)
 
     async def _between_turns(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in vLLM's thread when no turn is under way; those that come later wait."""
+        """Run `work` in vLLM's thread while no turn is running; later turns wait."""
         done: Future[_T] = Future()
         self._post(lambda: self._updates.append(lambda: _fulfil(done, work)), done)
         return await asyncio.wrap_future(done)
 
     def _post(self, call: Callable[[], None], reply: Future[Any]) -> None:
-        """Ask something of vLLM's thread; if that ends, so does the reply."""
+        """Queue a call for vLLM's thread; if the thread ends, `reply` fails."""
         with self._ending:
             if self._ended is not None:
                 raise EngineLost(self._ended)
@@ -218,7 +217,7 @@ class VLLMColocateEngine:
             self._calls.put(call)
 
     def _begin(self, name: str, prompt: Any, params: Any, reply: Future[Any]) -> None:
-        """In vLLM's thread: let a turn join, or wait for the update that is due."""
+        """In vLLM's thread: add a turn, or hold it back if an update is pending."""
         if self._updates:
             self._held.append(lambda: self._begin(name, prompt, params, reply))
             return
@@ -227,22 +226,22 @@ class VLLMColocateEngine:
         try:
             self._inner.add_request(name, prompt, params)
         except Exception as error:
-            reply.set_exception(EngineLost(f"vLLM refused a turn: {error}"))
+            reply.set_exception(EngineLost(f"vLLM rejected a turn: {error}"))
         else:
             self._waiting[name] = reply
 
     def _drop(self, name: str) -> None:
-        """In vLLM's thread: nobody waits for this turn any more."""
+        """In vLLM's thread: abort a cancelled turn."""
         if self._waiting.pop(name, None) is not None:
             self._inner.abort_request([name])
 
     def _work(self, model: Any, settings: ColocateSettings, made: Future[None]) -> None:
-        """The thread: take calls, step vLLM, hand out what is done."""
+        """The thread's main loop: run queued calls, step vLLM, return finished turns."""
         try:
             self._inner, self._sleeps = inner_engine(model, settings, self._length)
             self._inner.collective_rpc("take_weights", args=(checkpoint_weights(model),))
         except ValueError as error:
-            made.set_exception(ConfigError(f"vLLM can not serve this model so: {error}"))
+            made.set_exception(ConfigError(f"vLLM rejected the model or its settings: {error}"))
             return
         except BaseException as error:
             made.set_exception(error)
@@ -254,12 +253,12 @@ class VLLMColocateEngine:
             while self._take_calls():
                 self._step()
         except Exception as error:
-            # The process boundary of the engine: one failure reaches every waiter.
+            # The engine's boundary: report the failure to every waiting turn.
             why = f"vLLM failed: {type(error).__name__}: {error}"
         self._end(why)
 
     def _take_calls(self) -> bool:
-        """Run what was asked of the thread, waiting where there is nothing else; False ends."""
+        """Run the queued calls, and wait for one if idle; False ends the thread."""
         while True:
             busy = bool(self._waiting) or bool(self._updates)
             try:
@@ -271,7 +270,7 @@ class VLLMColocateEngine:
             call()
 
     def _step(self) -> None:
-        """One token for every turn under way; when there is none, what is due between turns."""
+        """Sample one token for each running turn; if there is none, run pending updates."""
         if not self._waiting:
             for update in self._updates:
                 update()
@@ -286,12 +285,12 @@ class VLLMColocateEngine:
                 reply.set_result((output.outputs[0], self.version))
 
     def _end(self, why: str) -> None:
-        """Tell whoever waits, and whoever still asks, why there is no answer."""
+        """Fail all waiting and future calls with the reason."""
         with self._ending:
             self._ended = why
             left = list(self._asked)
         for reply in left:
-            # A turn that nobody waits for any more may be cancelled at this moment.
+            # A turn may be cancelled at this moment.
             with suppress(InvalidStateError):
                 reply.set_exception(EngineLost(why))
         self._inner.engine_core.shutdown()
@@ -303,16 +302,16 @@ def _fulfil(done: Future[Any], work: Callable[[], Any]) -> None:
     try:
         done.set_result(work())
     except Exception as error:
-        lost = EngineLost(f"vLLM did not take the weights: {type(error).__name__}: {error}")
+        lost = EngineLost(f"vLLM failed to load the weights: {type(error).__name__}: {error}")
         lost.__cause__ = error
         done.set_exception(lost)
 
 
 def _generation(output: Any, version: int) -> Generation:
-    """What vLLM sampled; a turn that it broke off is lost."""
+    """Convert vLLM's output; raises `EngineLost` for an aborted turn."""
     ids = list(output.token_ids)
     if output.finish_reason not in ("stop", "length"):
-        raise EngineLost(f"vLLM broke a turn off after {len(ids)} tokens: {output.finish_reason}")
+        raise EngineLost(f"vLLM aborted a turn after {len(ids)} tokens: {output.finish_reason}")
     logprobs = [step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)]
     return Generation(ids, logprobs, output.finish_reason, version)
 
@@ -320,5 +319,5 @@ def _generation(output: Any, version: int) -> Generation:
 def make_engine(
     settings: ColocateSettings, model: Any, *, pad_id: int, max_tokens: int, dtype: str | None
 ) -> VLLMColocateEngine:
-    """The engine of a config."""
+    """The engine for settings."""
     return VLLMColocateEngine(model, settings, max_tokens=max_tokens)

@@ -1,6 +1,6 @@
-"""Sends weights from the trainer's GPU to vLLM's by vLLM's own weight transfer.
+"""Sends weights from the trainer's GPU to vLLM's GPUs with vLLM's weight transfer over NCCL.
 
-Written for vLLM 0.28 to 0.31 from their sources. It has not been run: it needs several GPUs.
+Written against the sources of vLLM 0.28 to 0.31. Untested: it needs several GPUs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ try:
     )
 except ImportError as error:
     raise MissingExtra(
-        "transport: nccl needs vLLM 0.28 to 0.31 beside the trainer: pip install "
-        "'agentgym-sdk[vllm]'; transport: file needs none"
+        "transport: nccl needs vLLM 0.28 to 0.31 in the trainer's environment: pip install "
+        "'agentgym-sdk[vllm]'; transport: file does not"
     ) from error
 
 
 class NCCLTransport:
-    """One communicator a server, so that one that was started again joins without the others."""
+    """Sends weights over one communicator per server, so that a restarted server joins alone."""
 
     def __init__(self, wire: VLLMWire, address: str, port: int) -> None:
         self._wire = wire
@@ -42,16 +42,16 @@ class NCCLTransport:
         self._one_at_a_time = asyncio.Lock()
 
     def publish(self, model: Any, label: str) -> None:
-        """Keep the weights themselves: the trainer changes them only between rollouts."""
+        """Keep a reference to the weights: the trainer changes them only between rollouts."""
         self._source.weights = checkpoint_weights(model)
 
     async def give(self, member: Member, label: str, *, is_new: bool) -> None:
-        """Send the weights to a server; to a new one after making the communicator with it."""
+        """Send the weights to a server; create the communicator first if the server is new."""
         if not self._source.weights:
-            # The gate keeps updates out while turns wait, so to wait here would be for ever.
+            # Waiting here would deadlock: the gate blocks updates while turns wait.
             raise EngineLost(
-                f"{member.address} was started again, and by NCCL only the run's first process "
-                "can give it the weights; it gets them at the next update, or use transport: file"
+                f"{member.address} was restarted, and over NCCL only the run's first process can "
+                "send it the weights; it gets them at the next update, or use transport: file"
             )
         async with self._one_at_a_time:
             if is_new or member.address not in self._senders:
@@ -63,7 +63,7 @@ class NCCLTransport:
             await asyncio.to_thread(self._senders[member.address].send_weights)
 
     def close(self) -> None:
-        """Let the communicators go."""
+        """Shut down the communicators."""
         for sender in self._senders.values():
             sender.shutdown()
         self._senders.clear()
@@ -83,7 +83,7 @@ class NCCLTransport:
 
 
 class _Source(WeightSource):
-    """The published weights as vLLM's sender reads them."""
+    """The published weights in the interface of vLLM's sender."""
 
     weights: Mapping[str, Tensor] = {}
 

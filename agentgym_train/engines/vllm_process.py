@@ -1,4 +1,4 @@
-"""Starts, awaits, shares and ends a local vLLM server in processes of its own."""
+"""Starts, shares and stops local vLLM servers in separate processes."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from agentgym_train.models.loading import base_model
 
 READER = "agentgym_train.engines.vllm_worker.WeightReader"
 
-"""The worker extension that takes new weights."""
+"""The worker extension that loads new weights."""
 
 _CPU_BLOCK = 32
 
 
 def engine_values(settings: VLLMSettings, max_len: int, memory_share: float) -> dict[str, Any]:
-    """The arguments of vLLM's own for what the settings say, on this machine's kind of device.
+    """Engine arguments of vLLM for the settings, on this machine's type of device.
 
-    `memory_share` of a GPU is used where the settings do not say.
+    `memory_share` is the default fraction of a GPU's memory.
     """
     on_gpu = torch.cuda.is_available()
     eager = settings.enforce_eager
@@ -64,7 +64,7 @@ def engine_values(settings: VLLMSettings, max_len: int, memory_share: float) -> 
 
 
 def save_architecture(model: Any, folder: Path) -> None:
-    """Write the config.json that vLLM builds the model from."""
+    """Write the config.json from which vLLM creates the model."""
     base = base_model(model)
     config = copy.deepcopy(base.config)
     config.architectures = [type(base).__name__]
@@ -81,7 +81,7 @@ _GPU_SHARE = 0.9
 
 
 class LocalVLLM(AbstractContextManager["LocalVLLM"]):
-    """A hold on a local vLLM server; the server ends when its last hold is closed."""
+    """A reference to a local vLLM server, which stops when its last reference is closed."""
 
     def __init__(self, shared: _SharedVLLM) -> None:
         self._shared = shared
@@ -94,15 +94,15 @@ class LocalVLLM(AbstractContextManager["LocalVLLM"]):
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The server's first process, which leads the group of all of them."""
+        """The server's main process, which leads the process group."""
         return self._shared.process
 
     def restart(self) -> None:
-        """Start the server anew at its address, if it died; raises `ServerStartFailed`."""
+        """Restart the server at the same address if it died; raises `ServerStartFailed`."""
         self._shared.restart()
 
     def close(self) -> None:
-        """Let go of the server; closing twice is harmless."""
+        """Close the reference; closing twice is harmless."""
         if not self._closed:
             self._closed = True
             _let_go(self._shared)
@@ -114,10 +114,10 @@ class LocalVLLM(AbstractContextManager["LocalVLLM"]):
 def launch_vllm(
     model: str | Path, settings: ServerSettings | None = None, *, max_tokens: int, **options: Any
 ) -> LocalVLLM:
-    """A server of a model's folder on a free port of this machine; raises `ServerStartFailed`.
+    """Start a vLLM server for a model's folder on a free port; raises `ServerStartFailed`.
 
-    Within a process, equal arguments share one server. It ends with its last user, at the process's
-    end, or when the process dies. `options` are vLLM's own, by the names of its command line.
+    Within a process, equal arguments share one server. It stops when its last reference is closed,
+    when the process ends, or when the process dies. `options` are vLLM's command-line options.
     """
     settings = settings or ServerSettings()
     values = engine_values(settings, settings.max_model_len or max_tokens, _GPU_SHARE)
@@ -128,7 +128,7 @@ def launch_vllm(
         **settings.extra,
         **options,
     }
-    # A forked process has its parent's table but must not end its parent's servers.
+    # A forked process inherits its parent's table but must not stop its parent's servers.
     key = (os.getpid(), json.dumps([asdict(settings), values], sort_keys=True, default=str))
     with _lock:
         shared = _running.get(key)
@@ -139,7 +139,7 @@ def launch_vllm(
 
 
 def launch_for(model: Any, settings: ServerSettings, *, max_tokens: int) -> LocalVLLM:
-    """A server of the architecture of a model in memory; its weights are still to be given."""
+    """Start a server for the architecture of a loaded model, with dummy weights."""
     folder = Path(tempfile.mkdtemp(prefix="agentgym-vllm-"))
     save_architecture(model, folder)
     options = {"load_format": "dummy", "skip_tokenizer_init": True}
@@ -148,13 +148,13 @@ def launch_for(model: Any, settings: ServerSettings, *, max_tokens: int) -> Loca
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    # A server that is started again reads it again.
+    # A restarted server reads the folder again, so it exists as long as the server.
     weakref.finalize(started, shutil.rmtree, folder, ignore_errors=True)
     return started
 
 
 class _SharedVLLM:
-    """The server's processes, and how many hold it."""
+    """A server's processes, and the number of references to it."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.holds = 0
@@ -167,14 +167,14 @@ class _SharedVLLM:
         self._start()
 
     def restart(self) -> None:
-        """Start again what died."""
+        """Restart the server if it died."""
         with self._restarting:
             if self.process.poll() is not None:
                 self.end()
                 self._start()
 
     def end(self) -> None:
-        """End every process of the server, those too whose parent died."""
+        """Kill every process of the server, including orphans."""
         cast("IO[bytes]", self.process.stdin).close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -189,7 +189,7 @@ class _SharedVLLM:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # Weights are updated through vLLM's endpoints for development.
+            # Weights are updated through vLLM's development endpoints.
             env=child_environment() | {"VLLM_SERVER_DEV_MODE": "1"},
             start_new_session=True,
         )  # fmt: skip
@@ -211,9 +211,9 @@ class _SharedVLLM:
         status = self.process.poll()
         self.end()
         self._listener.join(1.0)
-        last = "\n".join(self._last_lines) or "(it wrote nothing)"
-        fact = f"ended with status {status}" if status is not None else "did not come up in time"
-        raise ServerStartFailed(f"the local vLLM server {fact}; its last lines were:\n{last}")
+        last = "\n".join(self._last_lines) or "(no output)"
+        fact = f"exited with status {status}" if status is not None else "did not start in time"
+        raise ServerStartFailed(f"the local vLLM server {fact}; its last output was:\n{last}")
 
     def _read_log(self) -> None:
         with cast("IO[bytes]", self.process.stdout) as lines:
@@ -224,7 +224,7 @@ class _SharedVLLM:
 
 
 def command_line(values: dict[str, Any]) -> list[str]:
-    """The command line of vLLM for these values and for what the engine needs of every server."""
+    """Command-line options of vLLM for these values, and those that the engine requires."""
     needed = {
         "worker_extension_cls": READER,
         "logprobs_mode": "processed_logprobs",
@@ -276,8 +276,8 @@ atexit.register(_end_all)
 
 
 def _end_with_owner() -> None:
-    """Wait until the owner closes the pipe, or dies; then end the whole process group."""
-    # Not sys.stdin: a thread that waits in its buffer makes Python abort when the program ends.
+    """Wait until the owner closes the pipe or dies; then kill the process group."""
+    # Not sys.stdin: a thread blocked in its buffer makes Python abort at exit.
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
@@ -287,5 +287,5 @@ if __name__ == "__main__":
     if os.getpid() != os.getpgrp():
         os.setpgid(0, 0)
     threading.Thread(target=_end_with_owner, daemon=True).start()
-    # The console script asks for a distribution named vllm, which builds for a CPU are not.
+    # The console script needs a distribution named vllm; CPU builds have another name.
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

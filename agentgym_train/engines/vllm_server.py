@@ -1,6 +1,6 @@
-"""VLLMServerEngine: one or several vLLM servers behind HTTP, token ids both ways.
+"""VLLMServerEngine: samples from vLLM servers over HTTP, by token ids.
 
-Knows nothing about chat or environments, and needs no vLLM where it runs.
+Knows nothing about chat or environments, and does not need vLLM in the trainer's environment.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _CONNECT_S = 10.0
 
 _KEPT_S = 2.0
 
-"""How long an idle connection is kept; vLLM's server closes its own after 5 seconds."""
+"""Keep-alive of idle connections; vLLM's server closes them after 5 seconds."""
 
 
 class Unreachable(Exception):
-    """A server did not answer, or says that it is broken; another may do what was asked."""
+    """A server did not respond, or reported an internal error; another server may be used."""
 
 
 class Broken(Unreachable):
-    """A server answered that it failed."""
+    """A server responded with status 500 or above."""
 
 
 class VLLMWire:
-    """One pool of connections to all servers of an engine."""
+    """A connection pool for all servers of an engine."""
 
     def __init__(self, timeout_s: float, api_key: str | None = None) -> None:
         self._timeout_s = timeout_s
@@ -53,9 +53,9 @@ class VLLMWire:
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, address: str, path: str, body: Any = None) -> Any:
-        """The JSON that a server answers: to a GET without a body, to a POST with one.
+        """Send a POST with a body, or a GET without one, and return the JSON response.
 
-        Raises `Unreachable` or `Broken`, and `ConfigError` for what a healthy server refuses.
+        Raises `Unreachable` or `Broken`, and `ConfigError` if the server rejects the request.
         """
         try:
             async with self._open().request(
@@ -67,7 +67,7 @@ class VLLMWire:
         if status >= 500:
             raise Broken(f"{address}{path} failed with status {status}: {text[:300]}")
         if status >= 400:
-            raise ConfigError(f"{address}{path} was refused with status {status}: {text[:300]}")
+            raise ConfigError(f"{address}{path} was rejected with status {status}: {text[:300]}")
         return msgspec.json.decode(text) if text else None
 
     async def close(self) -> None:
@@ -77,7 +77,7 @@ class VLLMWire:
             self._session = None
 
     def _open(self) -> aiohttp.ClientSession:
-        """The session, which belongs to the loop that first calls."""
+        """The session, which is bound to the event loop of the first call."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
@@ -100,18 +100,22 @@ class Member:
 
     address: str
     local: Any = None
-    """Our own hold on it (`LocalVLLM`), where this process started it: it is started again."""
+    """The `LocalVLLM`, if this process started the server; it is restarted if it dies."""
     model: str = ""
-    """The name of the model it serves; empty until it was asked."""
+    """The name of the served model; empty until the server is checked."""
     in_flight: int = 0
     conversations: int = 0
     gone: str | None = None
-    """Why it is not asked at present."""
+    """Why the server is currently unavailable; None if it is available."""
     updating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Fleet:
-    """Conversations stay with their server, whose cache holds them; new ones go to the idlest."""
+    """Balances conversations over servers.
+
+    A conversation stays on its server, which has its prefix in the cache. New conversations go to
+    the server with the fewest requests.
+    """
 
     def __init__(self, members: Sequence[Member], wire: VLLMWire, wait_s: float) -> None:
         self.members = list(members)
@@ -122,11 +126,11 @@ class Fleet:
 
     @property
     def present(self) -> list[Member]:
-        """The servers that answer, as far as is known."""
+        """The available servers, as far as is known."""
         return [member for member in self.members if member.gone is None]
 
     async def choose(self, conversation: Hashable | None) -> Member:
-        """The server for a turn; waits for one, and raises `EngineLost` when none comes back."""
+        """The server for a turn; waits for one, and raises `EngineLost` if none returns."""
         home = self._homes.get(conversation)
         if home is not None and home.gone is None:
             return home
@@ -139,38 +143,38 @@ class Fleet:
         return chosen
 
     async def some(self) -> None:
-        """Wait until a server answers; raises `EngineLost` after `wait_s`."""
+        """Wait until a server is available; raises `EngineLost` after `wait_s`."""
         deadline = time.monotonic() + self._wait_s
         while not self.present:
             if time.monotonic() > deadline:
                 reasons = "; ".join(str(member.gone) for member in self.members)
                 raise EngineLost(
-                    f"no vLLM server answered for {self._wait_s:g} s ({reasons}). Start them again "
-                    "at the same addresses, or name others under engine_args.servers"
+                    f"no vLLM server was available for {self._wait_s:g} s ({reasons}). Restart "
+                    "them at the same addresses, or set others in engine_args.servers"
                 )
             await asyncio.sleep(_PROBE_S / 5)
 
     def forget(self, conversation: Hashable) -> None:
-        """The conversation ended."""
+        """Remove a conversation that ended."""
         home = self._homes.pop(conversation, None)
         if home is not None:
             home.conversations -= 1
 
     def lose(self, member: Member, why: Unreachable) -> None:
-        """A server did not answer: ask it nothing until it does again."""
+        """Mark a server as unavailable until it responds again."""
         if member.gone is not None:
             return
         member.gone = str(why)
         member.model = ""
         left = len(self.present)
-        rest = f"{left} others go on" if left else "none is left, and turns wait for one"
-        logger.warning("lost a vLLM server: %s; %s", why, rest)
+        rest = f"{left} others remain" if left else "none remains, so turns wait"
+        logger.warning("a vLLM server is unavailable: %s; %s", why, rest)
         probe = asyncio.create_task(self._await_return(member))
         self._probes.add(probe)
         probe.add_done_callback(self._probes.discard)
 
     async def close(self) -> None:
-        """Look for the lost no more, and end the servers of our own."""
+        """Stop the probes, and close the servers that this process started."""
         for probe in self._probes:
             probe.cancel()
         for member in self.members:
@@ -178,7 +182,7 @@ class Fleet:
                 await asyncio.to_thread(member.local.close)
 
     async def _await_return(self, member: Member) -> None:
-        """Probe a lost server until it answers."""
+        """Probe an unavailable server until it responds."""
         began = reminded = time.monotonic()
         while True:
             await asyncio.sleep(_PROBE_S)
@@ -192,32 +196,32 @@ class Fleet:
             if time.monotonic() - reminded > _REMIND_S:
                 reminded = time.monotonic()
                 waited = reminded - began
-                logger.warning("still without a vLLM server after %.0f s: %s", waited, member.gone)
-        logger.warning("the vLLM server %s answers again", member.address)
+                logger.warning("vLLM server unavailable for %.0f s: %s", waited, member.gone)
+        logger.warning("the vLLM server %s is available again", member.address)
         member.gone = None
 
 
 class Transport(Protocol):
-    """Publishes a version of the weights once, and gives it to servers that are paused."""
+    """Publishes a version of the weights once, and sends it to paused servers."""
 
     def publish(self, model: Any, label: str) -> None:
-        """Keep `model`'s present weights to be given out; on the run's first process only."""
+        """Publish `model`'s current weights; called on the run's first process only."""
         ...
 
     async def give(self, member: Member, label: str, *, is_new: bool) -> None:
-        """Let a server load what was published under `label`; a new one never had any of ours."""
+        """Make a server load the weights `label`; `is_new` if it had none of this run before."""
         ...
 
     def close(self) -> None:
-        """Let go of what is kept."""
+        """Free the published weights."""
         ...
 
 
 class FileTransport:
-    """A safetensors file in a folder that the trainer and the servers see under one path.
+    """Writes weights to a safetensors file that trainer and servers see under the same path.
 
-    The file stays until the next version is published, so that a server that was started again can
-    be given the present weights by any process of the run.
+    The file exists until the next version is published, so that any process of the run can send
+    the current weights to a restarted server.
     """
 
     def __init__(self, wire: VLLMWire, run: str, folder: str | None) -> None:
@@ -225,7 +229,7 @@ class FileTransport:
         self._folder = Path(folder or tempfile.gettempdir()).absolute() / f"agentgym-weights-{run}"
 
     def publish(self, model: Any, label: str) -> None:
-        """Write the file, then remove the former one."""
+        """Write the file, then remove the previous one."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(label)
         weights = checkpoint_weights(model)
@@ -235,15 +239,15 @@ class FileTransport:
                 other.unlink()
 
     async def give(self, member: Member, label: str, *, is_new: bool) -> None:
-        """Let a server's workers read the file."""
+        """Make a server's workers load the file."""
         body = {"method": "read_weights", "args": [str(self._path(label))]}
         try:
             await self._wire.call(member.address, "/collective_rpc", body)
         except Broken as error:
             raise EngineLost(
-                f"{member.address} could not read the weights {self._path(label)}: {error}. It has "
-                "to see that folder under the same path: name a shared one with weights_dir under "
-                "engine_args"
+                f"{member.address} cannot read the weights {self._path(label)}: {error}. It must "
+                "see that folder under the same path: set engine_args.weights_dir to a shared "
+                "folder"
             ) from error
 
     def _path(self, label: str) -> Path:
@@ -263,16 +267,16 @@ _HOW = (
 
 
 class VLLMServerEngine:
-    """Spreads turns over servers, and sees to it that each of them has the present weights.
+    """Balances turns over servers and keeps the servers' weights up to date.
 
-    Before a turn its server is asked which weights it has: one that was started again, or was given
-    others, is updated first. A turn whose server goes away is sampled on another, from the same
-    seed. Of several processes (`gathered`, `is_first`) the first gives out the weights, and all
-    call `update_weights` at the same step.
+    Before a turn the engine checks the weights of its server; a restarted server, or one with other
+    weights, is updated first. If a server becomes unavailable, its turns are sampled on another one
+    with the same seed. With several processes (`gathered`, `is_first`) the first one sends the
+    weights, and all call `update_weights` at the same step.
     """
 
     is_exact = False
-    """Other kernels, and on a GPU another precision, than the trainer's."""
+    """vLLM uses other kernels than the trainer, and on a GPU another precision."""
 
     def __init__(
         self,
@@ -284,7 +288,7 @@ class VLLMServerEngine:
         is_first: bool = True,
         api_key: str | None = None,
     ) -> None:
-        """`max_tokens`: most of a conversation; a server that holds fewer is refused."""
+        """`max_tokens` is the maximum per conversation; servers with less are rejected."""
         self.version = 0
         self._max_tokens = max_tokens
         self._gathered = gathered
@@ -293,7 +297,7 @@ class VLLMServerEngine:
         self._updates = 0
         self._patience_s = settings.request_timeout_s + settings.wait_s
         self._label: str | None = None
-        """Name of the present weights, as servers are asked for it; None before the first."""
+        """Label of the current weights on the servers; None before the first update."""
         self._wire = VLLMWire(settings.request_timeout_s, api_key)
         self._fleet = Fleet(members, self._wire, settings.wait_s)
         self._transport = self._make_transport(settings)
@@ -305,9 +309,9 @@ class VLLMServerEngine:
         sampling: Sampling,
         conversation: Hashable | None = None,
     ) -> Generation:
-        """Sample one turn; raises `EngineLost` when no server answers for long."""
+        """Sample one turn; raises `EngineLost` if no server is available for `wait_s`."""
         if not prompt_ids:
-            raise ConfigError("a prompt has at least one token")
+            raise ConfigError("a prompt must have at least one token")
         began = time.monotonic()
         async with self._gate.turn():
             while True:
@@ -319,18 +323,18 @@ class VLLMServerEngine:
                 except Unreachable as why:
                     self._fleet.lose(member, why)
                     if time.monotonic() - began > self._patience_s:
-                        raise EngineLost(f"no vLLM server samples this turn: {why}") from why
+                        raise EngineLost(f"no vLLM server could sample this turn: {why}") from why
                 finally:
                     member.in_flight -= 1
 
     async def forget(self, conversation: Hashable) -> None:
-        """The conversation needs its server no more."""
+        """Remove a conversation that ended."""
         self._fleet.forget(conversation)
 
     async def update_weights(self, model: Any, version: int) -> None:
-        """Give `model`'s weights to every server when the turns under way are done. A collective.
+        """Send `model`'s weights to every server after the running turns. A collective.
 
-        A server that is gone gets them before its next turn.
+        An unavailable server gets them before its next turn.
         """
         async with self._gate.update():
             self._updates += 1
@@ -342,10 +346,10 @@ class VLLMServerEngine:
             raise EngineLost(failed)
 
     async def sleep(self) -> None:
-        """The servers have memory of their own."""
+        """Does nothing: the servers have their own memory."""
 
     async def close(self) -> None:
-        """End connections, and the servers that this process started."""
+        """Close the connections, and the servers that this process started."""
         await self._fleet.close()
         await self._wire.close()
         if self._is_first:
@@ -359,15 +363,15 @@ class VLLMServerEngine:
         return FileTransport(self._wire, self._run, settings.weights_dir)
 
     async def _publish(self, model: Any, label: str) -> str | None:
-        """Give out the weights; what went wrong is told to every process."""
+        """Send the weights; returns an error message for all processes, or None."""
         try:
             self._transport.publish(model, label)
             await self._fleet.some()
             await asyncio.gather(*(self._update_or_lose(member) for member in self._fleet.present))
             await self._fleet.some()
         except Exception as error:
-            # The process boundary: the others would wait for this one for ever.
-            return f"the weights did not reach the servers: {type(error).__name__}: {error}"
+            # The process boundary: without a result the other processes would wait forever.
+            return f"cannot send the weights to the servers: {type(error).__name__}: {error}"
         return None
 
     async def _update_or_lose(self, member: Member) -> None:
@@ -377,7 +381,7 @@ class VLLMServerEngine:
             self._fleet.lose(member, why)
 
     async def _bring_up_to_date(self, member: Member) -> None:
-        """Ask a server for its weights' name; if it is not ours, give it the present weights."""
+        """Send the current weights to a server that has other ones."""
         if member.model and await self._weights_of(member) == self._label:
             return
         async with member.updating:
@@ -388,7 +392,7 @@ class VLLMServerEngine:
                 return
             is_new = not str(found).startswith(self._run)
             await self._call(member, "/pause?mode=wait", {})
-            # Should this break off, no process takes the mixture for a version.
+            # If this fails midway, no process mistakes the partial weights for a version.
             await self._call(member, "/update_weight_version", {"new_version": "incomplete"})
             await self._transport.give(member, label, is_new=is_new)
             await self._call(member, "/reset_prefix_cache", {})
@@ -396,24 +400,24 @@ class VLLMServerEngine:
             await self._call(member, "/resume", {})
 
     async def _weights_of(self, member: Member) -> str | None:
-        """The name of a server's weights; before the first update it does not matter."""
+        """The label of a server's weights; None before the first update."""
         if self._label is None:
             return None
         known = await self._call(member, "/weight_info")
         return str(known["weight_version"])
 
     async def _get_to_know(self, member: Member) -> None:
-        """Which model a server serves; raises `ConfigError` for one that can not serve this run."""
+        """Get a server's model name; raises `ConfigError` if it cannot serve this run."""
         (card, *_) = (await self._call(member, "/v1/models"))["data"]
         info = await self._call(member, "/server_info?config_format=json")
         mode = info["vllm_config"]["model_config"]["logprobs_mode"]
         if mode != "processed_logprobs":
             raise ConfigError(
-                f"{member.address} gives {mode}, which leave the temperature out; {_HOW}"
+                f"{member.address} returns {mode}, which ignore the temperature; {_HOW}"
             )
         if card["max_model_len"] < self._max_tokens:
             raise ConfigError(
-                f"{member.address} holds conversations of {card['max_model_len']} tokens, and "
+                f"{member.address} supports conversations of {card['max_model_len']} tokens, but "
                 f"max_tokens is {self._max_tokens}; start it with --max-model-len "
                 f"{self._max_tokens}, or lower max_tokens"
             )
@@ -433,7 +437,7 @@ class VLLMServerEngine:
             "repetition_penalty": 1.0,
             "seed": sampling.seed,
             "stop_token_ids": list(sampling.stop_ids),
-            # Only the ids above end a turn, whatever the model's own configuration says.
+            # Only the ids above end a turn, regardless of the model's generation config.
             "ignore_eos": True,
             "logprobs": 0,
             "return_token_ids": True,
@@ -443,11 +447,11 @@ class VLLMServerEngine:
         (choice,) = answer["choices"]
         ids, reason = choice["token_ids"], choice["finish_reason"]
         if reason not in ("stop", "length"):
-            raise Unreachable(f"{member.address} broke a turn off: {reason}")
+            raise Unreachable(f"{member.address} aborted a turn: {reason}")
         return Generation(ids, choice["logprobs"]["token_logprobs"], reason, self.version)
 
     async def _call(self, member: Member, path: str, body: Any = None) -> Any:
-        """A call to the endpoints that a server has only when it was started for training."""
+        """Call an endpoint that only servers started for training have."""
         try:
             return await self._wire.call(member.address, path, body)
         except BadRequest as error:
@@ -458,26 +462,26 @@ _FITTING = "a vLLM server's address looks like http://host:8000"
 
 _PROBE = "Task 1: crème brûlée (北京) 🙂\n\tx = [3.14, 'no']  Got 12 oak planks."
 
-"""Text whose tokens two tokenizers hardly share."""
+"""Text that different tokenizers are unlikely to tokenize alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a server says of a model that it serves."""
+    """A model that a server serves."""
 
     name: str
-    """As requests name it."""
+    """Name of the model in requests."""
     source: str
-    """The folder or hub id that the server loaded, where its tokenizer is, too."""
+    """Folder or hub id of the model and its tokenizer."""
     max_model_len: int
-    """Most tokens of a conversation."""
+    """Maximum tokens per conversation."""
 
 
 class ServedEngine(VLLMServerEngine):
-    """Spreads turns over servers of one model, and gives each turn's tokens as they sampled them.
+    """Samples from the model that servers serve, without updating its weights.
 
-    Log-probabilities are the server's: with vLLM's own `--logprobs-mode raw_logprobs` those of the
-    model at temperature 1, whatever the temperature of the turn.
+    Log-probabilities are the server's: with vLLM's default `--logprobs-mode raw_logprobs` those at
+    temperature 1, regardless of the turn's temperature.
     """
 
     def __init__(
@@ -490,14 +494,14 @@ class ServedEngine(VLLMServerEngine):
         model: str | None,
         api_key: str | None,
     ) -> None:
-        """Asks nothing of the servers yet; `served_engine` does."""
+        """Does not contact the servers; `served_engine` does."""
         members = [Member(address) for address in addresses]
         super().__init__(members, settings, max_tokens=max_tokens, api_key=api_key)
         self._tokenizer = tokenizer
         self._wanted = model
 
     async def check(self) -> None:
-        """Ask every server now, so that what does not fit is said before anything is played."""
+        """Check every server now, so that errors are reported before the first episode."""
         try:
             for member in self._fleet.members:
                 await self._get_to_know(member)
@@ -507,21 +511,21 @@ class ServedEngine(VLLMServerEngine):
             await self._wire.close()
 
     async def update_weights(self, model: Any, version: int) -> None:
-        """Refused: nothing here may change what a server serves."""
+        """Raises `ConfigError`: this engine does not change the servers' weights."""
         raise ConfigError(
-            "this engine plays by what its servers serve and changes no weights; engine: "
-            "vllm_server trains (docs/engines.md)"
+            "this engine cannot update its servers' weights; set engine: vllm_server for training "
+            "(docs/engines.md)"
         )
 
     async def _get_to_know(self, member: Member) -> None:
-        """See that a server, new or come back, has the wanted model and its tokens mean the same.
+        """Check that a new or restarted server has the expected model and tokenizer.
 
         Raises `ConfigError` if not.
         """
         known = await _served(self._wire, member.address, self._wanted)
         if known.max_model_len < self._max_tokens:
             raise ConfigError(
-                f"{member.address} holds conversations of {known.max_model_len} tokens, and "
+                f"{member.address} supports conversations of {known.max_model_len} tokens, but "
                 f"max_tokens is {self._max_tokens}; start it with --max-model-len "
                 f"{self._max_tokens}, or lower max_tokens"
             )
@@ -530,17 +534,17 @@ class ServedEngine(VLLMServerEngine):
         theirs = (await self._wire.call(member.address, "/tokenize", body))["tokens"]
         if theirs != list(self._tokenizer.encode(text, add_special_tokens=False)):
             raise ConfigError(
-                f"{member.address} serves {known.name} with another tokenizer than the one here; "
-                f"take the tokenizer of {known.source!r}, which the server loaded"
+                f"{member.address} serves {known.name} with another tokenizer than the local one; "
+                f"use the tokenizer of {known.source!r}, which the server loaded"
             )
         member.model = known.name
 
 
 def served_model(url: str, *, model: str | None = None, api_key: str | None = None) -> ServedModel:
-    """Which model a vLLM server serves; the first of several, or the one named `model`.
+    """The model that a vLLM server serves: the first one, or the one named `model`.
 
-    Raises `ConfigError` when no vLLM server answers there, or when it has no such model. It runs an
-    event loop of its own, so call it where none is running.
+    Raises `ConfigError` if no vLLM server responds, or if it does not serve the model. Do not call
+    it from a running event loop: it runs its own.
     """
 
     async def ask() -> ServedModel:
@@ -564,11 +568,11 @@ def served_engine(
     api_key: str | None = None,
     settings: ServerSettings | None = None,
 ) -> ServedEngine:
-    """An engine that samples from what one or several running vLLM servers serve.
+    """Make an engine that samples from running vLLM servers.
 
-    `tokenizer` is the model's, and is compared with the servers'; `max_tokens` the most of a
-    conversation. Raises `ConfigError` when no vLLM server answers there, or it does not fit. Like
-    `served_model`, call it where no event loop runs; the engine belongs to the loop that uses it.
+    `tokenizer` must equal the servers' tokenizer. `max_tokens` is the maximum per conversation.
+    Raises `ConfigError` if a server does not respond or does not match. Do not call it from a
+    running event loop; the engine is bound to the loop that first uses it.
     """
     urls = [url] if isinstance(url, str) else list(url)
     addresses = [_address(each, api_key) for each in urls]
@@ -590,15 +594,16 @@ async def _served(wire: VLLMWire, address: str, wanted: str | None) -> ServedMod
         cards = (await wire.call(address, "/v1/models"))["data"]
     except BadRequest as error:
         raise ConfigError(
-            f"{address} is no vLLM server that lets us in: {error}. A server with --api-key needs "
-            "that key; an endpoint that is no vLLM plays as policy openai:MODEL@URL"
+            f"{address} is not a vLLM server, or rejects the API key: {error}. Pass the key of a "
+            "server with --api-key; for other endpoints use the policy openai:MODEL@URL"
         ) from error
     card = next((card for card in cards if wanted in (None, card["id"])), None)
     if card is None:
         raise ConfigError(
-            f"{address} serves no model {wanted!r}, but {', '.join(card['id'] for card in cards)}"
+            f"{address} does not serve the model {wanted!r}; choose from "
+            f"{', '.join(card['id'] for card in cards)}"
         )
-    # An adapter's card names the model that it adapts, which has the tokenizer and the length.
+    # An adapter's card names its base model, which has the tokenizer and the length.
     base = next((other for other in cards if other["id"] == card.get("parent")), card)
     return ServedModel(card["id"], base["root"], base["max_model_len"])
 
@@ -610,21 +615,21 @@ def _address(url: str, api_key: str | None) -> str:
 
 def _nobody(error: Unreachable) -> ConfigError:
     return ConfigError(
-        f"no vLLM server answers: {error}. Start one with `vllm serve MODEL`, or check the address"
+        f"no vLLM server responds: {error}. Start one with `vllm serve MODEL`, or check the address"
     )
 
 
 def make_engine(
     settings: ServerSettings, model: Any, *, pad_id: int, max_tokens: int, dtype: str | None
 ) -> VLLMServerEngine:
-    """The engine of a config, with the servers that it names or one that is started here."""
+    """The engine for settings, with their servers or a local server that it starts."""
     several = distributed.is_available() and distributed.is_initialized()
     if settings.servers:
         members = [Member(address.rstrip("/")) for address in settings.servers]
     elif several and distributed.get_world_size() > 1:
         raise ConfigError(
-            f"{distributed.get_world_size()} processes share their vLLM servers; start servers and "
-            "name them: engine_args: {servers: [http://host:8000]} (docs/engines.md)"
+            f"{distributed.get_world_size()} processes need shared vLLM servers; start servers and "
+            "set engine_args: {servers: [http://host:8000]} (docs/engines.md)"
         )
     else:
         from agentgym_train.engines.vllm_process import launch_for

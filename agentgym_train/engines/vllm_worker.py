@@ -1,8 +1,8 @@
-"""Runs inside vLLM's workers: replaces weights in place.
+"""Worker extension for vLLM that replaces weights in place.
 
 A server loads it with `--worker-extension-cls agentgym_train.engines.vllm_worker.WeightReader`.
-To import it makes the weights of a CPU build updatable, so it must be imported before a model is
-loaded; vLLM does so.
+Importing this module makes the weights of a CPU build updatable. It must be imported before a model
+is loaded, which vLLM does.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ except ModuleNotFoundError as error:
 
 
 class WeightReader:
-    """Methods that vLLM adds to its worker, where `self.model_runner` is its own."""
+    """Methods that vLLM adds to its worker; `self.model_runner` is the worker's."""
 
     model_runner: Any
 
     def read_weights(self, path: str) -> int:
-        """Load the weights of a safetensors file; how many there were."""
+        """Load the weights of a safetensors file and return their number."""
         return self.take_weights(load_file(path))
 
     def take_weights(self, weights: Mapping[str, Tensor]) -> int:
-        """Load weights under a checkpoint's names; how many there were."""
+        """Load weights with the names of a checkpoint and return their number."""
         with torch.no_grad():
             self.model_runner.model.load_weights(iter(weights.items()))
         return len(weights)
@@ -47,6 +47,6 @@ def _plain_linear(layer: Any, remove_weight: bool) -> None:
 
 
 if current_platform.is_cpu():
-    # vLLM packs a linear layer's weight for the CPU and drops the original, so that new weights
-    # find nothing to go into; its own reload packs again but leaves tied weights as they were.
+    # vLLM packs a linear layer's weight for the CPU and drops the original, so new weights cannot
+    # be loaded; its own reload packs again but does not update tied weights.
     vllm_layers.dispatch_cpu_unquantized_gemm = _plain_linear

@@ -1,4 +1,4 @@
-"""Evaluates a policy on a split at one fixed horizon, with fixed seeds."""
+"""Evaluates policies on a split at one fixed horizon, with fixed seeds."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
 
 
 def starts_of(tasks: TaskSet, ids: Sequence[str], samples: int, seed: int) -> list[EpisodeSpec]:
-    """`samples` episodes of each task. Its worlds depend on seed, task and sample alone."""
+    """`samples` episodes per task. The seed of each depends on seed, task and sample alone."""
     return [
         EpisodeSpec(
             task=task,
@@ -162,10 +162,10 @@ def evaluate(
     processes: int = 1,
     gathered: Callable[[list[Trajectory]], list[list[Trajectory]]] = lambda own: [own],
 ) -> tuple[EvalReport, list[Trajectory]]:
-    """Play the split and sum it up; raises `ConfigError` when every episode was lost.
+    """Play the split and summarize it; raises `ConfigError` if every episode was lost.
 
-    With a console it shows how far it is. Of several processes each plays its share, and `gathered`
-    gives each the shares of all.
+    With a console it shows its progress. Each of several processes plays a share, and `gathered`
+    returns the shares of all of them.
     """
     every = eval_starts(rollout_runner.tasks, split, samples, seed, limit, per_category)
     starts = every[rank::processes]
@@ -175,7 +175,7 @@ def evaluate(
             if progress.console.is_terminal
             else ""
         )
-        bar = progress.add_task(label, total=len(starts), figures=live)
+        bar = progress.add_task(label, total=len(starts), status=live)
         played = rollout_runner.collect(
             new_actor,
             starts,
@@ -186,14 +186,14 @@ def evaluate(
         shares = gathered(played)
         trajectories = [shares[i % processes][i // processes] for i in range(len(every))]
         report = summarize(trajectories, split=split, samples=samples, seed=seed)
-        progress.update(bar, figures=f"success {report.success:.2f}")
+        progress.update(bar, status=f"success {report.success:.2f}")
     return report, trajectories
 
 
 def summarize(
     trajectories: Sequence[Trajectory], *, split: str, samples: int, seed: int
 ) -> EvalReport:
-    """The figures of played episodes; raises `ConfigError` when every one was lost."""
+    """The report of played episodes; raises `ConfigError` if every episode was lost."""
     first = trajectories[0] if trajectories else None
     return report_of(
         [figures_of(trajectory) for trajectory in trajectories],
@@ -221,33 +221,35 @@ class PolicyPlan:
     """One policy of an evaluation."""
 
     label: str
-    """What tables call it."""
+    """Its name in tables."""
     policy: str
     file: str
     """Its episodes are in `trajectories/FILE.jsonl`."""
     weights: str = ""
-    """Of a model's folder: a digest that changes when it is trained on."""
+    """The digest of a model's folder, which changes when the model is trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """Everything that the figures depend on."""
+    """Everything that the results depend on."""
 
     env: str
     env_kwargs: Mapping[str, Any]
     env_version: str
-    """Of the package that serves it."""
+    """Version of the package that serves it."""
     split: str
     tasks: Sequence[str]
     samples: int
     horizon: int
     seed: int
     policy: PolicyConfig
-    """How all policies act; each has its own model."""
+    """The settings of all policies; each has its own model."""
     policies: Sequence[PolicyPlan] = field(default_factory=tuple)
+    wrappers: Sequence[str] = ()
+    """Gymnasium wrappers of the environment, innermost first."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as they come out of JSON."""
+        """Plain values, as JSON returns them."""
         values = asdict(self)
         policy = values.pop("policy")
         policy["dtype"] = policy.pop("compute_dtype") or "auto"
@@ -256,7 +258,7 @@ class EvalPlan:
         return plain
 
     def folder(self) -> Path:
-        """Where an evaluation goes whose user names no folder: another plan, another folder."""
+        """The default folder of an evaluation; each plan has its own."""
         whole = json.dumps(self.as_dict(), sort_keys=True).encode()
         world = _file_name(self.env.rpartition("/")[2].rpartition(":")[2])
         digest = hashlib.blake2b(whole, digest_size=5).hexdigest()
@@ -264,12 +266,12 @@ class EvalPlan:
 
 
 def policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, ...]:
-    """Policies with a file each; raises `ConfigError` where two have one label."""
+    """Policies with a file each; raises `ConfigError` if two have the same label."""
     plans: list[PolicyPlan] = []
     for label, name in named:
         if any(plan.label == label for plan in plans):
             raise ConfigError(
-                f"two policies are called {label!r}; give one a label: --policy LABEL={name}"
+                f"two policies have the label {label!r}; set another one: --policy LABEL={name}"
             )
         file = base = _file_name(label)
         number = 2
@@ -282,9 +284,9 @@ def policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, .
 
 @contextlib.contextmanager
 def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[RunStore]:
-    """The store of this evaluation, new or begun before; nobody else may write to it meanwhile.
+    """The store of this evaluation, new or existing, locked for other processes.
 
-    Raises `ConfigError` where the folder holds anything else. `fresh` moves what it holds aside.
+    Raises `ConfigError` if the folder contains anything else. `fresh` moves its content aside.
     """
     with folder_lock(path, "--out"):
         if fresh and not is_unused(path):
@@ -293,9 +295,7 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
             store = RunStore.open(path)
             _check_same(store, plan)
         elif not is_unused(path):
-            raise ConfigError(
-                f"{path} holds something else than an evaluation; name another folder"
-            )
+            raise ConfigError(f"{path} contains no evaluation; choose another folder")
         else:
             (path / "trajectories").mkdir()
             store = RunStore(path)
@@ -304,18 +304,18 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
 
 
 def read_plan(store: RunStore) -> dict[str, Any]:
-    """What fixed the evaluation of a store; raises `ConfigError` where there was none."""
+    """The plan of a stored evaluation; raises `ConfigError` if there is none."""
     run = store.read_json("run.json") or {}
     if run.get("kind") != KIND:
-        raise ConfigError(f"{store.path} holds a run and no evaluation; name another folder")
+        raise ConfigError(f"{store.path} contains a run and no evaluation; choose another folder")
     found: dict[str, Any] = run[KIND]
     return found
 
 
 def folder_digest(folder: Path) -> str:
-    """A digest of a model's folder by samples of its files; empty where there is no such folder.
+    """A digest of samples of a model's files; empty if the folder does not exist.
 
-    Training changes nearly every weight, so blocks spread over a file tell as much as all of it.
+    Training changes nearly every weight, so blocks spread over a file suffice.
     """
     if not folder.is_dir():
         return ""
@@ -336,16 +336,21 @@ def folder_digest(folder: Path) -> str:
 
 def _check_same(store: RunStore, plan: EvalPlan) -> None:
     now = plan.as_dict()
-    # Evaluations of earlier versions do not have these.
-    before = {"chat_template_kwargs": {}, "keep_reasoning": False, **read_plan(store)}
+    # Evaluations of earlier versions lack these keys.
+    before = {
+        "chat_template_kwargs": {},
+        "keep_reasoning": False,
+        "wrappers": [],
+        **read_plan(store),
+    }
     other = [name for name in now if before.get(name) != now[name]]
     if other:
         raise ConfigError(
-            f"{store.path} holds another evaluation: "
+            f"{store.path} contains another evaluation: "
             + "; ".join(
                 f"{n} is {_short(before.get(n))} there, {_short(now[n])} here" for n in other
             )
-            + ". Name another folder by --out, or move this one aside by --fresh"
+            + ". Choose another folder with --out, or move this one aside with --fresh"
         )
 
 
@@ -364,7 +369,7 @@ def _facts(plan: EvalPlan) -> dict[str, Any]:
 
 
 def _file_name(text: str) -> str:
-    """A text as a file's name: short, and of letters, digits and a few signs."""
+    """A text as a file name: short, with letters, digits and a few other characters."""
     return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")[:60] or "policy"
 
 
@@ -373,25 +378,23 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-_AT_ONCE: Final = 4096
+_CHUNK: Final = 4096
+"""Episodes per call of the runner, which keeps their trajectories in memory until the last ends."""
 
-"""Episodes that are handed over at once: all of their trajectories are in memory until the last."""
-
-Who = Callable[[], AbstractContextManager[ActorFactory]]
-
-"""Loads a policy; called only if there is something left to play."""
+LoadActors = Callable[[], AbstractContextManager[ActorFactory]]
+"""Loads a policy; called only if there are episodes left to play."""
 
 
 @dataclass(slots=True)
-class Kept:
-    """What a file of episodes holds of an evaluation."""
+class StoredEpisodes:
+    """The episodes of an evaluation that a file contains."""
 
     episodes: dict[tuple[str, int], EpisodeFigures] = field(default_factory=dict)
-    """By task and seed; of an episode that was lost and played again, the one that was not lost."""
+    """By task and seed; a lost episode that was played again counts once, as not lost."""
     broken: list[BrokenLine] = field(default_factory=list)
 
     def add(self, trajectory: Trajectory) -> None:
-        """Take in an episode."""
+        """Add an episode."""
         figures = figures_of(trajectory)
         key = figures.task, figures.seed
         if key not in self.episodes or not self.episodes[key].counts:
@@ -403,22 +406,22 @@ class Kept:
         return found is not None and found.counts
 
 
-def kept_in(store: RunStore, file: str) -> Kept:
-    """What `trajectories/FILE.jsonl` holds; a line that was cut off is no episode."""
-    kept = Kept()
+def read_stored(store: RunStore, file: str) -> StoredEpisodes:
+    """The episodes of `trajectories/FILE.jsonl`; an incomplete line is not an episode."""
+    stored = StoredEpisodes()
     for _, row in each_line(store.path / "trajectories" / f"{file}.jsonl", Trajectory):
         if isinstance(row, BrokenLine):
-            kept.broken.append(row)
+            stored.broken.append(row)
         else:
-            kept.add(row)
-    return kept
+            stored.add(row)
+    return stored
 
 
 def play_rest(
     store: RunStore,
     file: str,
     rollout_runner: RolloutRunner,
-    who: Who,
+    load_actors: LoadActors,
     starts: Sequence[EpisodeSpec],
     *,
     horizon: int,
@@ -426,51 +429,53 @@ def play_rest(
     console: Console,
     label: str,
 ) -> list[EpisodeFigures]:
-    """The figures of every start: those in the store, and the rest, which are played and kept.
+    """The figures of every start: play the missing episodes and store them.
 
-    An episode is in the store once it is over; whatever ends the process loses those under way.
-    Lost ones are played again.
+    An episode is stored when it ends; if the process is killed, only running episodes are lost.
+    Lost episodes are played again.
     """
-    kept = kept_in(store, file)
-    left = [start for start in starts if not kept.finished(start)]
-    _tell(console, label, kept, len(starts) - len(left), len(starts))
+    stored = read_stored(store, file)
+    left = [start for start in starts if not stored.finished(start)]
+    _show_stored(console, label, stored, len(starts) - len(left), len(starts))
     if left:
-        with who() as new_actor, progress_bar(console) as progress:
+        with load_actors() as new_actor, progress_bar(console) as progress:
             live = (
                 ConcurrencyText(rollout_runner.concurrency_limits)
                 if progress.console.is_terminal
                 else ""
             )
             bar = progress.add_task(
-                escape(one_line(label, 40)), total=len(starts), figures=live,
+                escape(one_line(label, 40)), total=len(starts), status=live,
                 completed=len(starts) - len(left),
             )  # fmt: skip
 
             def keep(trajectory: Trajectory) -> None:
                 store.append_trajectories(file, [trajectory])
-                kept.add(trajectory)
+                stored.add(trajectory)
                 progress.advance(bar)
 
-            for first in range(0, len(left), _AT_ONCE):
+            for first in range(0, len(left), _CHUNK):
                 rollout_runner.collect(
                     new_actor,
-                    left[first : first + _AT_ONCE],
+                    left[first : first + _CHUNK],
                     horizon,
                     instruction=instruction,
                     on_episode=keep,
                 )
-            progress.update(bar, figures="")
-    return [kept.episodes[start.task, start.seed] for start in starts]
+            progress.update(bar, status="")
+    return [stored.episodes[start.task, start.seed] for start in starts]
 
 
-def _tell(console: Console, label: str, kept: Kept, found: int, wanted: int) -> None:
-    for line in kept.broken:
-        said = f"{line.path}, line {line.line} cannot be read ({line.reason}) and is no episode."
-        console.print(Text(one_line(said), "yellow"), soft_wrap=True)
-    if found or kept.broken:
-        rest = f"; {wanted - found} are played now" if found < wanted else ""
-        said = f"{one_line(label)}: {found} of {wanted} episodes are there already{rest}."
-        console.print(Text(said), soft_wrap=True)
+def _show_stored(
+    console: Console, label: str, stored: StoredEpisodes, found: int, requested: int
+) -> None:
+    for line in stored.broken:
+        text = f"{line.path}, line {line.line} cannot be read ({line.reason}) and is ignored."
+        console.print(Text(one_line(text), "yellow"), soft_wrap=True)
+    if found or stored.broken:
+        now = f"; {requested - found} are played now" if found < requested else ""
+        text = f"{one_line(label)}: {found} of {requested} episodes are stored already{now}."
+        console.print(Text(text), soft_wrap=True)
 
 
 def play_policies(
@@ -480,7 +485,7 @@ def play_policies(
     specs: Mapping[str, PolicySpec],
     console: Console,
 ) -> dict[str, list[EpisodeFigures]]:
-    """Label -> episodes, of one policy after another: two models need not fit into memory."""
+    """Label -> episodes. Policies play one after another, so only one model is in memory."""
     env_instruction = rollout_runner.card.instruction
     starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed)
     return {

@@ -17,22 +17,18 @@ from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.trajectory import Trajectory
 
 RESAMPLES: Final = 2000
-
 """Of a bootstrap."""
 
 FLIPS: Final = 10_000
+"""Maximum number of sign patterns of a permutation test."""
 
-"""Random sign patterns of a permutation test; all of them where there are no more."""
-
-_AT_ONCE: Final = 2_000_000
-
-"""Numbers that are drawn at once, so that 50,000 tasks need no gigabyte."""
+_CHUNK: Final = 2_000_000
+"""Numbers drawn per chunk, which limits the memory for many tasks."""
 
 Interval = tuple[float, float]
 
 Values = Sequence[Sequence[float]]
-
-"""Of each task, one value a sample; a task has at least one."""
+"""For each task, one value per sample; a task has at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +37,9 @@ class Comparison:
 
     effect: float
     interval: Interval | None
-    """95 % of the effect, resampling tasks; None for a single task."""
+    """95 % interval of the effect, resampling tasks; None for a single task."""
     p: float
-    """Of the effect, where the two do not differ; two-sided."""
+    """Two-sided p-value under the hypothesis that the two do not differ."""
     tasks: int
     better: int
     """Tasks on which A's mean is above B's."""
@@ -51,24 +47,24 @@ class Comparison:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that of `k` samples one succeeds, from `n` of which `c` did; 1 <= k <= n.
+    """The probability that one of `k` samples succeeds, if `c` of `n` did; 1 <= k <= n.
 
     Unbiased: 1 - C(n-c, k) / C(n, k) (Chen et al., arXiv:2107.03374, equation 1).
     """
     if not 1 <= k <= n or not 0 <= c <= n:
-        raise ValueError(f"pass@k wants 1 <= k <= n and 0 <= c <= n, got n={n}, c={c}, k={k}")
+        raise ValueError(f"pass@k requires 1 <= k <= n and 0 <= c <= n, got n={n}, c={c}, k={k}")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def mean_of_means(values: Values) -> float:
-    """The mean over tasks of each task's mean: avg@k, where a value says whether it succeeded."""
+    """The mean over tasks of each task's mean; for successes this is avg@k."""
     return float(np.mean([np.mean(task) for task in values]))
 
 
 def bootstrap_interval(values: Values, seed: int) -> Interval | None:
-    """95 % of the mean of all values when tasks are drawn anew (percentile bootstrap, Efron 1979).
+    """95 % interval of the mean of all values, resampling tasks (percentile bootstrap, Efron 1979).
 
-    None for fewer than two tasks, of which nothing is to be learned about others.
+    None for fewer than two tasks, which do not show how tasks vary.
     """
     if len(values) < 2:
         return None
@@ -80,10 +76,10 @@ def bootstrap_interval(values: Values, seed: int) -> Interval | None:
 
 
 def rate_interval(values: Values, seed: int) -> Interval | None:
-    """`bootstrap_interval` of values from 0 to 1, with a width where all of them are 0 or all 1.
+    """`bootstrap_interval` of values from 0 to 1, with a width if all of them are 0 or all 1.
 
-    There every resample is the same, which says nothing; the limit is then the exact one of a
-    binomial of as many tasks (Clopper and Pearson 1934), as if each had a single sample.
+    Every resample is the same in that case; the limit is then the exact one of a binomial with as
+    many tasks (Clopper and Pearson 1934), as if each had a single sample.
     """
     each = {value for task in values for value in task}
     if len(values) < 2 or each not in ({0.0}, {1.0}):
@@ -93,16 +89,18 @@ def rate_interval(values: Values, seed: int) -> Interval | None:
 
 
 def compare_values(first: Values, second: Values, seed: int) -> Comparison:
-    """Task for task: `first[i]` and `second[i]` are of one task.
+    """A paired comparison: `first[i]` and `second[i]` are of the same task.
 
-    The p-value is of a permutation test: if the policies do not differ, which of them a task's
-    difference speaks for is a coin's toss, so its sign is tossed again, for all tasks (Fisher 1935;
-    for such tables, Smucker, Allan and Carterette 2007). All 2^m sign patterns are counted where
-    there are at most `FLIPS`, else so many random ones, with the observed one among them (Phipson
-    and Smyth 2010): p is never 0.
+    The p-value is that of a permutation test: if the policies do not differ, the sign of a task's
+    difference is random, so signs are drawn again for all tasks (Fisher 1935; for such tables,
+    Smucker, Allan and Carterette 2007). All 2^m sign patterns are counted if there are at most
+    `FLIPS`, otherwise so many random ones, including the observed one (Phipson and Smyth 2010): p
+    is never 0.
     """
     if len(first) != len(second) or not first:
-        raise ValueError(f"as many tasks each, and one at least: {len(first)} and {len(second)}")
+        raise ValueError(
+            f"the same number of tasks is required, at least one: {len(first)} and {len(second)}"
+        )
     differences = np.array(
         [np.mean(a) - np.mean(b) for a, b in zip(first, second, strict=True)]
     )  # (tasks,)
@@ -117,9 +115,9 @@ def compare_values(first: Values, second: Values, seed: int) -> Comparison:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values of several comparisons, each so that one below 0.05 may be called significant.
+    """The corrected p-values of several comparisons, so that one below 0.05 is significant.
 
-    Step-down (Holm 1979): the chance of any false claim among them stays below 0.05.
+    Step-down (Holm 1979): the probability of any false claim among them stays below 0.05.
     """
     adjusted = [0.0] * len(p_values)
     reached = 0.0
@@ -130,10 +128,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _sign_flip_p(differences: NDArray[np.float64], seed: int) -> float:
-    moved = differences[differences != 0]  # (m,): a task without a difference has no sign
+    moved = differences[differences != 0]  # (m,); a task without a difference has no sign
     if not len(moved):
         return 1.0
-    # Sums that only rounding keeps apart are as extreme as one another.
+    # Sums that differ only by rounding count as equally extreme.
     observed = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
     if 2 ** len(moved) <= FLIPS:
         patterns = np.arange(2 ** len(moved))[:, None] >> np.arange(len(moved)) & 1  # (2^m, m)
@@ -153,17 +151,17 @@ def _draws(tasks: int, seed: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _chunks(rows: int, width: int) -> list[int]:
-    most = max(1, _AT_ONCE // width)
+    most = max(1, _CHUNK // width)
     return [min(most, rows - start) for start in range(0, rows, most)]
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFigures:
-    """What a report needs to know of one episode; thousands of them fit into memory."""
+    """The values of an episode that a report needs, without its texts and tokens."""
 
     task: str
     seed: int
-    """With the task, it names the episode: policies are compared on the same of both."""
+    """With the task, it identifies the episode: policies are compared on the same episodes."""
     policy: str
     category: str | None
     outcome: str
@@ -174,14 +172,14 @@ class EpisodeFigures:
     tokens: int
     """Sampled by the policy."""
     invalid: tuple[int, int] | None
-    """(actions that were none, actions); None where the world does not tell."""
+    """(invalid actions, actions); None if the world does not report it."""
     usage: Mapping[str, int] = field(default_factory=dict)
-    """By an endpoint's own count."""
+    """As counted by an endpoint."""
     error: str | None = None
 
     @property
     def counts(self) -> bool:
-        """Whether it is in the means; else it was lost through no fault of the policy."""
+        """Whether it is included in means; otherwise it was lost for reasons outside the policy."""
         return teaches(self.outcome)
 
 
@@ -202,22 +200,22 @@ class CategoryReport:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """What an evaluation found. Lost episodes are in no mean; they are counted apart.
+    """The results of an evaluation. Lost episodes are excluded from means and counted separately.
 
-    Every interval is of 95 % and resamples tasks; it is None for fewer than two of them.
+    Every interval is a 95 % interval over tasks; it is None for fewer than two tasks.
     """
 
     policy: str
     env: str
     split: str
     horizon: int
-    """Most turns of every episode."""
+    """Maximum turns per episode."""
     seed: int
     tasks: int
     samples: int
-    """Episodes a task."""
+    """Episodes per task."""
     episodes: int
-    """Episodes the means are over."""
+    """Episodes included in the means."""
     lost: int
     success: float
     """Share of the episodes that succeeded."""
@@ -225,26 +223,26 @@ class EvalReport:
     reward: float
     turns: float
     sampled_tokens: int
-    """Of all episodes together."""
+    """In all episodes."""
     outcomes: dict[str, int]
     categories: dict[str, CategoryReport]
     avg_at_k: float = 0.0
     """The mean over tasks of the share of a task's samples that succeeded."""
     pass_at_k: list[float] = field(default_factory=list)
-    """For k = 1, 2, ...: the mean over tasks of `estimators.pass_at_k`. A task that lost so many
-    samples that it has fewer than k is left out of that mean."""
+    """For k = 1, 2, ...: the mean over tasks of `pass_at_k`. A task with fewer than k samples,
+    because others were lost, is excluded."""
     pass_at_k_intervals: list[Interval | None] = field(default_factory=list)
     score: float = 0.0
     """Mean of the world's own score."""
     score_interval: Interval | None = None
     turns_interval: Interval | None = None
     tokens: float = 0.0
-    """Sampled tokens an episode."""
+    """Sampled tokens per episode."""
     invalid_actions: float | None = None
-    """Share of the actions that were none: no action in the policy's text, or one that the world
-    did not understand or refused. None where the world does not tell."""
+    """Share of invalid actions: no action in the response, or one that the world does not
+    understand or rejects. None if the world does not report it."""
     usage: dict[str, int] = field(default_factory=dict)
-    """By an endpoint's own count, of all finished episodes together."""
+    """As counted by an endpoint, in all finished episodes."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -252,7 +250,7 @@ class EvalReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EvalReport:
-        """The report that `as_dict` gave."""
+        """The report that `as_dict` returned."""
         return msgspec.convert(dict(values), cls)
 
 
@@ -285,44 +283,44 @@ def report_of(
     samples: int,
     seed: int,
 ) -> EvalReport:
-    """The report of one policy's episodes; raises `ConfigError` when every one was lost."""
-    kept = [episode for episode in episodes if episode.counts]
-    if not kept:
+    """The report of one policy's episodes; raises `ConfigError` if every one was lost."""
+    counted = [episode for episode in episodes if episode.counts]
+    if not counted:
         error = next((episode.error for episode in episodes), "nothing was played")
-        raise ConfigError(f"all {len(episodes)} episodes were lost; the first to: {error}")
+        raise ConfigError(f"all {len(episodes)} episodes were lost; the first error: {error}")
     by_category: dict[str, list[EpisodeFigures]] = {}
-    for episode in kept:
+    for episode in counted:
         by_category.setdefault(episode.category or "all", []).append(episode)
-    successes = _by_task(kept, "success")
+    successes = _by_task(counted, "success")
     passes, intervals = _pass_at_k(successes, seed)
     usage = Counter[str]()
     for episode in episodes:
         usage.update(episode.usage)
     return EvalReport(
-        policy=kept[0].policy,
+        policy=counted[0].policy,
         env=env,
         split=split,
         horizon=horizon,
         seed=seed,
         tasks=len(successes),
         samples=samples,
-        episodes=len(kept),
-        lost=len(episodes) - len(kept),
-        success=fmean(e.success for e in kept),
+        episodes=len(counted),
+        lost=len(episodes) - len(counted),
+        success=fmean(e.success for e in counted),
         success_interval=rate_interval(successes, seed),
-        reward=fmean(e.reward for e in kept),
-        turns=fmean(e.turns for e in kept),
-        sampled_tokens=sum(e.tokens for e in kept),
+        reward=fmean(e.reward for e in counted),
+        turns=fmean(e.turns for e in counted),
+        sampled_tokens=sum(e.tokens for e in counted),
         outcomes=dict(sorted(Counter(e.outcome for e in episodes).items())),
         categories={name: _category(part, seed) for name, part in sorted(by_category.items())},
         avg_at_k=mean_of_means(successes),
         pass_at_k=passes,
         pass_at_k_intervals=intervals,
-        score=fmean(e.score for e in kept),
-        score_interval=bootstrap_interval(_by_task(kept, "score"), seed),
-        turns_interval=bootstrap_interval(_by_task(kept, "turns"), seed),
-        tokens=fmean(e.tokens for e in kept),
-        invalid_actions=_invalid_rate(kept),
+        score=fmean(e.score for e in counted),
+        score_interval=bootstrap_interval(_by_task(counted, "score"), seed),
+        turns_interval=bootstrap_interval(_by_task(counted, "turns"), seed),
+        tokens=fmean(e.tokens for e in counted),
+        invalid_actions=_invalid_rate(counted),
         usage=dict(sorted(usage.items())),
     )
 
@@ -333,14 +331,14 @@ def compare(
     seed: int,
     figure: str = "success",
 ) -> Comparison:
-    """The first policy against the second by `success` or `score`, on the episodes both played.
+    """Compare two policies by `success` or `score`, on the episodes that both finished.
 
-    Raises `ConfigError` where they share none.
+    Raises `ConfigError` if there is none.
     """
     found = {(e.task, e.seed): e for e in second if e.counts}
     pairs = [(e, found[e.task, e.seed]) for e in first if e.counts and (e.task, e.seed) in found]
     if not pairs:
-        raise ConfigError("the two policies share no episode that both finished")
+        raise ConfigError("the two policies have no common finished episode")
     ours = _by_task([a for a, _ in pairs], figure)
     theirs = _by_task([b for _, b in pairs], figure)
     return compare_values(ours, theirs, seed)
@@ -383,10 +381,10 @@ def _invalid(trajectory: Trajectory) -> tuple[int, int] | None:
     if not all("invalid_action" in info for info in reached):
         return None
     # A text without an action never reached the world, whose infos count turns.
-    told = [
+    invalid = [
         turn.info["invalid_action"] for turn in trajectory.turns if "invalid_action" in turn.info
     ]
-    return sum(map(bool, told)), len(told)
+    return sum(map(bool, invalid)), len(invalid)
 
 
 def _invalid_rate(episodes: Iterable[EpisodeFigures]) -> float | None:

@@ -65,34 +65,30 @@ _FIGURES: Final[dict[str, tuple[PaperFigure, ...]]] = {
 
 
 def paper_figures(env_id: str) -> tuple[PaperFigure, ...]:
-    """The paper's figures of a world; none where it has none."""
+    """The paper's results in a world, if it has any."""
     return _FIGURES.get(env_id, ())
 
 
-MOST_CATEGORIES: Final = 40
-
-"""More than these are too many bars; only the whole is shown then."""
+MAX_CATEGORIES: Final = 40
+"""With more categories, the chart shows only the total."""
 
 _COLORS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#6b6b6b")
-
-"""Okabe and Ito's, which colour-blind readers tell apart."""
+"""The palette of Okabe and Ito, for colour-blind readers."""
 
 _LINES: Final = (("#222222", "--"), ("#222222", ":"), ("#777777", "-."))
 
 
 def bar_chart(reports: Mapping[str, EvalReport], path: Path) -> None:
-    """Success over all and by category, a bar a policy, as PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    """Success in total and by category, with one bar per policy, as PNG."""
+    from matplotlib.figure import Figure
 
     first = next(iter(reports.values()))
     names = [name for name in first.categories if name != "all"]
-    groups = ["all", *(names if len(names) <= MOST_CATEGORIES else [])]
+    groups = ["all", *(names if len(names) <= MAX_CATEGORIES else [])]
     thick = 0.8 / len(reports)
     height = 1.8 + len(groups) * max(0.45, 0.22 * len(reports))
-    figure, axis = plt.subplots(figsize=(8, height), layout="constrained")
+    figure = Figure(figsize=(8, height), layout="constrained")
+    axis = figure.subplots()
     for number, (label, report) in enumerate(reports.items()):
         parts: dict[str, EvalReport | CategoryReport] = {**report.categories, "all": report}
         there = [(row, parts[name]) for row, name in enumerate(groups) if name in parts]
@@ -115,10 +111,9 @@ def bar_chart(reports: Mapping[str, EvalReport], path: Path) -> None:
     axis.grid(axis="x", alpha=0.25)
     figure.legend(loc="outside lower left", frameon=False, ncols=2, fontsize="small")
     with warnings.catch_warnings():
-        # A name may be in a script that the font has not; a box is drawn then.
+        # A name may be in a script that the font lacks, which draws boxes instead.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _reference_lines(axis: Any, env: str, groups: list[str]) -> None:
@@ -128,7 +123,7 @@ def _reference_lines(axis: Any, env: str, groups: list[str]) -> None:
         places = {"all": paper.success, **paper.categories}
         for row, name in enumerate(groups):
             if name in places:
-                # Of each group its own: what the paper says of the whole says nothing of a part.
+                # Each group has its own line: the paper's total does not apply to a category.
                 axis.plot(
                     [places[name]] * 2, [row - 0.46, row + 0.46], dashes, color=color,
                     linewidth=1.6, label=label if name == "all" else None,
@@ -136,7 +131,7 @@ def _reference_lines(axis: Any, env: str, groups: list[str]) -> None:
 
 
 def _whiskers(parts: list[EvalReport | CategoryReport]) -> list[list[float]]:
-    """(below, above) of each bar; none where there is no interval."""
+    """(below, above) of each bar; zero without an interval."""
     below, above = [], []
     for part in parts:
         low, high = part.success_interval or (part.success, part.success)
@@ -146,7 +141,7 @@ def _whiskers(parts: list[EvalReport | CategoryReport]) -> list[list[float]]:
 
 
 def _plain(text: str) -> str:
-    """Text in which Matplotlib finds no formula; a leading underscore would hide it."""
+    """Text that Matplotlib does not read as a formula; a leading underscore would hide it."""
     shown = one_line(text, 60).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
@@ -162,7 +157,7 @@ _CSV_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """One policy against another by one figure."""
+    """One policy against another by one metric."""
 
     policy: str
     baseline: str
@@ -209,7 +204,7 @@ class Grid:
         return table
 
     def as_markdown(self) -> str:
-        """For a page; what a cell holds is text there too."""
+        """For a page; cells are escaped."""
         rules = ["---"] + ["---:"] * (len(self.header) - 1)
         rows = [*self.rows, *([self.footer] if self.footer is not None else [])]
         lines = [_markdown_row(self.header), f"|{'|'.join(rules)}|", *map(_markdown_row, rows)]
@@ -217,7 +212,7 @@ class Grid:
 
 
 def policy_grid(reports: Reports) -> Grid:
-    """A row a policy: what it reached over all tasks, in those columns that tell something."""
+    """One row per policy: its results over all tasks, without columns that are all the same."""
     shown = next(iter(reports.values()))
     columns: dict[str, Callable[[EvalReport], str]] = {
         "success": lambda r: with_interval(r.success, r.success_interval)
@@ -240,7 +235,7 @@ def policy_grid(reports: Reports) -> Grid:
 
 
 def category_grid(reports: Reports, title: str | None = None) -> Grid:
-    """A row a category: success and mean turns, a pair of columns a report."""
+    """One row per category: success and mean turns, two columns per report."""
     shown = list(reports.values())[-1]
     header = ["", "episodes"]
     for name in reports:
@@ -260,7 +255,7 @@ def category_grid(reports: Reports, title: str | None = None) -> Grid:
 
 
 def versus_grid(comparisons: Sequence[Versus]) -> Grid:
-    """A row a comparison; those by score only where score and success part."""
+    """One row per comparison; those by score only if score and success differ."""
     by_success = [each for each in comparisons if each.figure == "success"]
     by_score = [each for each in comparisons if each.figure == "score"]
     same = [each.found for each in by_success] == [each.found for each in by_score]
@@ -286,7 +281,7 @@ def versus_grid(comparisons: Sequence[Versus]) -> Grid:
 
 
 def paper_grid(env: str) -> Grid | None:
-    """The paper's figures of a world, if it has any."""
+    """The paper's results in a world, if it has any."""
     figures = paper_figures(env)
     if not figures:
         return None
@@ -295,7 +290,7 @@ def paper_grid(env: str) -> Grid | None:
 
 
 def as_csv(reports: Reports) -> str:
-    """A line a policy and category; the category of a whole report is empty."""
+    """One line per policy and category; the category of a total is empty."""
     most = max(len(report.pass_at_k) for report in reports.values())
     passes = [f"pass_at_{k}" for k in range(1, most + 1)]
     out = io.StringIO()
@@ -313,7 +308,7 @@ def as_csv(reports: Reports) -> str:
 
 
 def with_interval(value: float, interval: Interval | None) -> str:
-    """A figure and how sure it is."""
+    """A value with its interval."""
     return f"{value:.2f}" + ("" if interval is None else " ({:.2f}-{:.2f})".format(*interval))
 
 
@@ -332,7 +327,7 @@ def _csv_row(
 
 
 def _no_formula(cell: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
+    """A text that no spreadsheet reads as a formula."""
     return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
@@ -349,7 +344,7 @@ def _title(report: EvalReport) -> str:
 
 
 def _pass(report: EvalReport, k: int) -> str:
-    """pass@k, where a task kept so many samples."""
+    """pass@k, if a task has that many samples."""
     if len(report.pass_at_k) < k:
         return "-"
     return with_interval(report.pass_at_k[k - 1], report.pass_at_k_intervals[k - 1])
@@ -372,21 +367,20 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Text as text: no cell ends, no emphasis begins, and no tag is one."""
+    """Escaped text, without cell ends, emphasis or tags."""
     shown = one_line(text)
     for sign in "\\`*_[]<>|&":
         shown = shown.replace(sign, f"&#{ord(sign)};" if sign in "<>&|" else f"\\{sign}")
     return shown
 
 
-EpisodeResult = Mapping[str, Sequence[EpisodeFigures]]
-
+EpisodesOf = Mapping[str, Sequence[EpisodeFigures]]
 """Label of a policy -> its episodes."""
 
 _COMPARED = ("success", "score")
 
 
-def reports_of(plan: EvalPlan, played: EpisodeResult) -> dict[str, EvalReport]:
+def reports_of(plan: EvalPlan, played: EpisodesOf) -> dict[str, EvalReport]:
     """One report per policy."""
     return {
         label: report_of(
@@ -401,10 +395,10 @@ def reports_of(plan: EvalPlan, played: EpisodeResult) -> dict[str, EvalReport]:
     }
 
 
-def comparisons_of(plan: EvalPlan, played: EpisodeResult, baseline: str | None) -> list[Versus]:
-    """Every other policy against `baseline`, by default the first, by success and by score.
+def comparisons_of(plan: EvalPlan, played: EpisodesOf, baseline: str | None) -> list[Versus]:
+    """Compare every other policy with `baseline`, by default the first, by success and by score.
 
-    Raises `ConfigError` for a baseline that is none of them.
+    Raises `ConfigError` for an unknown baseline.
     """
     check_baseline(list(played), baseline)
     against = baseline or next(iter(played))
@@ -423,18 +417,18 @@ def comparisons_of(plan: EvalPlan, played: EpisodeResult, baseline: str | None) 
 
 
 def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
-    """Raise `ConfigError` where no policy is called so."""
+    """Raise `ConfigError` if no policy has this label."""
     if baseline is not None and baseline not in labels:
-        raise ConfigError(f"--baseline {baseline!r} is none of {', '.join(map(repr, labels))}")
+        raise ConfigError(f"--baseline {baseline!r} is not one of {', '.join(map(repr, labels))}")
 
 
 def as_json(
     plan: EvalPlan, reports: Mapping[str, EvalReport], comparisons: Sequence[Versus]
 ) -> str:
-    """Everything that was found, and what it was found by."""
-    asked = {name: value for name, value in plan.as_dict().items() if name != "tasks"}
+    """The reports, the comparisons, and the settings of the evaluation."""
+    settings = {name: value for name, value in plan.as_dict().items() if name != "tasks"}
     whole: dict[str, Any] = {
-        "evaluation": asked,
+        "evaluation": settings,
         "reports": {label: report.as_dict() for label, report in reports.items()},
         "comparisons": [comparison.as_dict() for comparison in comparisons],
     }
@@ -487,9 +481,7 @@ def conclude(
 
 
 def _lost(report: EvalReport) -> str:
-    return (
-        f"{report.lost} episodes were lost and are in no figure; the same command plays them again."
-    )
+    return f"{report.lost} episodes were lost and are excluded; the same command plays them again."
 
 
 def _used(report: EvalReport) -> str:

@@ -1,9 +1,8 @@
-"""The processes of one run: joining them, and gathering from them.
+"""The processes of a distributed run: initializing them, and gathering objects and weights.
 
-Each process plays its own episodes with its own model, loop and local server, and nothing in a
-rollout waits for another process, so episodes may differ in length as they like. The processes meet
-where all of them must come by: after the rollouts of a step, in the optimizer step, and at the
-ends of an evaluation. Each of these is reached equally often by every process.
+Each process runs its own episodes with its own model, event loop and local server. No process waits
+for another one during a rollout, so episodes may differ in length. The processes synchronize after
+the rollouts of a step, in the optimizer step, and at the end of an evaluation.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _T = TypeVar("_T")
 
 WAIT_S = 4 * 3600
 
-"""Longest wait for another process, of which a slow world may make a long one. A process that died
-is noticed by the launcher, not by this."""
+"""Timeout of collectives. It is long because of slow environments; the launcher, not this timeout,
+detects that a process died."""
 
 
 def join(processes: int, wait_s: float = WAIT_S) -> PartialState:
-    """Come together; raises `ConfigError` unless there are as many as the launcher started."""
-    # Without `cpu`, processes on a machine without a GPU would each believe to be alone.
+    """Initialize this process; raises `ConfigError` if the number of processes is wrong."""
+    # Without `cpu`, each process on a machine without a GPU would run as a single process.
     cpu = not torch.cuda.is_available()
     if cpu and processes > 1:
         # Otherwise accelerate chooses cpu:0, and torch.load cannot map a checkpoint to that name.
@@ -40,7 +39,7 @@ def join(processes: int, wait_s: float = WAIT_S) -> PartialState:
     state = PartialState(cpu=cpu, timeout=timedelta(seconds=wait_s))
     if state.num_processes != processes:
         raise ConfigError(
-            f"{processes} processes were started and {state.num_processes} came together; start "
+            f"{processes} processes were started but {state.num_processes} connected; start "
             "them with `agentgym train CONFIG --num-processes N` or with one of the configs in "
             "examples/accelerate"
         )
@@ -48,7 +47,7 @@ def join(processes: int, wait_s: float = WAIT_S) -> PartialState:
 
 
 def gathered(own: _T) -> list[_T]:
-    """What every process has, by rank. A collective: every process must call it."""
+    """The values of `own` of all processes, by rank. A collective: every process must call it."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return [own]
     every: list[Any] = [None] * distributed.get_world_size()
@@ -58,24 +57,24 @@ def gathered(own: _T) -> list[_T]:
 
 _WRAPPER = "_checkpoint_wrapped_module."
 
-"""What activation checkpointing puts into the names of weights."""
+"""Prefix that activation checkpointing adds to the names of weights."""
 
 
 class WholeModel:
-    """Gives a model to sample from. Knows nothing about sampling."""
+    """Gathers sharded weights into a model to sample from."""
 
     def __init__(self) -> None:
         self._copy: Any = None
 
     def of(self, model: Any) -> Any:
-        """`model`, or a copy with its present weights where they are sharded.
+        """`model`, or a copy with its current weights if they are sharded.
 
-        A collective: every process must call it at the same step. The copy takes the memory of a
+        A collective: every process must call it at the same step. The copy needs the memory of a
         whole model on each process.
         """
         if type(model).__name__ == "FullyShardedDataParallel":
             raise ConfigError(
-                "FSDP1 flattens the weights, and episodes can not be sampled from them; use FSDP2 "
+                "FSDP1 flattens the weights, so they cannot be used for sampling; use FSDP2 "
                 "(fsdp_version: 2, examples/accelerate/fsdp2.yaml)"
             )
         if not any(_is_sharded(weight) for weight in model.parameters()):
@@ -95,7 +94,7 @@ def _is_sharded(weight: Tensor) -> bool:
 
 
 def _empty_like(model: Any) -> Any:
-    """A model of the same kind on this process's device, its weights still to be filled in."""
+    """A model of the same class on this process's device, with uninitialized weights."""
     weight = next(model.parameters())
     with torch.device(weight.device):
         made = type(model)(copy.deepcopy(model.config))
@@ -104,7 +103,7 @@ def _empty_like(model: Any) -> Any:
 
 @contextlib.contextmanager
 def _gathered(weight: Tensor) -> Iterator[Tensor]:
-    """The whole of one weight."""
+    """Context with the full tensor of one weight."""
     if isinstance(weight, DTensor):
         yield weight.full_tensor()
     elif hasattr(weight, "ds_id"):

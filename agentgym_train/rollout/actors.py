@@ -348,7 +348,7 @@ class ChatActor(AgentActor):
         if room < 1:
             return None
         try:
-            reply = await self._endpoint.say(
+            reply = await self._endpoint.respond(
                 self._messages, max_tokens=room, temperature=self._config.temperature
             )
         except ContextFull:

@@ -1,9 +1,8 @@
-"""Token-faithful conversations: what a chat template adds around sampled tokens, as ids.
+"""Chat: append-only conversations of token ids that keep sampled tokens unchanged.
 
-A conversation only ever grows. The first prompt is the template's rendering of the instruction and
-the first observation; after that, each sampled turn is kept as the ids that were sampled, and each
-observation is appended as the template's delta. Nothing is tokenised twice. Knows nothing about
-models or environments.
+The first prompt is the chat template's rendering of the instruction and the first observation.
+After that, each turn's sampled ids are kept, and each observation is appended as the template's
+delta. Nothing is tokenized twice. Knows nothing about models or environments.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _REASONING = "XREASONINGX"
 
 
 class TemplateRewritesHistory(ConfigError):
-    """The chat template changes earlier turns, so sampled tokens could not be kept in place."""
+    """The chat template changes earlier turns, so sampled tokens cannot be kept unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The template's text before and after a hole."""
+    """The template's text before and after a message."""
 
     before: str
     after: str
@@ -38,12 +37,12 @@ class _Frame:
 
 
 class Chat:
-    """Turns observations into ids for one tokenizer, by its own chat template.
+    """Turns observations into token ids with a tokenizer's chat template.
 
     Raises `TemplateRewritesHistory` if the template drops or changes earlier turns, as templates
     of reasoning models do with `<think>` blocks. With `keep_reasoning=True` such a template is
-    used append-only: the policy then sees its earlier reasoning, in training and in evaluation
-    alike, which is not what the template alone would render.
+    used append-only: in training and evaluation the policy sees its earlier reasoning, which the
+    template alone would not render.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Chat:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat "
-                "template; give it one with `agentgym models NAME --save FOLDER "
+                "template; add one with `agentgym models NAME --save FOLDER "
                 "--chat-template chatml`"
             )
         self._tokenizer = tokenizer
@@ -71,31 +70,31 @@ class Chat:
         self.end_id = self._end_of_turn()
         stops = {self.end_id, tokenizer.eos_token_id} - {None}
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
-        """Sampling a turn stops after any of these."""
+        """Token ids that end a turn."""
 
     def start(self, observation: str) -> list[int]:
-        """The ids of the first prompt, up to where the policy's first turn begins."""
+        """The ids of the first prompt, up to the start of the policy's first turn."""
         if self._names_control(observation):
             return self._encode(self._first, observation)
-        # Instruction and observation may share a message, whose outer spaces alone are trimmed.
+        # Render both: instruction and observation may share a message, which is trimmed as one.
         text = self._render(self._opening(observation))
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def delta(self, response_ids: Sequence[int], observation: str) -> list[int]:
-        """The ids between a sampled turn and the next: its end if it was cut, the observation."""
+        """The ids between two sampled turns: the observation, after an end token if missing."""
         ids = self._encode(self._next, observation)
         ended = bool(response_ids) and response_ids[-1] == self.end_id
         return ids[1:] if ended else ids
 
     def text_of(self, response_ids: Sequence[int]) -> str:
-        """The policy's text: the sampled ids without the token that ended the turn."""
+        """The policy's text: the sampled ids, decoded without the token that ended the turn."""
         ids = list(response_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def response_ids(self, text: str) -> list[int]:
-        """The ids of a demonstrated turn, its end token included."""
+        """The ids of a demonstrated turn, including its end token."""
         return [*self._plain_ids(text), self.end_id]
 
     def _render(self, messages: list[dict[str, str]], generate: bool = True) -> str:
@@ -106,7 +105,7 @@ class Chat:
         )
 
     def _opening(self, observation: str) -> list[dict[str, str]]:
-        """The first messages; the instruction joins the user's where no system role is known."""
+        """The first messages; without a system role the instruction is in the user message."""
         if not self._instruction:
             return [_user(observation)]
         try:
@@ -114,7 +113,7 @@ class Chat:
             if self._instruction.strip() in self._render(messages):
                 return messages
         except Exception as error:
-            # Jinja's own exception types; templates raise on roles they lack.
+            # Templates raise various Jinja exceptions for unsupported roles.
             if "role" not in str(error).lower() and "system" not in str(error).lower():
                 raise
         return [_user(f"{self._instruction}\n\n{observation}")]
@@ -124,7 +123,7 @@ class Chat:
         return _Frame(before, after)
 
     def _next_frame(self) -> _Frame:
-        """What follows a reply's own text: end of turn, the next observation, the next opening."""
+        """The text after a reply: end of turn, next observation, generation prompt."""
         opening = [*self._opening(_FIRST), _assistant(_REPLY)]
         _, rest = _cut_once(self._render([*opening, _user(_SECOND)]), _REPLY)
         before, after = _cut_once(rest, _SECOND)
@@ -134,8 +133,8 @@ class Chat:
         ids = self._tokenizer.encode(self._next.before, add_special_tokens=False)
         if not ids or ids[0] not in self._control:
             raise ConfigError(
-                f"the chat template ends a turn with {self._next.before[:40]!r}, which is no "
-                "special token: a policy could not end its turn. Use a template with an "
+                f"the chat template ends a turn with {self._next.before[:40]!r}, which is not a "
+                "special token, so a policy could not end its turn. Use a template with an "
                 "end-of-turn token"
             )
         return int(ids[0])
@@ -147,7 +146,7 @@ class Chat:
         third = self._render([*reply, _assistant(_REPLY), _user(_SECOND)])
         delta = second[len(start) :]
         if not second.startswith(start + _REPLY) or third != second + delta:
-            problem = "does not extend the conversation it rendered a turn before"
+            problem = "changes earlier turns"
         else:
             thought = f"<think>\n{_REASONING}\n</think>\n\n{_REPLY}"
             again = self._render([*self._opening(_FIRST), _assistant(thought), _user(_SECOND)])
@@ -156,16 +155,16 @@ class Chat:
             problem = "drops the reasoning of earlier turns"
         if not keep_reasoning:
             raise TemplateRewritesHistory(
-                f"the chat template {problem}, so a policy would be trained on a context it never "
-                "saw. Use an append-only template, or pass keep_reasoning=True to keep every "
-                "sampled token in place"
+                f"the chat template {problem}, so the policy would be trained on a context that "
+                "it did not see. Use an append-only template, or set keep_reasoning=True to keep "
+                "all sampled tokens"
             )
 
     def _encode(self, frame: _Frame, observation: str) -> list[int]:
         text = observation.strip() if self._trims else observation
         if not self._names_control(text):
             return list(self._tokenizer.encode(frame.fill(text), add_special_tokens=False))
-        # A world's text must not be able to end a turn or open another: its markers stay text.
+        # Special tokens in an observation stay plain text: it must not end or start a turn.
         outer = [
             self._tokenizer.encode(part, add_special_tokens=False)
             for part in (frame.before, frame.after)
@@ -176,7 +175,7 @@ class Chat:
         return any(token in text for token in self._control.values())
 
     def _plain_ids(self, text: str) -> list[int]:
-        """The ids of text in which the names of special tokens are only letters."""
+        """Tokenize a text and treat the names of special tokens in it as plain text."""
         parts = [text]
         for token in self._control.values():
             parts = [piece for part in parts for piece in _break_up(part, token)]
@@ -184,7 +183,7 @@ class Chat:
 
 
 def _control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Ids and names of all special tokens: models have more than their tokenizer gives a role."""
+    """Ids and names of all special tokens, including those without a role such as eos."""
     named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
     added = tokenizer.added_tokens_decoder.items()
     found = [*named, *((number, token) for number, token in added if token.special)]
@@ -192,7 +191,7 @@ def _control_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def chat_of(config: PolicyConfig, tokenizer: Any, system_prompt: str) -> Chat:
-    """The chat of a policy under a whole system prompt."""
+    """The chat of a policy with a complete system prompt."""
     return Chat(
         tokenizer,
         system_prompt,
@@ -213,14 +212,14 @@ def _cut_once(text: str, hole: str) -> tuple[str, str]:
     before, found, after = text.partition(hole)
     if not found or hole in after:
         raise ConfigError(
-            f"the chat template renders a message {text.count(hole)} times; it must render each "
-            "message once"
+            f"the chat template renders a message {text.count(hole)} times instead of once; use "
+            "another template"
         )
     return before, after
 
 
 def _break_up(text: str, token: str) -> list[str]:
-    """Cut `text` inside every `token`, so that no piece holds it whole."""
+    """Split `text` inside every `token`, so that no piece contains the token."""
     pieces = text.split(token)
     if len(pieces) == 1:
         return pieces

@@ -1,6 +1,6 @@
-"""Horizon schedules: the maximum turns of an episode, read when the episode starts.
+"""Horizon schedules: the maximum turns per episode, as a function of the optimizer step.
 
-A schedule's numbers rise. It never takes a turn back, and never goes past the last number.
+The horizon applies from the start of an episode to its end. It never decreases during a run.
 """
 
 from __future__ import annotations
@@ -22,47 +22,46 @@ SCHEDULES: Final = ("fixed", "stepwise", "linear", "adaptive")
 """Names of the built-in schedules."""
 
 _RISE: Final = 0.01
-"""A mean success that is higher by less than this has not risen."""
+"""Minimum increase of the mean success that counts as an improvement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One growth of an adaptive horizon."""
+    """An increase of an adaptive horizon."""
 
     step: int
-    """The last step of the earlier horizon."""
+    """The last step with the previous horizon."""
     turns: int
-    """The horizon that it grew to."""
+    """The new horizon."""
     reason: str
 
 
 @runtime_checkable
 class Horizon(Protocol):
-    """A schedule: `horizon(step)` is the most turns of an episode sampled at optimizer step `step`.
+    """A schedule: `horizon(step)` is the maximum turns per episode at optimizer step `step`.
 
-    Steps are counted from 0. Subclass it for the defaults, which are those of a schedule that
-    looks at the step alone.
+    Steps are counted from 0. The default methods are for schedules that depend on the step only.
     """
 
     def __call__(self, step: int) -> int:
-        """Most turns at `step`."""
+        """Maximum turns at `step`."""
         ...
 
     @property
     def growths(self) -> Sequence[Growth]:
-        """The times it grew by what it observed, with the reasons."""
+        """All increases that resulted from observed metrics, with their reasons."""
         return ()
 
     def observe(self, step: int, success: float) -> str | None:
-        """Take in the mean success of the episodes of `step`; the reason if the horizon grew."""
+        """Record the mean success of `step`; returns the reason if the horizon grew."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on from here, as plain JSON values."""
+        """The schedule's state for `load_state_dict`, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`; raises `ConfigError` if it is another schedule's."""
+        """Restore a `state_dict`; raises `ConfigError` if it is from another schedule."""
         return None
 
 
@@ -76,7 +75,7 @@ class Fixed(Horizon):
         _check((self.turns,), every=1)
 
     def __call__(self, step: int) -> int:
-        """Most turns at `step`."""
+        """Maximum turns at `step`."""
         return self.turns
 
 
@@ -84,8 +83,8 @@ class Fixed(Horizon):
 class ScalingInterStepwise(Horizon):
     """ScalingInter-RL (arXiv:2509.08755): stage i lasts `every` optimizer steps, then the next.
 
-    `h(t) = rounds[min(t // every, last)]`. Deviation: the incumbent counts steps from 1, so its
-    first stage is one step shorter; ours counts from 0.
+    `h(t) = rounds[min(t // every, last)]`. Deviation: the reference implementation counts steps
+    from 1, so its first stage is one step shorter; here steps are counted from 0.
     """
 
     rounds: tuple[int, ...]
@@ -95,16 +94,16 @@ class ScalingInterStepwise(Horizon):
         _check(self.rounds, self.every)
 
     def __call__(self, step: int) -> int:
-        """Most turns at `step`."""
+        """Maximum turns at `step`."""
         return self.rounds[min(step // self.every, len(self.rounds) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Linear(Horizon):
-    """From each number to the next in a straight line of `every` optimizer steps.
+    """Linear interpolation from each number to the next over `every` optimizer steps.
 
-    `h(t) = a + floor((b - a) * (t mod every) / every)` between `a = rounds[t // every]` and the
-    number after it; the last number from there on.
+    `h(t) = a + floor((b - a) * (t mod every) / every)` with `a = rounds[t // every]` and `b` the
+    next number. After the last interval the horizon is the last number.
     """
 
     rounds: tuple[int, ...]
@@ -115,7 +114,7 @@ class Linear(Horizon):
         _check_several("a linear", self.rounds)
 
     def __call__(self, step: int) -> int:
-        """Most turns at `step`."""
+        """Maximum turns at `step`."""
         leg, within = divmod(step, self.every)
         if leg >= len(self.rounds) - 1:
             return self.rounds[-1]
@@ -125,12 +124,12 @@ class Linear(Horizon):
 
 @dataclass(slots=True)
 class Adaptive(Horizon):
-    """Grows to the next number when the present one is learned, or is learned no further.
+    """Grows to the next number when success is high enough, or no longer improves.
 
-    After `every` steps at a horizon at the earliest, it grows when the mean success of the last
-    `window` steps is `threshold` or more, or when that mean has not risen for `patience` steps.
-    Only steps at the present horizon count. It is a function of what it observed: the same
-    successes give the same horizons, and a stage that is left does not come back.
+    The horizon grows when the mean success of the last `window` steps is at least `threshold`, or
+    when that mean has not improved for `patience` steps, but not before `every` steps at the
+    current horizon. Only steps at the current horizon count. The schedule is deterministic: the
+    same successes give the same horizons.
     """
 
     rounds: tuple[int, ...]
@@ -140,9 +139,9 @@ class Adaptive(Horizon):
     window: int = 10
     growths: list[Growth] = field(default_factory=list)
     _steps: int = 0
-    """Steps observed at the present horizon."""
+    """Steps observed at the current horizon."""
     _best: float = -1.0
-    """Highest mean of a full window at the present horizon."""
+    """Highest mean of a full window at the current horizon."""
     _since_best: int = 0
     """Steps since then."""
     _recent: deque[float] = field(init=False)
@@ -152,19 +151,19 @@ class Adaptive(Horizon):
         _check_several("an adaptive", self.rounds)
         if not 0 < self.threshold <= 1:
             raise ConfigError(
-                f"horizon_threshold is a success rate above 0 and up to 1, got {self.threshold}"
+                f"horizon_threshold must be above 0 and at most 1, got {self.threshold}"
             )
         for name, value in (("patience", self.patience), ("window", self.window)):
             if value < 1:
-                raise ConfigError(f"horizon_{name} is at least 1 optimizer step, got {value}")
+                raise ConfigError(f"horizon_{name} must be at least 1 optimizer step, got {value}")
         self._recent = deque(maxlen=self.window)
 
     def __call__(self, step: int) -> int:
-        """Most turns now, whatever the step."""
+        """Current maximum turns; `step` is ignored."""
         return self.rounds[len(self.growths)]
 
     def observe(self, step: int, success: float) -> str | None:
-        """Take in a step's mean success, NaN if all its episodes were lost; why it grew, if so."""
+        """Record a step's mean success, NaN if all its episodes were lost."""
         if isnan(success) or len(self.growths) == len(self.rounds) - 1:
             return None
         self._steps += 1
@@ -179,7 +178,7 @@ class Adaptive(Horizon):
         return reason
 
     def _reason(self) -> str | None:
-        """Why the horizon grows now."""
+        """The reason why the horizon grows now, or None."""
         if len(self._recent) < self.window:
             return None
         mean = fmean(self._recent)
@@ -192,12 +191,12 @@ class Adaptive(Horizon):
         if mean >= self.threshold:
             return f"success {mean:.2f} over {self.window} steps reached {self.threshold:g}"
         if self._since_best >= self.patience:
-            stuck = f"has not risen above {self._best:.2f} for {self.patience} steps"
+            stuck = f"has not improved on {self._best:.2f} for {self.patience} steps"
             return f"success {mean:.2f} {stuck}"
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """The growths so far, and the figures of the present stage."""
+        """The increases so far, and the statistics of the current stage."""
         return {
             "rounds": list(self.rounds),
             "growths": [asdict(growth) for growth in self.growths],
@@ -208,11 +207,11 @@ class Adaptive(Horizon):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`; raises `ConfigError` if it is another schedule's."""
+        """Restore a `state_dict`; raises `ConfigError` if it is from another schedule."""
         if state.get("rounds") != list(self.rounds):
             raise ConfigError(
-                f"the kept horizon is of the stages {state.get('rounds')}, this one has "
-                f"{list(self.rounds)}; a resumed run keeps its config"
+                f"the checkpoint's horizon has the stages {state.get('rounds')}, the config has "
+                f"{list(self.rounds)}; resume with the run's own config"
             )
         self.growths = msgspec.convert(state["growths"], list[Growth])
         self._steps, self._best = state["steps"], state["best"]
@@ -229,7 +228,7 @@ def make_horizon(
     patience: int = 50,
     window: int = 10,
 ) -> Horizon:
-    """The schedule of that name; None is `fixed` for one number and `stepwise` for several.
+    """Make a schedule by name; None is `fixed` for one number and `stepwise` for several.
 
     `package.module:Class` is called as `Class(rounds, every)`.
     """
@@ -238,13 +237,13 @@ def make_horizon(
         return as_horizon(_imported(schedule)(stages, every))
     if schedule not in (None, *SCHEDULES):
         raise ConfigError(
-            f"no horizon_schedule {schedule!r}; choose from {', '.join(SCHEDULES)}, or write "
+            f"unknown horizon_schedule {schedule!r}; choose from {', '.join(SCHEDULES)}, or write "
             "package.module:Class"
         )
     match schedule or ("fixed" if len(stages) == 1 else "stepwise"):
         case "fixed":
             if len(stages) != 1:
-                raise ConfigError(f"a fixed horizon is one number, got {list(stages)}")
+                raise ConfigError(f"a fixed horizon must be one number, got {list(stages)}")
             return Fixed(stages[0])
         case "linear":
             return Linear(stages, every)
@@ -263,12 +262,12 @@ class FromFunction(Horizon):
         """Maximum turns at `step`; raises `ConfigError` unless it is at least 1."""
         turns = self.function(step)
         if not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"a horizon is at least 1 turn, got {turns!r} at step {step}")
+            raise ConfigError(f"a horizon must be at least 1 turn, got {turns!r} at step {step}")
         return turns
 
 
 def as_horizon(schedule: Callable[[int], int]) -> Horizon:
-    """A schedule as the trainer uses it; a plain function has no state to save."""
+    """Wrap a function of the step as a `Horizon` without state; a `Horizon` is returned as is."""
     return schedule if isinstance(schedule, Horizon) else FromFunction(schedule)
 
 
@@ -282,16 +281,16 @@ def _imported(name: str) -> Callable[..., Callable[[int], int]]:
 
 def _check(rounds: tuple[int, ...], every: int) -> None:
     if not rounds or min(rounds) < 1:
-        raise ConfigError(f"a horizon is at least 1 turn, got {list(rounds)}")
+        raise ConfigError(f"a horizon must be at least 1 turn, got {list(rounds)}")
     if any(later <= earlier for earlier, later in pairwise(rounds)):
-        raise ConfigError(f"a horizon rises from stage to stage, got {list(rounds)}")
+        raise ConfigError(f"a horizon must increase from stage to stage, got {list(rounds)}")
     if every < 1:
-        raise ConfigError(f"horizon_every is at least 1 optimizer step, got {every}")
+        raise ConfigError(f"horizon_every must be at least 1 optimizer step, got {every}")
 
 
 def _check_several(name: str, rounds: tuple[int, ...]) -> None:
     if len(rounds) < 2:
         raise ConfigError(
-            f"{name} horizon needs two numbers or more, got {list(rounds)}; write the first and "
+            f"{name} horizon needs at least two numbers, got {list(rounds)}; write the first and "
             "the last, such as [5, 30]"
         )

@@ -20,7 +20,7 @@ from agentgym_train.rollout.policy_spec import PolicyName
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A loaded model and the conversation around it, as its `PolicyConfig` describes them."""
+    """A loaded model with the tokenizer, chat and engine that its `PolicyConfig` describes."""
 
     config: PolicyConfig
     model: Any
@@ -28,9 +28,9 @@ class Policy:
     chat: Chat
     engine: GenerationEngine
     instruction: str
-    """The whole system prompt, including the instructions of the action format."""
+    """The complete system prompt, including the instructions of the action format."""
     new_agent: AgentFactory | None = None
-    """Makes an agent per episode; None makes the config's."""
+    """Makes an agent per episode; None makes the agent of the config."""
 
     @property
     def action_format(self) -> ActionFormat:
@@ -38,14 +38,14 @@ class Policy:
         return self.config.form
 
     def actors(self, temperature: float | None = None) -> ActorFactory:
-        """Makes an actor per episode, at the config's temperature or another."""
+        """A factory of actors, one per episode; `temperature` overrides the config's."""
         config = self.config
         if temperature is not None:
             config = replace(config, temperature=temperature)
         return model_actor(self.engine, self.chat, config, self.new_agent)
 
     def in_environment(self, env_instruction: str) -> Policy:
-        """The same policy under the instruction of another environment."""
+        """The same policy with the instruction of another environment."""
         prompt = self.config.system_prompt(env_instruction)
         return replace(self, chat=chat_of(self.config, self.tokenizer, prompt), instruction=prompt)
 
@@ -53,9 +53,9 @@ class Policy:
 def make_policy(
     config: PolicyConfig, *, env_instruction: str = "", engine: EngineSettings | None = None
 ) -> Policy:
-    """Load a model from a folder or the hub and make its engine, by default the transformers one.
+    """Load a model from a folder or the hub and create its engine; default: transformers.
 
-    `env_instruction` is the environment's own; the config may replace it.
+    `env_instruction` is the environment's instruction; the config may override it.
     """
     model, tokenizer = load_policy(config.model, config.dtype)
     return policy_of(config, model, tokenizer, env_instruction=env_instruction, engine=engine)
@@ -69,7 +69,7 @@ def policy_of(
     env_instruction: str = "",
     engine: EngineSettings | None = None,
 ) -> Policy:
-    """A policy with a loaded model and a new engine for it."""
+    """A policy from a loaded model, with a new engine."""
     prompt = config.system_prompt(env_instruction)
     return Policy(
         config=config,
@@ -95,9 +95,9 @@ def served_actors(
     tokenizer: str | None = None,
     api_key: str | None = None,
 ) -> tuple[GenerationEngine, ActorFactory]:
-    """(the engine of a vLLM server, to be closed on the actors' loop; a maker of its actors).
+    """(engine, actor factory) of a vLLM server; close the engine on the actors' event loop.
 
-    `tokenizer` is a folder or hub id, by default the one that the server loaded its model from.
+    `tokenizer` is a folder or hub id; default: the one that the server loaded its model from.
     Raises `ConfigError` if the server or the tokenizer is not available.
     """
     served = served_model(name.url, model=name.model or None, api_key=api_key)
@@ -117,6 +117,5 @@ def _tokenizer(source: str, name: PolicyName) -> Any:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{name.url} loaded its model from {source!r}, whose tokenizer is not available here "
-            f"({str(error).splitlines()[0][:200]}); name a folder or hub id that has it: "
-            "--tokenizer PATH_OR_ID"
+            f"({str(error).splitlines()[0][:200]}); set --tokenizer to a folder or hub id with it"
         ) from error

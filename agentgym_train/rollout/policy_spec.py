@@ -1,13 +1,13 @@
-"""Names of policies on the command line, and the actors that they stand for.
+"""Names of policies on the command line, and their actors.
 
 ```
-expert                  the world's own oracle
-random                  chance
-hf:PATH_OR_ID           a model's folder, or its id on the hub; `hf:` may be left out
-vllm:URL                a running vLLM server, with token ids both ways
-vllm:MODEL@URL          the same, one of several models or adapters that it serves
-openai:MODEL@URL        any endpoint that speaks OpenAI's chat protocol, such as openai:gpt@https://h/v1
-LABEL=POLICY            any of these under a name of one's own
+expert                  the environment's oracle
+random                  random actions
+hf:PATH_OR_ID           a model's folder or hub id; the prefix `hf:` is optional
+vllm:URL                a running vLLM server, by token ids
+vllm:MODEL@URL          one of several models or adapters of a vLLM server
+openai:MODEL@URL        an OpenAI-compatible chat endpoint, such as openai:gpt@https://h/v1
+LABEL=POLICY            any of these with a label
 ```
 """
 
@@ -34,7 +34,7 @@ KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 _SOURCES: Final = ("pip",)
 
-"""What a model's own name may begin with: `pip:NAME` is one inside an installed package."""
+"""Prefixes that are part of a model's name: `pip:NAME` is a model in an installed package."""
 
 _LABELLED: Final = re.compile(r"([\w .+-]{1,60})=(.+)", re.DOTALL)
 
@@ -51,7 +51,7 @@ class PolicyName:
 
     kind: Kind
     model: str = ""
-    """A folder or hub id (hf), or a name that the server knows; vLLM has a default."""
+    """A folder or hub id (hf), or the name on the server; optional for vLLM."""
     url: str = ""
 
     def __str__(self) -> str:
@@ -61,34 +61,36 @@ class PolicyName:
 
     @property
     def samples_tokens(self) -> bool:
-        """Whether it samples at a temperature."""
+        """Whether the policy samples tokens at a temperature."""
         return self.kind not in ("expert", "random")
 
 
 def parse_policy(text: str) -> PolicyName:
-    """The policy that a text names; raises `ConfigError` with the form that was meant."""
+    """Parse the name of a policy; raises `ConfigError` with the expected form."""
     if text in ("expert", "random"):
         return PolicyName(text)  # type: ignore[arg-type]
     kind, colon, rest = text.partition(":")
     if not colon or (kind not in KINDS and (kind in _SOURCES or Path(text).is_dir())):
         kind, rest = "hf", text
     if kind in ("expert", "random"):
-        raise ConfigError(f"{kind} takes nothing after it, got {text!r}; write {kind}")
+        raise ConfigError(f"{kind} has no arguments, got {text!r}; write {kind}")
     if kind not in KINDS:
-        raise ConfigError(f"no policy {text!r}; choose from expert, random, {', '.join(_FORMS)}")
+        raise ConfigError(
+            f"unknown policy {text!r}; choose from expert, random, {', '.join(_FORMS)}"
+        )
     if not rest:
-        raise ConfigError(f"{text!r} names nothing; write {_SHAPES[kind]}")
+        raise ConfigError(f"{text!r} is incomplete; write {_SHAPES[kind]}")
     if kind == "hf":
         check_folder(rest)
         return PolicyName("hf", rest)
     model, at, url = rest.rpartition("@")
     if (kind == "openai" and not model) or (at and not model) or not _is_address(url):
-        raise ConfigError(f"got {text!r}; write {_SHAPES[kind]}")
+        raise ConfigError(f"invalid policy {text!r}; write {_SHAPES[kind]}")
     return PolicyName(kind, model, url)  # type: ignore[arg-type]
 
 
 def parse_labelled(text: str) -> tuple[str, PolicyName]:
-    """(label, policy) of `LABEL=POLICY`; a policy without a label is called as it is written."""
+    """(label, policy) of `LABEL=POLICY`; without a label, the label is the text itself."""
     labelled = _LABELLED.fullmatch(text)
     if labelled is None or Path(text).is_dir():
         return text, parse_policy(text)
@@ -110,19 +112,19 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 @dataclass(slots=True)
 class PolicySpec:
-    """A policy by its name, such as `vllm:URL`; a model is loaded when its actors are made."""
+    """A policy by name, such as `vllm:URL`; its model is loaded when `actors` is called."""
 
     config: PolicyConfig
     """`config.model` is the policy's name."""
     api_key: str | None = field(default=None, repr=False)
     tokenizer: str | None = None
-    """Folder or hub id of the tokenizer, if a vLLM server loaded its model from elsewhere."""
+    """Folder or hub id of the tokenizer of a vLLM server; default: the model that it loaded."""
     concurrency: int = 16
     """Maximum concurrent requests to an endpoint."""
     requests_per_minute: float = 0.0
-    """Rate limit of an endpoint; 0 sets none."""
+    """Rate limit of an endpoint; 0 is no limit."""
     tokens_per_minute: float = 0.0
-    """Rate limit of an endpoint, including prompts; 0 sets none."""
+    """Rate limit of an endpoint, including prompts; 0 is no limit."""
     name: PolicyName = field(init=False)
     _endpoint: ChatEndpoint | None = field(default=None, init=False)
 
@@ -142,7 +144,7 @@ class PolicySpec:
 
     @contextmanager
     def actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
-        """Makes actors under an environment's instruction. `run` runs a coroutine on their loop."""
+        """Make actors for an environment's instruction; `run` runs a coroutine on their loop."""
         if self.name.kind == "expert":
             yield ExpertActor
         elif self.name.kind == "random":
@@ -158,7 +160,7 @@ class PolicySpec:
             yield from self._model_actors(instruction, run)
 
     def used(self) -> dict[str, int]:
-        """What an endpoint counted so far, whatever came of it."""
+        """The endpoint's token and request counts so far, including failed requests."""
         return {} if self._endpoint is None else asdict(self._endpoint.usage)
 
     def _model_actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:

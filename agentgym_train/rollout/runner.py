@@ -1,4 +1,4 @@
-"""Runs rollouts for code that is not asynchronous; owns the event loop, client and server."""
+"""RolloutRunner: runs rollouts from synchronous code; owns event loop, client and local server."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from agentgym_train.rollout.wrapping import Wrapping
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar whose tasks carry a `figures` field, shown at the end of the line."""
+    """A progress bar whose tasks have a `status` field, shown at the end of the line."""
     return Progress(
         TextColumn("[bold]{task.description:<12}"),
         BarColumn(bar_width=24),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[status]}"),
         console=console,
     )
 
@@ -48,7 +48,7 @@ OnEpisode = Callable[[Trajectory], None]
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A group that is being played."""
+    """A group whose episodes are running."""
 
     version: int
     size: int
@@ -56,14 +56,15 @@ class _UnderWay:
 
 
 class OversamplingPool:
-    """Gives the first groups to be complete; groups are whole, so their baselines stay right.
+    """Starts more groups than needed and returns the first complete ones.
 
-    Groups of short episodes are complete first. With `carries=False` the others are dropped, which
-    **biases training towards tasks with short episodes**: what takes long is trained on less, or
-    never. With `carries=True` they rest while the weights change and go on in the next step, each
-    token with the version it was sampled with; only a group whose first token is more than
-    `max_staleness` updates old is dropped. Which groups come first depends on the clock, so two
-    runs of one seed differ. What is dropped is counted, and never becomes a zero reward.
+    Groups are never split, so their baselines stay correct. Groups of short episodes complete
+    first. With `carries=False` the other groups are dropped, which **biases training towards tasks
+    with short episodes**: long episodes are trained on less, or never. With `carries=True` they
+    pause while the weights change and resume in the next step; each token keeps the version of the
+    weights that sampled it. Only groups whose first token is more than `max_staleness` updates old
+    are dropped. Which groups complete first depends on timing, so two runs with one seed differ.
+    Dropped episodes are counted and never become a reward of 0.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class OversamplingPool:
         self._max_staleness = max_staleness
         self._under_way: list[_UnderWay] = []
         self.dropped = 0
-        """Episodes that were begun and dropped in the last step."""
+        """Episodes that were started and dropped in the last step."""
 
     async def collect(
         self,
@@ -87,10 +88,10 @@ class OversamplingPool:
         version: int,
         on_episode: OnEpisode | None = None,
     ) -> list[Trajectory]:
-        """Episodes of the first `wanted` groups to be complete, group after group, for `step`.
+        """Run groups for `step` and return the episodes of the first `wanted` complete ones.
 
-        As many groups are under way as are given; those that were carried here take the places of
-        the last. `version` is that of the present weights.
+        As many groups run as are given; groups carried over from earlier steps replace the last
+        ones. `version` is the version of the current weights.
         """
         self.dropped = 0
         await self._drop([g for g in self._under_way if step - g.version > self._max_staleness])
@@ -111,11 +112,11 @@ class OversamplingPool:
         return played
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the running groups."""
         await self._drop(self._under_way)
 
     async def _first(self, wanted: int) -> list[_UnderWay]:
-        """The first groups to be complete, in the order in which they began."""
+        """The first complete groups, in the order in which they started."""
         while True:
             done = [group for group in self._under_way if group.task.done()]
             if len(done) >= wanted:
@@ -123,7 +124,7 @@ class OversamplingPool:
                 self._under_way = [group for group in self._under_way if group not in chosen]
                 return chosen
             for group in done:
-                group.task.result()  # what broke is not waited for
+                group.task.result()  # raises the error of a failed group
             waiting = [group.task for group in self._under_way if not group.task.done()]
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
@@ -147,12 +148,12 @@ _T = TypeVar("_T")
 
 _TIMEOUT_S = 300.0
 
-"""Of a whole batch: a server that has to start 64 JVMs takes most of a minute, and bounds each
-step itself."""
+"""Timeout of a batch of requests. A server that starts 64 JVMs needs most of a minute, and limits
+each step itself."""
 
 
 class RolloutRunner(AbstractContextManager["RolloutRunner"]):
-    """Plays episodes of one environment, on running servers or on a local one of its own."""
+    """Runs episodes of one environment, on running servers or on a local server that it starts."""
 
     def __init__(
         self,
@@ -166,9 +167,9 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         runner: asyncio.Runner | None = None,
         wrappers: Sequence[WrapperSpec] = (),
     ) -> None:
-        """`processes` share `servers` and `concurrency`; a local server is each one's own.
+        """`processes` share `servers` and `concurrency`; each process starts its own local server.
 
-        RolloutRunners that are given one `runner` share its loop, and so can share an engine.
+        RolloutRunners with the same `runner` share its event loop, and so can share an engine.
         """
         self.concurrency_limits = ConcurrencyLimits(limits)
         self._pool: OversamplingPool | None = None
@@ -179,11 +180,11 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
                 "env_kwargs are for a local server; give them to `agentgym serve --env-kwargs`"
             )
         self._env_kwargs = dict(env_kwargs or {})
-        # What runs elsewhere need not be known here.
+        # An environment on a remote server need not be registered here.
         self.env_id = env_id if servers else full_id(env_id)
         self.server: LocalServer | None = None if servers else self._start_server()
         addresses = [self.server.address] if self.server else list(servers)
-        # One loop for the whole run: connections and engines belong to the loop they began in.
+        # One loop for the whole run: connections and engines are bound to their first loop.
         self._shares_runner = runner is not None
         self._runner = runner or asyncio.Runner()
         self._client = AsyncEnvClient(addresses, timeout_s=_TIMEOUT_S)
@@ -200,7 +201,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
             raise
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine to its end on the collector's loop, from one thread at a time."""
+        """Run a coroutine to completion on the event loop; call it from one thread at a time."""
 
         async def tracked() -> _T:
             self._running = asyncio.current_task()
@@ -210,7 +211,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
                 ours, others = group.split(AgentGymError)
                 if ours is None or others is not None:
                     raise
-                # Many episodes fail at once of one wrong key: the first says what all say.
+                # One wrong setting fails many episodes at once: all errors equal the first.
                 raise _first(ours) from group
             finally:
                 self._running = None
@@ -218,7 +219,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         return self._runner.run(tracked())
 
     def stop(self) -> None:
-        """Cancel what another thread runs, if it runs anything."""
+        """Cancel the coroutine that another thread runs, if any."""
         running = self._running
         if running is not None:
             running.get_loop().call_soon_threadsafe(running.cancel)
@@ -233,10 +234,10 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         instruction: str = "",
         on_episode: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play every start for at most `horizon` turns; the trajectories come in its order.
+        """Run every start for at most `horizon` turns; trajectories are in the order of `starts`.
 
-        If the local server died under them, what was lost is played once more on another. Groups
-        that were carried out of a training step are given up.
+        If the local server died, lost episodes run once more on a new server. Groups that were
+        carried over from a training step are cancelled.
         """
         self._end_pool()
 
@@ -265,9 +266,9 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         instruction: str = "",
         on_episode: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play groups and give the first `wanted` to be complete; see `OversamplingPool`.
+        """Run groups and return the first `wanted` complete ones; see `OversamplingPool`.
 
-        If the local server died, another is there for the next step; what was lost stays lost.
+        If the local server died, the next step uses a new one; lost episodes are not repeated.
         """
         self._pool = pool
         played = self.run(
@@ -302,10 +303,10 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         )
 
     def _replace_dead_server(self) -> bool:
-        """Start another local server if ours has died."""
+        """Start a new local server if it died."""
         if self.server is None or self.server.process.poll() is None:
             return False
-        logger.warning("the local server of %s died; another is started", self.env_id)
+        logger.warning("the local server of %s died; starting a new one", self.env_id)
         self.run(self._client.close())
         self.server.close()
         self.server = self._start_server()
@@ -316,7 +317,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         return local_server(self.env_id, self._env_kwargs)
 
     def close(self) -> None:
-        """End connections, the loop and the local server."""
+        """Close the connections, the event loop and the local server."""
         self._end_pool()
         self.run(self._client.close())
         if self._wrapping is not None:
@@ -336,7 +337,7 @@ def _first(group: BaseExceptionGroup[AgentGymError]) -> AgentGymError:
 
 
 def after_loss(trajectory: Trajectory, lost: Trajectory) -> Trajectory:
-    """The episode played again, with the attempts that were lost and why."""
+    """The repeated episode, with the number of attempts and the error of the lost one."""
     return msgspec.structs.replace(
         trajectory,
         attempts=lost.attempts + trajectory.attempts,
@@ -345,7 +346,7 @@ def after_loss(trajectory: Trajectory, lost: Trajectory) -> Trajectory:
 
 
 class ConcurrencyText:
-    """The present figures of the traffic, written out whenever the line is drawn."""
+    """Current throughput and queue lengths, computed whenever the line is drawn."""
 
     def __init__(self, concurrency_limits: ConcurrencyLimits) -> None:
         self._concurrency_limits = concurrency_limits
@@ -367,36 +368,36 @@ class ConcurrencyText:
 
 
 class RolloutBar:
-    """A line of a step's episodes, there while they are played and on a terminal only."""
+    """Progress bar of a step's episodes, visible during rollouts and on a terminal only."""
 
     def __init__(self, progress: Progress, concurrency_limits: ConcurrencyLimits) -> None:
         self._progress = progress
         self._concurrency_limits = concurrency_limits
-        self._line = progress.add_task("episodes", total=1, visible=False, figures="")
+        self._line = progress.add_task("episodes", total=1, visible=False, status="")
 
     def begin(self, episodes: int) -> None:
-        """Show a line for so many."""
+        """Show the bar for this many episodes."""
         self._progress.reset(
             self._line,
             total=episodes,
             visible=self._progress.console.is_terminal,
-            figures=ConcurrencyText(self._concurrency_limits),
+            status=ConcurrencyText(self._concurrency_limits),
         )
 
     def advance(self, _: object = None) -> None:
-        """One more episode is over."""
+        """Count one finished episode."""
         self._progress.advance(self._line)
 
     def end(self) -> None:
-        """Take the line away."""
+        """Hide the bar."""
         self._progress.update(self._line, visible=False)
 
 
 class Worlds(AbstractContextManager["Worlds"]):
-    """A collector for each environment. One engine serves all of them: they share their loop."""
+    """A `RolloutRunner` per environment. They share an event loop, so one engine serves all."""
 
     def __init__(self, config: AgentEvolConfig, processes: int = 1) -> None:
-        """Raises with what to do when an environment, its server or a split is not there."""
+        """Raises an error if an environment, its server or a split is not available."""
         self._open = ExitStack()
         runner = self._open.enter_context(asyncio.Runner())
         self._rollout_runners: list[tuple[World, RolloutRunner]] = []
@@ -420,11 +421,11 @@ class Worlds(AbstractContextManager["Worlds"]):
             self._open.close()
             raise
         self.run = self._rollout_runners[0][1].run
-        """Runs a coroutine on the loop of all."""
+        """Runs a coroutine on the shared event loop."""
 
     def __iter__(self) -> Iterator[tuple[World, RolloutRunner]]:
         return iter(self._rollout_runners)
 
     def __exit__(self, *error: object) -> None:
-        """End the servers, and the loop last."""
+        """Close the servers, then the event loop."""
         self._open.close()

@@ -1,8 +1,8 @@
-"""Wrappers in rollouts: runs ordinary `gymnasium.Wrapper`s around the session of an episode.
+"""Applies ordinary `gymnasium.Wrapper`s to the episodes of a rollout.
 
-The session becomes a small synchronous environment whose calls wait for the event loop. The
-wrappers around it run in worker threads, so one that changes actions or takes several steps works
-too. An episode without wrappers uses none of this.
+An episode's session is exposed as a synchronous environment, whose calls wait for the event loop.
+The wrappers run in worker threads, so they may also change actions or take several steps. Episodes
+without wrappers do not use this module.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from agentgym_env.wrappers import NamedWrapper, WrapperSpec, named_wrappers
 
 _T = TypeVar("_T")
 _WORLDS_OWN = ("success", "score")
-"""What the info has from the environment, whatever a wrapper makes of it."""
+"""Keys of `info` that always come from the environment, even if a wrapper changes them."""
 
 
 class Wrapping:
-    """The wrappers of a run and the threads that they run in."""
+    """The wrappers of a run and their threads."""
 
     def __init__(
         self, specs: Sequence[WrapperSpec], card: EnvCard, tasks: TaskSet, concurrency: int
     ) -> None:
-        """Load the wrappers and try them around an environment that is not used; see `wrap`."""
+        """Load the wrappers and apply them once to an unused environment, to check them."""
         self._named = named_wrappers(specs)
         self._makers = [named.load() for named in self._named]
         self._card = card
@@ -43,7 +43,7 @@ class Wrapping:
         self._wrapped(SessionEnv(None, None, card, tasks))
 
     async def wrap(self, session: AsyncSession) -> WrappedSession:
-        """The session in its wrappers; raises `WrapperFailed`."""
+        """Apply the wrappers to a session; raises `WrapperFailed`."""
         base = SessionEnv(session, asyncio.get_running_loop(), self._card, self._tasks)
         return WrappedSession(
             session, base, await self.run(base, lambda: self._wrapped(base)), self
@@ -67,7 +67,7 @@ class Wrapping:
             raise
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Shut down the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _wrapped(self, base: SessionEnv) -> gymnasium.Env[str, str]:
@@ -79,12 +79,13 @@ class Wrapping:
                 raise _failure(named, error) from error
             if not isinstance(env, gymnasium.Env):
                 raise WrapperFailed(
-                    f"wrapper {named.name} gave {type(env).__name__}; name a gymnasium.Wrapper"
+                    f"wrapper {named.name} returned {type(env).__name__}, which is not a "
+                    "gymnasium.Env; use a gymnasium.Wrapper"
                 )
         return env
 
     def _failed(self, error: Exception) -> WrapperFailed:
-        """The error of the innermost wrapper that the exception passed through."""
+        """A `WrapperFailed` that names the innermost wrapper in the traceback."""
         if isinstance(error, WrapperFailed):
             return error
         blamed, trace = None, error.__traceback__
@@ -97,7 +98,7 @@ class Wrapping:
 
 
 class SessionEnv(gymnasium.Env[str, str]):
-    """An episode's session as a synchronous environment; to be called outside the event loop."""
+    """An episode's session as a synchronous environment; call it outside the event loop."""
 
     metadata: dict[str, Any] = dict(TextEnv.metadata)  # noqa: RUF012
 
@@ -113,15 +114,15 @@ class SessionEnv(gymnasium.Env[str, str]):
         self._pending: Future[Any] | None = None
         self._cancelled = False
         self.instruction = card.instruction
-        """What the policy is told before the first observation."""
+        """The instruction of the environment."""
         self.tasks = tasks
         """The environment's tasks, in named splits."""
         self.observation_space = TextSpace(card.observation_max_length)
         self.action_space = TextSpace(card.action_max_length)
         self.info: Mapping[str, Any] = {}
-        """The environment's last info, as no wrapper changed it."""
+        """The environment's last info, before any wrapper."""
         self.failure: AgentGymError | None = None
-        """What the session raised, for which no wrapper is to blame."""
+        """The error that the session itself raised, if any."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -144,27 +145,29 @@ class SessionEnv(gymnasium.Env[str, str]):
         return reply.observation, reply.reward, reply.terminated, reply.truncated, dict(reply.info)
 
     def available_actions(self) -> list[str] | None:
-        """What can be done in this turn; None where the environment does not list it."""
+        """The actions available in this turn; None if the environment does not list them."""
         return self._wait(lambda session: session.available_actions())
 
     def expert_action(self) -> str | None:
-        """The oracle's action for this turn; None when it has none left."""
+        """The oracle's action for this turn; None if it has no further action."""
         return self._wait(lambda session: session.expert_action())
 
     def cancel(self) -> None:
-        """End the call under way and refuse all further ones: the episode is over."""
+        """Cancel the running call and reject further ones: the episode is over."""
         self._cancelled = True
         if self._pending is not None:
             self._pending.cancel()
 
     def _wait(self, call: Callable[[AsyncSession], Coroutine[Any, Any, _T]]) -> _T:
         if self._session is None or self._loop is None or self._cancelled:
-            raise RuntimeError("the environment has no episode: wrappers act in reset and step")
+            raise RuntimeError(
+                "the environment has no running episode: call it only in a wrapper's reset and step"
+            )
         self._pending = asyncio.run_coroutine_threadsafe(call(self._session), self._loop)
         try:
             result: _T = self._pending.result()
         except EpisodeOver:
-            raise  # a wrapper stepped on after the end
+            raise  # a wrapper called step after the end of the episode
         except AgentGymError as failure:
             self.failure = failure
             raise
@@ -172,7 +175,7 @@ class SessionEnv(gymnasium.Env[str, str]):
 
 
 class WrappedSession(AsyncSession):
-    """A session whose `reset` and `step` go through wrappers; `Wrapping.wrap` makes it."""
+    """A session whose `reset` and `step` apply wrappers; created by `Wrapping.wrap`."""
 
     def __init__(
         self,
@@ -200,7 +203,7 @@ class WrappedSession(AsyncSession):
         return ResetReply(self.state.name, 0, self._text(observation), self._info(info))
 
     async def step(self, action: str) -> StepReply:
-        """Take the next turn."""
+        """Take a step."""
         observation, reward, terminated, truncated, info = await self._wrapping.run(
             self._base, lambda: self._env.step(action)
         )
@@ -216,7 +219,7 @@ class WrappedSession(AsyncSession):
         )
 
     async def close(self) -> None:
-        """Close the wrappers and end the session."""
+        """Close the wrappers and the session."""
         try:
             await self._wrapping.run(self._base, self._env.close)
         finally:
@@ -226,7 +229,7 @@ class WrappedSession(AsyncSession):
         if isinstance(observation, str):
             return observation
         raise WrapperFailed(
-            f"the wrappers {self._wrapping.names} gave an observation of type "
+            f"the wrappers {self._wrapping.names} returned an observation of type "
             f"{type(observation).__name__}; return a str"
         )
 
@@ -235,7 +238,7 @@ class WrappedSession(AsyncSession):
         if math.isfinite(value):
             return value
         raise WrapperFailed(
-            f"the wrappers {self._wrapping.names} gave the reward {value}; return a finite number"
+            f"the wrappers {self._wrapping.names} returned the reward {value}; return a finite one"
         )
 
     def _info(self, info: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,12 +247,12 @@ class WrappedSession(AsyncSession):
 
 
 def _class_of(maker: Callable[..., Any]) -> Any:
-    """The class that a loaded wrapper makes; itself where it is a function."""
+    """The class that a loaded wrapper creates; the wrapper itself if it is a function."""
     return getattr(maker, "func", maker)
 
 
 def _failure(named: NamedWrapper | None, error: Exception, names: str = "") -> WrapperFailed:
     who = f"wrapper {named.name}" if named is not None else f"one of the wrappers {names}"
     return WrapperFailed(
-        f"{who} raised {type(error).__name__}: {error}. Correct it, or take it out of `wrappers`"
+        f"{who} raised {type(error).__name__}: {error}. Fix it, or remove it from `wrappers`"
     )

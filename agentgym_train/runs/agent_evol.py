@@ -45,7 +45,7 @@ from agentgym_train.data.collect import (
     play,
     starts_of,
 )
-from agentgym_train.data.datasets import SFTDataset, read_demonstrations, told_of
+from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered, join
 from agentgym_train.models.loading import keep_base, load_policy, load_tokenizer, quiet_libraries
@@ -53,10 +53,10 @@ from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
-from agentgym_train.runs.run import INTERRUPTED, evaluate_policy, new_folder, say_on, train
+from agentgym_train.runs.run import INTERRUPTED, evaluate_policy, new_folder, notifier, train
 from agentgym_train.trainers.callbacks import last_checkpoint
 from agentgym_train.trainers.run_summary import conclude_evolution
-from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer, check_sft
+from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ExplorationResult:
         """Select the good episodes, at most `per_task` of each task."""
         selected: list[Trajectory] = []
         of_task: Counter[str] = Counter()
-        for episode in filter_episodes(episodes, config.keep_of(world)).kept:
+        for episode in filter_episodes(episodes, config.keep_of(world)).selected:
             of_task[episode.task] += 1
             if not config.per_task or of_task[episode.task] <= config.per_task:
                 selected.append(episode)
@@ -96,7 +96,7 @@ def select_demonstrations(
         own = filter_episodes(
             [e for e in episodes if e.env == env], rules.get(env, EpisodeFilter(success=True))
         )
-        found.kept += own.kept
+        found.selected += own.selected
         found.left_out += own.left_out
     return found
 
@@ -137,7 +137,7 @@ def start(config: AgentEvolConfig, console: Console, worlds: Worlds, processes: 
     """Start a new run and move an earlier one in its folder aside. Returns the exit status."""
     quiet_libraries()
     join(processes)
-    check_sft(config.trainer_args)
+    METHOD.check(config)
     # An unavailable model or an unusable chat template fails before a folder is created.
     chat_of(config, load_tokenizer(config.model), "")
     demonstrations = _demonstrations(config, console)
@@ -160,13 +160,16 @@ def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajector
     if not config.data:
         return []
     read, reading = read_demonstrations(config.data)
-    found = select_demonstrations(config, read.kept)
+    found = select_demonstrations(config, read.selected)
     found.left_out += read.left_out
     reasons = f" (left out: {found.reasons()})" if found.left_out else ""
-    say = say_on(console)
-    for sentence in (f"{len(found.kept)} demonstrations{reasons}.", *told_of(reading.broken)):
-        say(sentence)
-    return found.kept
+    notify = notifier(console)
+    for message in (
+        f"{len(found.selected)} demonstrations{reasons}.",
+        *describe_broken(reading.broken),
+    ):
+        notify(message)
+    return found.selected
 
 
 def _on_main_process(write: Callable[[], object]) -> None:
@@ -302,8 +305,8 @@ class _Run:
         """
         state = PartialState()
         settings = self._collection(world, iteration, folder / f"process-{state.process_index}")
-        rest = missing(starts_of(settings, rollout_runner.tasks), explored_episodes(folder))
-        share = rest[state.process_index :: state.num_processes]
+        remaining = missing(starts_of(settings, rollout_runner.tasks), explored_episodes(folder))
+        share = remaining[state.process_index :: state.num_processes]
         # All processes have read the same episodes before one of them writes.
         gathered(None)
         if not share:
@@ -343,15 +346,15 @@ class _Run:
         base = config.model if config.from_base else self._model_before(iteration)
         model, tokenizer = load_policy(base)
         repeated = weighted(config, episodes, config.seed)
-        data = SFTDataset.of(config, tokenizer, FilteredEpisodes(kept=repeated), [])
+        data = SFTDataset.of(config, tokenizer, FilteredEpisodes(selected=repeated), [])
         folder = store.path
         if self._exists(folder / "model"):
             return len(data.rows)
         self.console.rule(f"iteration {iteration}: learn")
-        say = say_on(self.console)
-        for sentence in data.sentences():
-            say(sentence)
-        settings = config.imitation(base, str(folder))
+        notify = notifier(self.console)
+        for message in data.sentences():
+            notify(message)
+        settings = config.sft_config(base, str(folder))
         model.to(PartialState().device)
         if config.lora is not None:
             keep_base(model, tokenizer, base, folder)

@@ -1,4 +1,4 @@
-"""Everything that can be rejected before torch is loaded."""
+"""Checks before torch is loaded, and launching of processes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from agentgym_train.rollout.runner import RolloutRunner, Worlds
 
 ASKED: Final = "AGENTGYM_PROCESSES"
 
-"""Variable with the number of processes that were asked for; the launcher below sets it."""
+"""Environment variable with the requested number of processes; set by `launch_if_asked`."""
 
 _SAFE_PATH: Final = ("PYTHONSAFEPATH", "agentgym")
 
-"""Variable for the launcher and its processes: in those of `python -m` the working directory would
-come first and shadow installed modules."""
+"""Environment variable for the launcher and its processes: without it, `python -m` puts the working
+directory first in the path, where it can shadow installed modules."""
 
 _NEEDED: Final = ("torch", "transformers", "trl", "accelerate", "datasets", "tokenizers")
 
@@ -43,19 +43,19 @@ _FIX: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which of how many processes this one is, by its variables."""
+    """Rank of this process and number of processes, from environment variables."""
 
     rank: int = 0
     processes: int = 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this one speaks and writes."""
+        """Whether this process prints and writes files."""
         return self.rank == 0
 
 
 def place(environ: Mapping[str, str] | None = None) -> Place:
-    """Where this process stands; raises `ConfigError` when there are fewer than were asked for."""
+    """The place of this process; raises `ConfigError` if fewer processes than requested run."""
     given = os.environ if environ is None else environ
     sizes = [_number(given, name) for name in _SIZES if name in given]
     ranks = [_number(given, name) for name in _RANKS if name in given]
@@ -64,22 +64,22 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
         asked = _number(given, ASKED)
         if asked != here.processes:
             raise ConfigError(
-                f"{asked} processes were asked for and {here.processes} started. {_FIX}"
+                f"{asked} processes were requested but {here.processes} started. {_FIX}"
             )
     elif not sizes and {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= set(given):
         raise ConfigError(
-            "accelerate was asked for several processes and started one, as it does for --cpu and "
-            f"for distributed_type NO or MULTI_CPU. {_FIX}. If one is meant, give --num_processes "
-            f"1 and unset MASTER_PORT, or set {ASKED}=1"
+            "accelerate was configured for several processes but started one, as it does for --cpu "
+            f"and for distributed_type NO or MULTI_CPU. {_FIX}. For a single process pass "
+            f"--num_processes 1 and unset MASTER_PORT, or set {ASKED}=1"
         )
     return here
 
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Import transformers within without scikit-learn.
+    """Context in which transformers is imported without scikit-learn.
 
-    transformers needs it only for assisted generation, and importing it takes half a second.
+    transformers uses it for assisted generation only, and importing it takes half a second.
     """
     name = "sklearn"
     hidden = name not in sys.modules
@@ -93,7 +93,7 @@ def lean_imports() -> Iterator[None]:
 
 
 def check_libraries() -> None:
-    """Raise `MissingExtra` when the trainer's libraries are not installed, without loading them."""
+    """Raise `MissingExtra` if the trainer's libraries are not installed, without loading them."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise MissingExtra(
@@ -104,10 +104,10 @@ def check_libraries() -> None:
 def launch_if_asked(
     config: RunConfig, words: Sequence[str], file: Path | None, count: int | None
 ) -> None:
-    """Become `accelerate launch` of the command `words`, unless one process is all it takes.
+    """Replace this process by `accelerate launch` of the command `words`, if several are requested.
 
-    `file` is an accelerate config, `count` the processes on all machines, which overrules the
-    file's. What can be refused before is refused here, once and not by every process.
+    `file` is an accelerate config. `count` is the number of processes on all machines and overrides
+    the file's. Errors are reported here, once, and not by every process.
     """
     options, asked = _options(file, count)
     config.check_processes(asked)
@@ -117,7 +117,7 @@ def launch_if_asked(
         return
     if any(name in os.environ for name in _SIZES):
         raise ConfigError(
-            "a launcher started this process already; leave out --accelerate and --num-processes"
+            "a launcher already started this process; omit --accelerate and --num-processes"
         )
     command = [sys.executable, "-m", "accelerate.commands.launch", *options]
     variable, value = _SAFE_PATH
@@ -126,14 +126,14 @@ def launch_if_asked(
 
 
 def drop_safe_path() -> None:
-    """Keep what `launch_if_asked` set for this process from the programs that it starts."""
+    """Unset the variable of `launch_if_asked`, so that child processes do not inherit it."""
     variable, value = _SAFE_PATH
     if os.environ.get(variable) == value:
         del os.environ[variable]
 
 
 def obey_cpu() -> None:
-    """Hide the GPUs from every library when accelerate was told to use CPUs."""
+    """Hide the GPUs from all libraries if accelerate is configured for CPUs."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"}:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -141,37 +141,37 @@ def obey_cpu() -> None:
 def _options(file: Path | None, count: int | None) -> tuple[list[str], int]:
     """(the options of `accelerate launch`, the number of processes); none for one process."""
     if count is not None and count < 1:
-        raise ConfigError(f"--num-processes is at least 1, got {count}")
+        raise ConfigError(f"--num-processes must be at least 1, got {count}")
     number = [] if count is None else ["--num_processes", str(count)]
     if file is not None:
         return ["--config_file", str(file), *number], count or _processes_of(file)
     if count is None or count == 1:
         return [], 1
-    # Of the kinds accelerate knows this is the one that starts several on CPUs too.
+    # The only distributed type of accelerate that also starts several processes on CPUs.
     plain = "--multi_gpu --num_machines 1 --mixed_precision no --dynamo_backend no"
     return [*plain.split(), "--main_process_port", "0", *number], count
 
 
 def _processes_of(file: Path) -> int:
-    """The number of processes an accelerate config asks for; raises when it can not be launched."""
+    """The number of processes of an accelerate config; raises if it cannot be launched."""
     if not file.is_file():
         raise ConfigError(f"no accelerate config {file}; examples are in examples/accelerate")
     try:
         values: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is no YAML: {error}") from error
+        raise ConfigError(f"{file} is not valid YAML: {error}") from error
     if not isinstance(values, dict) or "distributed_type" not in values:
-        raise ConfigError(f"{file} is no accelerate config: it has no distributed_type")
+        raise ConfigError(f"{file} is not an accelerate config: it has no distributed_type")
     kind, count = values["distributed_type"], values.get("num_processes", 1)
     if not isinstance(count, int) or count < 1:
-        raise ConfigError(f"{file} has num_processes {count!r}; name it with --num-processes N")
+        raise ConfigError(f"{file} has num_processes {count!r}; set it with --num-processes N")
     if kind == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise MissingExtra(f"{file} needs deepspeed: pip install deepspeed")
     return count
 
 
 def _become(command: list[str], environ: dict[str, str]) -> NoReturn:
-    """Go on as another program, so that signals and the exit status are its own."""
+    """Replace this process by another program, which gets its signals and exit status."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, environ)
@@ -181,34 +181,34 @@ def _number(given: Mapping[str, str], name: str) -> int:
     try:
         return int(given[name])
     except ValueError as error:
-        raise ConfigError(f"{name} is a number, got {given[name]!r}; unset it") from error
+        raise ConfigError(f"{name} must be a number, got {given[name]!r}; unset it") from error
 
 
 def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:
     """The config of the run in `path`.
 
-    Raises `ConfigError` if there is none, or if it names code or addresses and is not trusted.
+    Raises `ConfigError` if there is none, or if it contains code or addresses and is not trusted.
     """
     values = (RunStore.open(path).read_json("run.json") or {}).get("config")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a training run: its run.json has no config")
-    # Before it becomes a config, which imports the agent.
+    # Check this first: creating the config imports the agent.
     require_trust(f"{path}/run.json", names_in(values), trusted=trusted)
     return method_config({**values, "output_dir": str(path)})
 
 
 def is_complete(path: Path) -> bool:
-    """Whether the run in `path` has come to its end."""
+    """Whether the run in `path` is complete."""
     return RunStore.open(path).read_json("summary.json") is not None
 
 
 def prepared(
     config: RunConfig, processes: int = 1, *, is_loaded: bool = False
 ) -> RolloutRunner | Worlds | None:
-    """What is played, ready for one of so many processes; None if nothing is.
+    """The rollout runner of a config, for one of `processes`; None without an environment.
 
-    Raises with what to do when the batch does not divide, when a library, the model, a server, the
-    environment or what it needs, or a split is not there.
+    Raises an error if the batch is not divisible by the processes, or if a library, the model, a
+    server, the environment or a split is not available.
     """
     config.check_processes(processes)
     check_libraries()
@@ -220,7 +220,7 @@ def prepared(
 
 
 def world_of(config: RunConfig, processes: int = 1) -> RolloutRunner:
-    """The environment that a config names, ready to be played."""
+    """A `RolloutRunner` for the environment of a config."""
     rollout_runner = RolloutRunner(
         config.env,
         config.servers,

@@ -1,6 +1,6 @@
-"""A run that trains one policy, from its config to its summary; resumable at every checkpoint.
+"""A training run of one policy, from its config to its summary; resumable at every checkpoint.
 
-What is the same for all methods is here; what is a method's own is in its `Method`.
+It is the same for all training methods; their differences are in `Method`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.registration import load_named
 from agentgym_env.run_lock import folder_lock, is_unused
-from agentgym_env.run_store import RunStore, next_free_name, run_facts
+from agentgym_env.run_store import RunStore, next_free_name, run_metadata
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import trust_option
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
@@ -41,7 +41,7 @@ from agentgym_train.trainers.callbacks import (
     MakeTrainer,
     Method,
     Metrics,
-    Say,
+    Notify,
     StopAtLastStep,
     StopOnInterrupt,
     last_checkpoint,
@@ -50,7 +50,7 @@ from agentgym_train.trainers.run_summary import show_end, success_table
 
 INTERRUPTED = 130
 
-"""Exit status of a run that Ctrl-C stopped, by the shell's convention."""
+"""Exit status of a run that was interrupted with Ctrl-C, as in a shell."""
 
 _METHODS: Final = {
     "rl": "agentgym_train.trainers.trainer",
@@ -58,21 +58,21 @@ _METHODS: Final = {
     "dpo": "agentgym_train.trainers.dpo",
 }
 
-"""The module with the `METHOD` of each training method; each loads other libraries."""
+"""The module with the `METHOD` of each training method; imported only when it is used."""
 
 
 def start(
     config: RunConfig, console: Console, rollout_runner: RolloutRunner | None, processes: int = 1
 ) -> int:
-    """A new run; what its folder held is moved aside. Returns the exit status."""
+    """Start a new run; an earlier run in the folder is moved aside. Returns the exit status."""
     quiet_libraries()
     state = join(processes)
     method = method_of(config)
     method.check(config)
     path = Path(config.output_dir)
     policy = load_policy_for(config, rollout_runner, state.device)
-    make_trainer = method.prepare(policy, config, rollout_runner, say_on(console))
-    # What could be refused has been by now; an earlier run is touched only for a real one.
+    make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
+    # All checks have passed: only now move an earlier run.
     gathered(None)
     if state.is_main_process:
         new_folder(config, path, console)
@@ -88,48 +88,48 @@ def resume(
     rollout_runner: RolloutRunner | None,
     processes: int = 1,
 ) -> int:
-    """Go on with an interrupted run from its last checkpoint. Returns the exit status."""
+    """Resume an interrupted run from its last checkpoint. Returns the exit status."""
     quiet_libraries()
     state = join(processes)
     method = method_of(config)
     store = RunStore.open(path)
-    # The first process chooses: another may see the folder a moment later.
+    # The first process chooses: others may see another state of the folder.
     checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
     if checkpoint is None:
-        console.print(f"{path} has no checkpoint yet; it starts at step 0.", soft_wrap=True)
+        console.print(f"{path} has no checkpoint; starting at step 0.", soft_wrap=True)
     else:
-        console.print(f"Going on from {checkpoint}.", soft_wrap=True)
+        console.print(f"Resuming from {checkpoint}.", soft_wrap=True)
     policy = load_policy_for(config, rollout_runner, state.device)
-    make_trainer = method.prepare(policy, config, rollout_runner, say_on(console))
+    make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
     return Run(config, method, store, console, rollout_runner, policy).play(
         make_trainer, checkpoint
     )
 
 
-def say_on(console: Console) -> Say:
-    """Tells sentences of any text, whatever brackets are in it."""
-    return lambda sentence: console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+def notifier(console: Console) -> Notify:
+    """Prints messages on a console without interpreting markup in them."""
+    return lambda message: console.print(message, soft_wrap=True, markup=False, highlight=False)
 
 
 def method_of(config: RunConfig) -> Method:
-    """What is the method's own."""
+    """The `Method` of a config."""
     module = importlib.import_module(_METHODS[config.method])
     method: Method = module.METHOD
     return method
 
 
 def new_folder(config: RunConfig, path: Path, console: Console) -> None:
-    """Begin a run folder; an earlier one is moved aside."""
+    """Create a run folder; an earlier one is moved aside."""
     if not is_unused(path):
         console.print(
-            f"{path} holds an earlier run; it is moved to {next_free_name(path)}.", soft_wrap=True
+            f"{path} contains an earlier run; moving it to {next_free_name(path)}.", soft_wrap=True
         )
-    RunStore.create(path, run_facts(config.as_dict()))
+    RunStore.create(path, run_metadata(config.as_dict()))
     (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
 
 
 def load_policy_for(config: RunConfig, rollout_runner: RolloutRunner | None, device: Any) -> Policy:
-    """The policy to train, on this process's device; raises when the model is not there."""
+    """Load the policy to train on this process's device; raises if it is not available."""
     own = rollout_runner.card.instruction if rollout_runner is not None else ""
     policy = make_policy(config, env_instruction=own, engine=config.engine_settings())
     policy.model.to(device)
@@ -145,7 +145,7 @@ def evaluate_policy(
     console: Console,
     label: str = "evaluating",
 ) -> tuple[EvalReport, list[Trajectory]]:
-    """Evaluate the weights that the engine has, as a run's config says. A collective."""
+    """Evaluate the engine's current weights with the settings of a config. A collective."""
     state = PartialState()
     found = evaluate(
         rollout_runner,
@@ -173,9 +173,9 @@ def train(
     console: Console,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> None:
-    """Train to the last step, if the checkpoint is not there yet.
+    """Train to the last step, unless the checkpoint is of the last step.
 
-    Raises `KeyboardInterrupt` when Ctrl-C ended it before.
+    Raises `KeyboardInterrupt` if Ctrl-C stopped it earlier.
     """
     trainer.remove_callback(PrinterCallback)
     with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
@@ -190,25 +190,25 @@ def train(
         try:
             trainer.train(resume_from_checkpoint=checkpoint)
         except LastStepReached:
-            console.print(f"All {trainer.state.max_steps} steps are trained already.")
+            console.print(f"All {trainer.state.max_steps} steps are already complete.")
     if stop.asked and trainer.state.global_step < trainer.args.max_steps:
         raise KeyboardInterrupt
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run while it goes on."""
+    """A run in progress."""
 
     config: RunConfig
     method: Method
     store: RunStore
     console: Console
     rollout_runner: RolloutRunner | None
-    """None where nothing is played."""
+    """None for SFT and DPO without an environment."""
     policy: Policy
 
     def play(self, make_trainer: MakeTrainer, checkpoint: str | None) -> int:
-        """Evaluate, train, evaluate and sum up. Returns the exit status."""
+        """Evaluate, train, evaluate and summarize. Returns the exit status."""
         try:
             before = self.evaluated(self.policy.model)
             if self.config.lora is not None:
@@ -234,7 +234,7 @@ class Run:
         return 0
 
     def evaluated(self, model: Any, trained_steps: int | None = None) -> EvalReport | None:
-        """The evaluation before or after training; one that is on disk is not played again."""
+        """The evaluation before or after training; a stored evaluation is not repeated."""
         config, rollout_runner, policy = self.config, self.rollout_runner, self.policy
         after = trained_steps is not None
         if rollout_runner is None or not (config.eval_after if after else config.eval_before):
@@ -253,7 +253,7 @@ class Run:
         return report
 
     def close(self, before: EvalReport | None, after: EvalReport | None) -> None:
-        """Write the summary, and say what came out and what to do next."""
+        """Write the summary, and print results and suggested commands."""
         config, store, console = self.config, self.store, self.console
         store.write_json("summary.json", self.method.summary(config, store, before, after))
         reports = {name: r for name, r in (("before", before), ("after", after)) if r is not None}
@@ -308,8 +308,8 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         `model` is a name or a loaded model, whose tokenizer is `processing_class` or that of its
         folder. `env` is an id, `module:Class` or an importable class. `algorithm`, `horizon` (a
         schedule or a function of the step) and `agent` (a class, called with the action format for
-        each episode) are for RL, and replace what `args` names. Raises `ConfigError` for a setting
-        that is invalid, missing or given twice.
+        each episode) are for RL, and override `args`. Raises `ConfigError` for a setting that is
+        invalid, missing or given twice.
         """
         args = args or RLConfig()
         if not isinstance(args, RLConfig) and (algorithm or horizon or agent):
@@ -332,14 +332,14 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         stage = prepared(self.args, here.processes, is_loaded=not isinstance(model, str))
         assert stage is None or isinstance(stage, RolloutRunner)
         self.rollout_runner: RolloutRunner | None = stage
-        """Plays episodes; None for SFT and DPO without an environment."""
+        """Runs episodes; None for SFT and DPO without an environment."""
         try:
             self.policy = self._load(model, processing_class, state.device)
             if agent is not None:
                 form = self.policy.action_format
                 self.policy = replace(self.policy, new_agent=lambda: agent(form))
             self._make_trainer = self._method.prepare(
-                self.policy, self.args, self.rollout_runner, say_on(self._console)
+                self.policy, self.args, self.rollout_runner, notifier(self._console)
             )
         except BaseException:
             self.close()
@@ -362,7 +362,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         )
 
     def add_callback(self, callback: TrainerCallback) -> None:
-        """Call a transformers callback in the following `train`."""
+        """Add a transformers callback for the next `train`."""
         self.callbacks.append(callback)
 
     def train(self, resume_from_checkpoint: bool = False) -> dict[str, float]:
@@ -396,7 +396,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         samples: int = 0,
         temperature: float | None = None,
     ) -> EvalReport:
-        """Evaluate the current weights on a held-out split; by default as `args` say."""
+        """Evaluate the current weights on a held-out split; defaults are from `args`."""
         if self.rollout_runner is None:
             raise ConfigError("there is no environment to evaluate in; pass env")
         model = self.policy.model if self.trainer is None else self.trainer.gathered_model()
@@ -441,7 +441,7 @@ def _complete(
     algorithm: Algorithm | None,
     horizon: Horizon | Callable[[int], int] | None,
 ) -> RunConfig:
-    """The config with what was given beside it. Raises `ConfigError` for what is given twice."""
+    """Merge the arguments into the config. Raises `ConfigError` for settings given twice."""
     if isinstance(args, AgentEvolConfig):
         raise ConfigError("AgentEvol trains several times; use `agentgym train` or `train(config)`")
     given: dict[str, Any] = {
@@ -466,7 +466,7 @@ def _complete(
 
 
 def _path_of(kind: type) -> str:
-    """`module:Class` of an environment's class, for the process that serves it."""
+    """`module:Class` of an environment's class, for its server process."""
     path = _label(kind)
     try:
         found = None if kind.__module__ == "__main__" else load_named(path)
@@ -474,8 +474,8 @@ def _path_of(kind: type) -> str:
         found = None
     if found is not kind:
         raise ConfigError(
-            f"the environment {kind.__qualname__} cannot be imported as {path}, and its server is "
-            "another process; define it in a module"
+            f"the environment {kind.__qualname__} cannot be imported as {path} by its server "
+            "process; define it in a module"
         )
     return path
 

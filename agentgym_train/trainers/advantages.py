@@ -1,6 +1,6 @@
-"""From a step's episodes to per-token advantages.
+"""Computes per-token advantages of a step's episodes, and trains the critic.
 
-The batch the algorithm sees is that of all processes; each keeps its own rows of the result.
+The algorithm's batch contains the episodes of all processes; each process keeps its own rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPTIMIZER = "critic_optimizer.pt"
 
 
 class ValueModel(nn.Module):
-    """A backbone and a linear head that starts at 0, so that the first values are all 0."""
+    """A backbone with a linear value head, initialized to 0 so that all initial values are 0."""
 
     def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None, predictors: Tensor) -> Tensor:
-        """(S,) float32: the value at each of `predictors`, which index the flattened input."""
+        """(S,) float32 values at `predictors`, which index the flattened input."""
         positions = {} if position_ids is None else {"position_ids": position_ids}
         output = self.backbone(input_ids=input_ids, use_cache=False, **positions)
         hidden = output.last_hidden_state.flatten(0, 1)[predictors]  # (S, H)
-        # In full precision: returns are small numbers next to what bf16 can tell apart.
+        # In full precision: bf16 cannot resolve the differences between returns.
         values: Tensor = nn.functional.linear(
             hidden.float(), self.head.weight.float(), self.head.bias.float()
         )
@@ -64,17 +64,17 @@ class ValueModel(nn.Module):
 
 
 class Critic:
-    """Values of the tokens of a step's episodes, and learning them.
+    """Computes the values of tokens and learns them.
 
-    It is prepared by the trainer's accelerator like the policy, with an optimizer of its own, and
-    computes in the same passes of like tokens; its gradient does not depend on how a step was cut.
+    It has its own optimizer and is prepared by the trainer's accelerator like the policy. It uses
+    the same kind of micro-batches, and its gradient does not depend on the split.
     """
 
     def __init__(self, trainer: PackedUpdate, model: Any, algorithm: ActorCritic) -> None:
         accelerator = trainer.accelerator
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
             raise ConfigError(
-                "DeepSpeed takes one model, and a critic is a second; use FSDP2 "
+                "DeepSpeed supports one model, and a critic is a second one; use FSDP2 "
                 "(examples/accelerate/fsdp2.yaml) or an algorithm without a critic"
             )
         self._trainer = trainer
@@ -89,7 +89,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, input_ids: Tensor, attention_mask: Tensor, trained: Tensor) -> Tensor:
-        """(B, W) values before each trained token, 0 elsewhere; all inputs are (B, W)."""
+        """(B, W) value before each trained token, 0 elsewhere; all inputs are (B, W)."""
         self._model.eval()
         found = torch.zeros(input_ids.shape, device=input_ids.device)  # (B, W)
         for rows in self._passes(attention_mask):
@@ -104,13 +104,13 @@ class Critic:
         targets: CriticTargets,
         count: float,
     ) -> dict[str, float]:
-        """Take one optimizer step towards the targets, (B, W) as the rest; the step's figures.
+        """Take one optimizer step towards the targets and return its metrics; inputs are (B, W).
 
-        `count` is how many places all processes learn.
+        `count` is the number of target values of all processes.
         """
         self._model.train()
         processes = self._trainer.accelerator.num_processes
-        # Processes' gradients are averaged, and each of them divides by the count of all.
+        # Gradients are averaged over processes, and each process divides by the total count.
         count = max(count, 1.0) / processes
         passes = self._passes(attention_mask)
         lost = torch.zeros((), device=input_ids.device)
@@ -125,16 +125,16 @@ class Critic:
                     clip=self._algorithm.value_clip,
                     count=count,
                 )
-                # Not through the accelerator, which would divide by the policy's accumulation.
+                # The accelerator would divide by the policy's gradient accumulation steps.
                 loss.backward()
             lost += loss.detach()
         norm = self._trainer.accelerator.clip_grad_norm_(self._model.parameters(), _MAX_GRAD_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return self._figures(old_values, targets, lost / processes, norm)
+        return self._metrics(old_values, targets, lost / processes, norm)
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer into a checkpoint's folder. A collective."""
+        """Write weights and optimizer to a checkpoint's folder. A collective."""
         accelerator = self._trainer.accelerator
         weights = accelerator.get_state_dict(self._model)
         state = self._optimizer.state_dict()
@@ -145,11 +145,11 @@ class Critic:
             torch.save(state, folder / _OPTIMIZER)
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint's folder."""
+        """Load weights and optimizer from a checkpoint's folder."""
         if not (folder / _WEIGHTS).is_file():
             raise ConfigError(
-                f"the checkpoint {folder} has no critic; it was made by another algorithm. Start a "
-                "new run, with this checkpoint as its model"
+                f"the checkpoint {folder} has no critic; it is of another algorithm. Start a "
+                "new run with this checkpoint as its model"
             )
         model = self._trainer.accelerator.unwrap_model(self._model)
         model.load_state_dict(load_file(folder / _WEIGHTS))
@@ -160,33 +160,33 @@ class Critic:
         return self._trainer.passes(lengths, shared_rows=self._shared)
 
     def _scored(self, input_ids: Tensor, attention_mask: Tensor, trained: Tensor) -> Tensor:
-        """(R, W) values before each trained token, 0 elsewhere."""
+        """(R, W) value before each trained token, 0 elsewhere."""
         layout = pack(input_ids, attention_mask, trained, shared_rows=self._shared)
         with self._trainer.accelerator.autocast():
             values = self._model(layout.input_ids, layout.position_ids, layout.predictors)  # (S,)
         return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)
 
-    def _figures(
+    def _metrics(
         self, values: Tensor, targets: CriticTargets, loss: Tensor, norm: Any
     ) -> dict[str, float]:
-        """Of all processes: `loss` is this one's part of it. A collective."""
+        """The metrics of all processes; `loss` is this process's part. A collective."""
         returns = targets.returns[targets.mask].double()  # (M,)
         missed = returns - values[targets.mask]  # (M,)
         sums = [loss.double(), *(t.sum() for t in (torch.ones_like(returns), returns, missed))]
         sums += [returns.square().sum(), missed.square().sum()]
         whole: Tensor = self._trainer.accelerator.reduce(torch.stack(sums), reduction="sum")  # (6,)
         all_loss, count, first, missed_first, second, missed_second = whole.tolist()
-        figures = {"critic/loss": all_loss, "critic/grad_norm": float(norm)}
-        # Each is the variance times the square of the count.
+        metrics = {"critic/loss": all_loss, "critic/grad_norm": float(norm)}
+        # These are variances multiplied by the square of the count.
         variance = count * second - first**2
         if count > 1 and variance > 1e-9 * count * second:
             unexplained = (count * missed_second - missed_first**2) / variance
-            figures["critic/explained_variance"] = 1 - unexplained
-        return figures
+            metrics["critic/explained_variance"] = 1 - unexplained
+        return metrics
 
 
 def _groups(model: nn.Module, args: Any) -> list[dict[str, Any]]:
-    """The parameters, with weight decay where the policy has it: not on biases and norms."""
+    """Parameter groups with weight decay as in the policy: not on biases and norms."""
     decayed = set(get_parameter_names(model, [nn.LayerNorm], ["bias", "layernorm", "rmsnorm"]))
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     return [
@@ -202,27 +202,27 @@ Kind = Literal["auto", "off", "token", "sequence"]
 class ImportanceSampling:
     """Truncated importance sampling between engine and trainer.
 
-    An engine computes in other kernels or another precision than the trainer, so what it drew is
-    off-policy even with the same weights. With pi_T the trainer's probability before the update and
-    pi_E the engine's, the advantage of token t is multiplied by
+    An engine may use other kernels or another precision than the trainer, so its samples are
+    off-policy even with the same weights. pi_T is the trainer's probability before the update and
+    pi_E the engine's. The advantage of token t is multiplied by
 
-    - `token`: min(pi_T(t) / pi_E(t), most) (truncated importance sampling, arXiv:2303.17651's
-      estimator as TRL and verl have it), or
+    - `token`: min(pi_T(t) / pi_E(t), most) (truncated importance sampling, arXiv:2303.17651, as in
+      TRL and verl), or
     - `sequence`: the product over the episode's sampled tokens, and 0 for an episode where it is
       above `most` or below 1 / `most` (masked importance sampling).
 
-    `auto` is `token` for an engine that is not the trainer's own model, and `off` for one that is.
+    `auto` is `off` if the engine samples with the trainer's own model, and `token` otherwise.
     """
 
     kind: Kind = "auto"
     most: float = 3.0
 
     def is_needed(self, engine_is_exact: bool) -> bool:
-        """Whether the trainer has to score what the engine sampled."""
+        """Whether the trainer has to score the engine's samples."""
         return self.kind in ("token", "sequence") or (self.kind == "auto" and not engine_is_exact)
 
     def ratios(self, trainer: Tensor, engine: Tensor, mask: Tensor) -> Tensor:
-        """(B, T) what advantages are multiplied by, of (B, T) log-probabilities; 1 off the mask."""
+        """(B, T) importance weights from (B, T) log-probabilities; 1 off the mask."""
         difference = torch.where(mask, trainer - engine, 0.0)  # (B, T)
         if self.kind == "sequence":
             total = difference.sum(1, keepdim=True)  # (B, 1)
@@ -233,25 +233,25 @@ class ImportanceSampling:
 
 
 def drift(trainer: Tensor, engine: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far apart engine and trainer are on the sampled tokens: figures of a step."""
+    """Metrics of the difference between engine and trainer on a step's sampled tokens."""
     difference = (trainer - engine)[mask]  # (N,)
     if not difference.numel():
         return {}
     return {
         "engine/logprob_difference_mean": float(difference.abs().mean()),
         "engine/logprob_difference_max": float(difference.abs().max()),
-        # k3 (http://joschu.net/blog/kl-approx.html): KL(engine, trainer), sampled by the engine
+        # The k3 estimator (http://joschu.net/blog/kl-approx.html) of KL(engine, trainer)
         "engine/kl": float((difference.exp() - 1 - difference).mean()),
     }
 
 
 _MEANS_OVER_A_ROWS_TOKENS = {"grpo", "sapo"}
 
-"""Of TRL's losses that divide by the number of rows, those that divide by a row's tokens too."""
+"""TRL's losses that are a mean over rows of the mean over each row's tokens."""
 
 
 class StepAdvantages:
-    """Gives advantages, and teaches the critic on the way."""
+    """Computes the advantages of a step and updates the critic, if the algorithm has one."""
 
     def __init__(
         self,
@@ -275,21 +275,21 @@ class StepAdvantages:
         if isinstance(algorithm, ActorCritic):
             model = trainer.accelerator.unwrap_model(trainer.model)
             self.critic = Critic(trainer, model, algorithm)
-        self.figures: dict[str, float] = {}
-        """Of the last step: the critic's, and how far the engine was from the trainer."""
+        self.metrics: dict[str, float] = {}
+        """Metrics of the last step: of the critic, and of the difference engine to trainer."""
         self.per_token = torch.zeros(0, 0)
-        """(B, V) the last step's advantages of this process's episodes, as the algorithm gave
-        them."""
+        """(B, V) advantages of this process's episodes in the last step, without importance
+        sampling."""
 
     @torch.no_grad()
     def advantages(
         self, output: Mapping[str, Any], trajectories: Sequence[Trajectory], rows: Rows
     ) -> Tensor:
-        """(R, T) for the rows of this process's episodes, from what TRL made of them.
+        """(R, T) advantages for the rows of this process, from TRL's batch `output`.
 
         A collective. The algorithm sees the B episodes; V is the width of their joined rows.
         """
-        self.figures = {}
+        self.metrics = {}
         device, width = output["completion_ids"].device, output["completion_ids"].shape[1]
         own = token_batch(
             trajectories, self._group_size, rows.width(width), self._dummy_id, self._trained
@@ -309,13 +309,13 @@ class StepAdvantages:
         rank = self._trainer.accelerator.process_index
         found = rows_of(self._algorithm.advantages(every), shares, rank).to(device)  # (B, V)
         if self.critic is not None:
-            self._teach(ids, attention, width, rows, own, every, shares)
+            self._update_critic(ids, attention, width, rows, own, every, shares)
         self.per_token = found.cpu()
         if self._corrects:
             found = found * self._ratios(output, own, mask, rows)
         return rows.to_rows(found, width) * self._scale(every, rows).to(device)  # (R, T)
 
-    def _teach(
+    def _update_critic(
         self,
         ids: Tensor,
         attention: Tensor,
@@ -325,7 +325,7 @@ class StepAdvantages:
         every: TokenBatch,
         shares: Sequence[TokenBatch],
     ) -> None:
-        """Let the critic take its step."""
+        """Update the critic."""
         assert self.critic is not None and isinstance(self._algorithm, ActorCritic)
         assert own.values is not None
         targets = self._algorithm.critic_targets(every)
@@ -339,27 +339,28 @@ class StepAdvantages:
             columns(rows_of(targets.mask, shares, rank)),  # (R, P + T)
         )
         with torch.enable_grad():
-            self.figures |= self.critic.learn(
+            self.metrics |= self.critic.learn(
                 ids, attention, columns(own.values), mine, float(targets.mask.sum())
             )
 
     def _ratios(
         self, output: Mapping[str, Any], own: TokenBatch, mask: Tensor, rows: Rows
     ) -> Tensor:
-        """(B, V) what the engine's sampling is weighed by."""
+        """(B, V) importance weights of the engine's samples."""
         assert own.logprobs is not None
         trainer = output.get("old_per_token_logps")
         if trainer is None:
             trainer = self._trainer.logprobs(output)  # (R, T)
         trainer = rows.to_episodes(trainer)  # (B, V)
         engine = own.logprobs.to(mask.device)  # (B, V)
-        self.figures |= drift(trainer, engine, mask)
+        self.metrics |= drift(trainer, engine, mask)
         return self._correction.ratios(trainer, engine, mask)
 
     def _scale(self, every: TokenBatch, rows: Rows) -> Tensor:
-        """(1, 1) or (R, 1) what makes TRL's means over rows those over episodes that train.
+        """(1, 1) or (R, 1) factors that turn TRL's means over rows into means over episodes.
 
-        A loss is proportional to its advantage, so scaling the one scales the other.
+        Only episodes that are trained on count.
+        The loss is proportional to the advantage, so scaling the advantage scales the loss.
         """
         loss = self._algorithm.loss.loss_type
         if loss not in MEANS_OVER_EPISODES:

@@ -1,4 +1,4 @@
-"""Trajectories as tensors, for algorithms and for TRL."""
+"""Turns trajectories into tensors, for algorithms and for TRL."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from agentgym_train.config.values import TRUNCATED
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """R rows of B episodes: first the first row of each, then the further rows, then fillers."""
+    """R rows of B episodes: the first row of each, then further rows, then dummy rows.
+
+    A row is one context of an episode. An episode without context resets has one row.
+    """
 
     tokens: list[Tokens]
     """(R,)"""
     owner: list[int]
-    """(R,) the episode whose row it is; -1 for a filler, from which nothing is learned."""
+    """(R,) index of the row's episode; -1 for a dummy row, which is not trained on."""
     offset: list[int]
-    """(R,) how many completion tokens of the episode stand in earlier rows."""
+    """(R,) number of the episode's completion tokens in earlier rows."""
     episodes: int
     """B."""
 
@@ -38,7 +41,7 @@ class Rows:
         dummy_id: int,
         trained: frozenset[str] = TEACHES,
     ) -> Rows:
-        """The rows of episodes, without further fillers."""
+        """The rows of episodes, without dummy rows at the end."""
         each = [rows_of_episode(t, dummy_id, trained) for t in trajectories]
         tokens, owner, offset = [rows[0] for rows in each], list(range(len(each))), [0] * len(each)
         for number, (first, *further) in enumerate(each):
@@ -51,7 +54,7 @@ class Rows:
         return cls(tokens, owner, offset, len(each))
 
     def filled(self, count: int, dummy_id: int) -> Rows:
-        """With fillers up to the next multiple of B that is at least `count`."""
+        """Add dummy rows up to the next multiple of B that is at least `count`."""
         wanted = -(-max(count, len(self.tokens)) // self.episodes) * self.episodes
         missing = wanted - len(self.tokens)
         return Rows(
@@ -63,17 +66,17 @@ class Rows:
 
     @property
     def is_one_each(self) -> bool:
-        """Whether rows and episodes are the same."""
+        """Whether each episode has exactly one row."""
         return len(self.tokens) == self.episodes
 
     def width(self, row_width: int) -> int:
-        """V: the completion tokens of the longest episode, as wide as the rows if they are one."""
+        """V: completion tokens of the longest episode, or `row_width` if each has one row."""
         if self.is_one_each:
             return row_width
         return max(1, *(end for _, _, end in self._spans()))
 
     def to_episodes(self, values: Tensor) -> Tensor:
-        """(B, V) of (R, T) values, 0 past the end."""
+        """Convert (R, T) values to (B, V), 0 past the end."""
         if self.is_one_each:
             return values
         found = values.new_zeros(self.episodes, self.width(values.shape[1]))  # (B, V)
@@ -83,7 +86,7 @@ class Rows:
         return found
 
     def to_rows(self, values: Tensor, row_width: int) -> Tensor:
-        """(R, T) of (B, V) values, 0 past the end and in fillers."""
+        """Convert (B, V) values to (R, T), 0 past the end and in dummy rows."""
         if self.is_one_each:
             return values
         found = values.new_zeros(len(self.tokens), row_width)  # (R, T)
@@ -93,7 +96,7 @@ class Rows:
         return found
 
     def share(self) -> Tensor:
-        """(R, 1) the part of its episode's trained tokens that a row has."""
+        """(R, 1) fraction of its episode's trained tokens that a row contains."""
         counts = torch.tensor([float(sum(row.loss_mask)) for row in self.tokens])  # (R,)
         owners = torch.tensor(self.owner)  # (R,)
         real = owners >= 0
@@ -102,7 +105,7 @@ class Rows:
         return (counts / whole)[:, None]
 
     def _spans(self) -> list[tuple[int, int, int]]:
-        """(R,) owner, and where in its episode a row's completion begins and ends."""
+        """(R,) owner, start and end of a row's completion in its episode."""
         return [
             (owner, start, start + len(row.completion_ids))
             for owner, start, row in zip(self.owner, self.offset, self.tokens, strict=True)
@@ -112,7 +115,7 @@ class Rows:
 def rows_of_episode(
     trajectory: Trajectory, dummy_id: int, trained: frozenset[str] = TEACHES
 ) -> list[Tokens]:
-    """The episode's rows; a single token that nothing is learned from if none of them train."""
+    """The episode's rows; one dummy row if the episode is not trained on."""
     rows = [row for row in trajectory.rows if row.completion_ids]
     if not rows or trajectory.outcome not in trained:
         return [dummy_row(dummy_id)]
@@ -120,7 +123,7 @@ def rows_of_episode(
 
 
 def joined_tokens(rows: Sequence[Tokens]) -> Tokens:
-    """The rows of an episode as one, without the prompts of all but the first."""
+    """Concatenate the rows of an episode, keeping only the prompt of the first."""
     if len(rows) == 1:
         return rows[0]
     starts = [0]
@@ -141,7 +144,7 @@ def joined_tokens(rows: Sequence[Tokens]) -> Tokens:
 
 
 def dummy_row(dummy_id: int) -> Tokens:
-    """A row of one token that nothing is learned from."""
+    """A row of one token whose loss mask is 0."""
     return Tokens([dummy_id], [dummy_id], [0], [0.0], [-1], [])
 
 
@@ -151,11 +154,11 @@ def rollout_output(
     trained: frozenset[str] = TEACHES,
     rows: Rows | None = None,
 ) -> dict[str, list[Any]]:
-    """B episodes as TRL's `rollout_func` gives them, one item a row; `env_mask` is the loss mask.
+    """B episodes as TRL's `rollout_func` returns them, one item per row; `env_mask` is `loss_mask`.
 
-    The reward stands at an episode's first row. That of a lost episode, and of every other row, is
-    None, which TRL leaves out of what it logs. One that merely does not train (see
-    `trained_outcomes`) is logged like the others.
+    The first row of an episode has its reward. Further rows and lost episodes have None, which TRL
+    excludes from its logs. Episodes that are only excluded from training (see `trained_outcomes`)
+    are logged.
     """
     rows = rows or Rows.of(trajectories, dummy_id, trained)
     rewards = [t.reward if teaches(t.outcome) else None for t in trajectories]
@@ -175,9 +178,9 @@ def token_batch(
     dummy_id: int,
     trained: frozenset[str] = TEACHES,
 ) -> TokenBatch:
-    """B episodes padded to `width` completion tokens of all their rows, as the algorithms see them.
+    """B episodes, each with all its rows joined and padded to `width`, as input of an algorithm.
 
-    Only those whose outcome is in `trained` teach; the others have no tokens and no turns.
+    Only episodes whose outcome is in `trained` are trained on; the others have no tokens and turns.
     """
     rows = [joined_tokens(rows_of_episode(t, dummy_id, trained)) for t in trajectories]
     teaching = [t.outcome in trained for t in trajectories]
@@ -195,7 +198,7 @@ def token_batch(
 
 
 def _padded(rows: Sequence[Sequence[float]], fill: float, width: int = 0) -> Tensor:
-    """(B, width) or (B, K) with K the longest row, at least 1; float32 or int64 as `fill` is."""
+    """Pad to (B, width), or to the longest row (at least 1); float32 or int64, as is `fill`."""
     width = width or max(1, *(len(row) for row in rows))
     kind = torch.float32 if isinstance(fill, float) else torch.int64
     padded = torch.full((len(rows), width), fill, dtype=kind)
@@ -205,13 +208,13 @@ def _padded(rows: Sequence[Sequence[float]], fill: float, width: int = 0) -> Ten
 
 
 def _ends(row: Tokens, turns: int) -> list[int]:
-    """(K,) the turn's ends; a turn without tokens ends where the one before it does."""
+    """(K,) end of each turn; a turn without tokens ends where the previous turn does."""
     ends = row.turn_ends[:turns]
     return ends + [ends[-1] if ends else 0] * (turns - len(ends))
 
 
 def _states(trajectory: Trajectory, turns: int) -> list[int]:
-    """(K,) 63-bit ids of the observations the turns answer, the same in every process."""
+    """(K,) 63-bit hashes of the observation before each turn, equal in all processes."""
     answered = [trajectory.observation, *(turn.observation for turn in trajectory.turns)]
     texts = (text.encode("utf-8", "surrogatepass") for text in answered[:turns])
     digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
@@ -220,11 +223,11 @@ def _states(trajectory: Trajectory, turns: int) -> list[int]:
 
 _FILL = {"states": -1}
 
-"""What stands past a row's end, where it is not 0."""
+"""Padding values other than 0."""
 
 
 def joined_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """The batches of all processes, by rank, as one; each has its own B, T and K."""
+    """Concatenate the batches of all processes, by rank; each has its own B, T and K."""
     if len(batches) == 1:
         return batches[0]
     values: dict[str, Any] = {
@@ -236,7 +239,7 @@ def joined_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
 
 
 def rows_of(tensor: Tensor, batches: Sequence[TokenBatch], rank: int) -> Tensor:
-    """(B, T) rows of one process, T its own, of a (sum of B, widest T) tensor of all."""
+    """(B, T) rows of one process, from a (sum of B, maximum T) tensor of all processes."""
     first = sum(len(batch.teaches) for batch in batches[:rank])
     own = batches[rank].loss_mask
     return tensor[first : first + own.shape[0], : own.shape[1]]

@@ -1,4 +1,4 @@
-"""What the methods' runs share: metrics, checkpoints, Ctrl-C, and the interface of a method."""
+"""Callbacks for all training methods: metrics, checkpoints and Ctrl-C; interface of a method."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ StepMetrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Which log entries are a step's metrics, and the text beside the progress bar."""
+    """Which log entries are a step's metrics, and the text next to the progress bar."""
 
     named_by: str
-    """A log entry with this metric is a step's; others, such as the last one, are ignored."""
+    """Only log entries with this metric are written; the final entry, for example, is not."""
     text: Callable[[StepMetrics], str]
-    """The text beside the bar."""
+    """The text next to the bar."""
     hidden: tuple[str, ...] = ()
-    """Metrics whose names begin with one of these are not written; all others are."""
+    """Metrics whose names start with one of these are not written; all others are."""
 
 
 class Metrics(TrainerCallback):
-    """Writes each step's figures to the run store and shows them on one line with the time left."""
+    """Writes each step's metrics to the run store and shows them next to the progress bar."""
 
     def __init__(self, store: RunStore, progress: Progress, shown: Shown) -> None:
         self._store = store
         self._shown = shown
         self._progress = progress
-        self._bar = progress.add_task("training", total=1, start=False, figures="")
+        self._bar = progress.add_task("training", total=1, start=False, status="")
         self._began = time.monotonic()
 
     def on_train_begin(
@@ -53,14 +53,14 @@ class Metrics(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """Start the bar where the run stands."""
+        """Start the bar at the current step."""
         self._progress.update(self._bar, total=state.max_steps, completed=state.global_step)
         self._progress.start_task(self._bar)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Time the step."""
+        """Start the step's timer."""
         self._began = time.monotonic()
 
     def on_log(
@@ -71,17 +71,17 @@ class Metrics(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Keep and show one step's figures."""
+        """Write and show a step's metrics."""
         if not logs or self._shown.named_by not in logs:
             return
         row = {"step": state.global_step, "seconds": time.monotonic() - self._began}
         row |= {k: v for k, v in logs.items() if not k.startswith(self._shown.hidden)}
         self._store.append_metrics(row)
-        self._progress.update(self._bar, completed=state.global_step, figures=self._shown.text(row))
+        self._progress.update(self._bar, completed=state.global_step, status=self._shown.text(row))
 
 
 class StopOnInterrupt(TrainerCallback):
-    """The first Ctrl-C ends the run after this step, with a checkpoint; a second one at once."""
+    """Stops the run after the current step with a checkpoint; a second Ctrl-C stops it at once."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -89,12 +89,12 @@ class StopOnInterrupt(TrainerCallback):
         self._before: Any = None
 
     def __enter__(self) -> StopOnInterrupt:
-        """Take over SIGINT."""
+        """Install the SIGINT handler."""
         self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give SIGINT back."""
+        """Restore the previous SIGINT handler."""
         signal.signal(signal.SIGINT, self._before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -102,13 +102,13 @@ class StopOnInterrupt(TrainerCallback):
             raise KeyboardInterrupt
         self.asked = True
         self._progress.console.print(
-            "[yellow]Stopping after this step, with a checkpoint. Ctrl-C again stops at once.[/]"
+            "[yellow]Stopping after this step with a checkpoint. Press Ctrl-C again to stop now.[/]"
         )
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Save and stop when asked to, all processes after the same step."""
+        """Save and stop if requested; all processes stop after the same step."""
         self.asked = any(gathered(self.asked))
         if self.asked:
             control.should_save = True
@@ -116,55 +116,55 @@ class StopOnInterrupt(TrainerCallback):
 
 
 class LastStepReached(Exception):
-    """The checkpoint that a run resumes from is that of its last step."""
+    """The run resumes from the checkpoint of its last step, so no step is left."""
 
 
 class StopAtLastStep(TrainerCallback):
-    """Ends a resumed training that has no step left, by `LastStepReached`.
+    """Ends a resumed training that has no step left, by raising `LastStepReached`.
 
-    transformers compares the step with `max_steps` only after a step, and so trains one too many.
-    When it calls `on_train_begin`, the checkpoint's weights are loaded, and sharded if need be.
+    transformers compares the step with `max_steps` only after a step, so it would train one step
+    too many. When it calls `on_train_begin`, the checkpoint's weights are loaded and sharded.
     """
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Raise when there is no step left; a control flag would be read after the next step."""
+        """Raise if no step is left; transformers reads control flags only after a step."""
         if state.global_step >= state.max_steps:
             raise LastStepReached
 
 
 class HorizonState(TrainerCallback):
-    """Keeps the horizon schedule's state in each checkpoint, and says when and why it grew.
+    """Saves the horizon schedule's state in each checkpoint, and reports when it grows.
 
-    The file is the last that is written, so a checkpoint that has it is whole.
+    The file is written last, so a checkpoint that contains it is complete.
     """
 
     FILE = "horizon.json"
 
     def __init__(
-        self, horizon: Horizon, checkpoint: str | None, tell: Callable[[str], object]
+        self, horizon: Horizon, checkpoint: str | None, report: Callable[[str], object]
     ) -> None:
-        """`checkpoint` is the folder that the run goes on from, if it does."""
+        """`checkpoint` is the folder that the run resumes from, if any."""
         self._horizon = horizon
-        self._tell = tell
+        self._report = report
         if checkpoint is not None:
             kept = json.loads((Path(checkpoint) / self.FILE).read_text(encoding="utf-8"))
             horizon.load_state_dict(kept["state"])
-        self._told = len(horizon.growths)
+        self._reported = len(horizon.growths)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Say it when the horizon grew."""
-        for growth in self._horizon.growths[self._told :]:
-            self._tell(f"horizon {growth.turns} from step {growth.step + 1}: {growth.reason}")
-        self._told = len(self._horizon.growths)
+        """Report that the horizon grew."""
+        for growth in self._horizon.growths[self._reported :]:
+            self._report(f"horizon {growth.turns} from step {growth.step + 1}: {growth.reason}")
+        self._reported = len(self._horizon.growths)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Write the state into the checkpoint, whole or not at all."""
+        """Write the state to the checkpoint, atomically."""
         if not state.is_world_process_zero:
             return
         step = state.global_step
@@ -177,14 +177,14 @@ class HorizonState(TrainerCallback):
 
 
 class Whole(TrainerCallback):
-    """Writes the last file of each checkpoint where there is no other state to keep."""
+    """Marks each checkpoint as complete, for methods without a horizon schedule."""
 
     FILE = "whole.json"
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Write it, whole or not at all."""
+        """Write the file, atomically."""
         if state.is_world_process_zero:
             _finish_checkpoint(args, state, self.FILE, {"step": state.global_step})
 
@@ -199,7 +199,7 @@ def _finish_checkpoint(
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint; one that a killed process left half written is passed over."""
+    """The newest complete checkpoint; incomplete ones of a killed process are skipped."""
     names = (HorizonState.FILE, Whole.FILE)
     whole = [path.parent for name in names for path in folder.glob(f"checkpoint-*/{name}")]
     numbered = [(int(path.name.rpartition("-")[2]), str(path)) for path in whole]
@@ -208,29 +208,29 @@ def last_checkpoint(folder: Path) -> str | None:
 
 MakeTrainer = Callable[..., Any]
 
-"""Makes a trainer of transformers' kind, with `whole_model()` and `close()`, for a run folder."""
+"""Makes a transformers `Trainer` with `gathered_model()` and `close()` for a run folder."""
 
-Say = Callable[[str], object]
+Notify = Callable[[str], object]
 
-"""Tells the user a sentence."""
+"""Prints a message for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The parts of a run that are a method's own; `config` is the method's."""
+    """The parts of a run that depend on the training method; `config` is the method's config."""
 
     check: Callable[[Any], None]
-    """Raise `ConfigError` for names that only the libraries know, before a folder is touched."""
-    prepare: Callable[[Policy, Any, RolloutRunner | None, Say], MakeTrainer]
-    """What can be refused once the policy is loaded, and how the trainer is made."""
+    """Raise `ConfigError` for values that only the libraries can check, before writing a folder."""
+    prepare: Callable[[Policy, Any, RolloutRunner | None, Notify], MakeTrainer]
+    """Check what needs the loaded policy, and return the factory of the trainer."""
     callbacks: Callable[[Any, str | None, Progress], list[TrainerCallback]]
-    """Of a trainer and the checkpoint that it goes on from. One of them writes the file that makes
-    a checkpoint whole."""
+    """The callbacks for a trainer and the checkpoint that it resumes from. One of them writes the
+    file that marks a checkpoint as complete."""
     shown: Shown
-    """Which figures of a step are kept, and what is said of them."""
+    """Which metrics of a step are written and shown."""
     summary: Callable[[Any, RunStore, EvalReport | None, EvalReport | None], dict[str, Any]]
     plot: Callable[[Any, RunStore], Path | None]
     next_commands: Callable[[Any, RunStore], list[tuple[str, str]]]
-    """(command, what it does) of what a user would type now."""
+    """(command, purpose) of the suggested next commands."""
     last_words: Callable[[RunStore], str | None] = lambda store: None
-    """What is said at the end beside figures and commands, if anything."""
+    """An additional message at the end of a run, if any."""

@@ -1,8 +1,8 @@
 """DPO: TRL's DPOTrainer over pairs of episodes, with the loss masks of RL.
 
-An episode's log-ratio is the sum over what the policy said, turn by turn; what the world answered
-is context. TRL takes everything after the prompt for the policy's, so the rows come as ids with
-masks, through a collator of ours. Losses, reference and figures are TRL's.
+The log-ratio of an episode is the sum over the policy's tokens in all turns; observations are
+context. TRL would train on everything after the prompt, so the rows are ids with masks, and the
+collator is ours. Losses, reference model and metrics are TRL's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -26,27 +25,27 @@ from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.methods import DPOConfig
 from agentgym_train.config.values import check_keys
-from agentgym_train.data.datasets import read_demonstrations, replay_of, told_of
+from agentgym_train.data.datasets import describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
-from agentgym_train.data.tokenize import Replay
+from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.models.distributed import WholeModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics
+from agentgym_train.trainers.callbacks import MakeTrainer, Method, Notify, Shown, StepMetrics
 from agentgym_train.trainers.run_summary import (
     learning_summary,
     next_learning_commands,
     plot_learning,
 )
 from agentgym_train.trainers.sampler import row_order
-from agentgym_train.trainers.sft import callbacks
+from agentgym_train.trainers.sft import callbacks, shared_values
 from agentgym_train.trainers.update import loss_in_microbatches, make_microbatches, rows_of
 
 
 @dataclass(frozen=True, slots=True)
 class DPODataset:
-    """The pairs that DPO learns from, and how they came about."""
+    """The pairs of DPO, and where they come from."""
 
     rows: list[dict[str, list[int]]]
     """`prompt_ids` (P,), then `chosen_ids` and `chosen_mask` (C,), and the same of `rejected`."""
@@ -54,46 +53,52 @@ class DPODataset:
     """How many were read."""
     broken: list[BrokenLine]
     too_long: int
-    """Pairs with an episode of more than `max_tokens`; they are left out, never cut."""
+    """Pairs with an episode above `max_tokens`; they are left out, never truncated."""
     max_tokens: int
 
     @classmethod
     def read(cls, config: DPOConfig, tokenizer: Any) -> DPODataset:
-        """The pairs of a config's data."""
-        sifted, reading = read_demonstrations(config.data, pairs=True)
-        replay = replay_of(config, tokenizer)
-        rows = [pair_row(pair, replay) for pair in make_pairs(sifted.kept, config.pair_rules)]
+        """Read and tokenize the data of a config."""
+        filtered, reading = read_demonstrations(config.data, pairs=True)
+        episode_tokenizer = EpisodeTokenizer(tokenizer, config)
+        pairs = make_pairs(filtered.selected, config.pair_rules)
+        rows = [pair_row(pair, episode_tokenizer) for pair in pairs]
         fitting = [row for row in rows if _longest(row) <= config.max_tokens]
-        made = cls(
-            fitting, len(sifted.kept), reading.broken, len(rows) - len(fitting), config.max_tokens
+        dataset = cls(
+            rows=fitting,
+            episodes=len(filtered.selected),
+            broken=reading.broken,
+            too_long=len(rows) - len(fitting),
+            max_tokens=config.max_tokens,
         )
-        check_pairs(fitting, " ".join(made.sentences()))
-        return made
+        check_pairs(fitting, " ".join(dataset.sentences()))
+        return dataset
 
     def sentences(self) -> list[str]:
-        """What the user is told of the data."""
-        said = [f"Learning from {len(self.rows)} pairs of {self.episodes} episodes."]
+        """What is shown about the data."""
+        shown = [f"Learning from {len(self.rows)} pairs of {self.episodes} episodes."]
         if self.too_long:
-            said.append(
+            shown.append(
                 f"{self.too_long} pairs are longer than max_tokens {self.max_tokens} and are left "
                 "out."
             )
-        return [*said, *told_of(self.broken)]
+        return [*shown, *describe_broken(self.broken)]
 
 
-def check_pairs(rows: Sequence[Any], told: str = "") -> None:
-    """Raise `ConfigError` where there is nothing to learn from."""
+def check_pairs(rows: Sequence[Any], details: str = "") -> None:
+    """Raise `ConfigError` if there is nothing to learn from."""
     if not rows:
         raise ConfigError(
-            "there is no pair to learn from: no two episodes of one task and seed of which one is "
-            "the better. Name data in which tasks were played several times, or set shorter or "
-            f"reward_gap. {told}".strip()
+            "there is no pair to learn from: no two episodes of the same task and seed differ in "
+            "quality. Name data in which tasks were played several times, or set shorter or "
+            f"reward_gap. {details}".strip()
         )
 
 
-def pair_row(pair: Pair, replay: Replay) -> dict[str, list[int]]:
-    """Both episodes of a pair after the prompt that they share."""
-    chosen, rejected = (_row_of(episode, replay) for episode in (pair.chosen, pair.rejected))
+def pair_row(pair: Pair, episode_tokenizer: EpisodeTokenizer) -> dict[str, list[int]]:
+    """Both episodes of a pair, after their common prompt."""
+    chosen = _row_of(pair.chosen, episode_tokenizer)
+    rejected = _row_of(pair.rejected, episode_tokenizer)
     if chosen.prompt_ids != rejected.prompt_ids:
         raise ConfigError(
             f"two episodes of task {pair.chosen.task!r} are a pair and have different prompts"
@@ -107,12 +112,12 @@ def pair_row(pair: Pair, replay: Replay) -> dict[str, list[int]]:
     }
 
 
-def _row_of(episode: Trajectory, replay: Replay) -> Tokens:
-    row, *further = replay.rows(episode)
+def _row_of(episode: Trajectory, episode_tokenizer: EpisodeTokenizer) -> Tokens:
+    row, *further = episode_tokenizer.rows(episode)
     if further:
         raise ConfigError(
-            "DPO compares whole episodes, and the agent cuts their context into several rows; use "
-            "an agent that keeps it, such as plain"
+            "DPO compares whole episodes, and this agent divides their context into several rows; "
+            "use an agent that keeps the whole context, such as plain"
         )
     return row
 
@@ -122,16 +127,14 @@ def _longest(row: dict[str, list[int]]) -> int:
 
 
 Row = Mapping[str, Any]
-
-"""See `pair_rows.DPODataset`."""
+"""See `DPODataset`."""
 
 _COUPLE_PAIRS = frozenset({"aot", "aot_unpaired", "sft"})
-
 """TRL's losses in which a pair's loss depends on the other pairs of the batch."""
 
 
 class AgentDPOTrainer(DPOTrainer):
-    """Teaches a policy to prefer. Which pairs a step has depends on the seed and the step alone."""
+    """Trains a policy by DPO. The pairs of a step depend on the seed and the step alone."""
 
     def __init__(
         self,
@@ -145,9 +148,9 @@ class AgentDPOTrainer(DPOTrainer):
         steps = config.steps_of(len(rows))
         order = row_order(len(rows), steps * config.pairs_per_step, config.seed)
         args = dpo_config(config, steps, checkpoints)
-        # Adapters are switched off for the reference, and figures made before need none.
+        # The reference is the model without adapters, or log-probabilities computed beforehand.
         needs_copy = config.lora is None and not args.precompute_ref_log_probs
-        self._tokens_per_forward = config.max_tokens_per_microbatch
+        self._max_tokens = config.max_tokens_per_microbatch
         super().__init__(
             model=model,
             ref_model=copy.deepcopy(model) if needs_copy else None,
@@ -159,11 +162,11 @@ class AgentDPOTrainer(DPOTrainer):
         )
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        # The rows are ids already.
+        # The rows are token ids already.
         return dataset
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        # The order is laid down already.
+        # The dataset is in the order of the steps already.
         return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
 
     def _compute_loss(
@@ -178,7 +181,7 @@ class AgentDPOTrainer(DPOTrainer):
         microbatches = make_microbatches(
             self.accelerator,
             (2 * longest).tolist(),
-            self._tokens_per_forward,
+            self._max_tokens,
             shared_rows=False,
         )
         trl_loss = super()._compute_loss
@@ -194,11 +197,11 @@ class AgentDPOTrainer(DPOTrainer):
         )
 
     def gathered_model(self) -> Any:
-        """The model as one process may call it alone. A collective."""
+        """The model in a form that one process can call alone. A collective."""
         return WholeModel().of(self.accelerator.unwrap_model(self.model))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class PairCollator:
@@ -228,43 +231,19 @@ class PairCollator:
 
 
 def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig:
-    """TRL's own config for a run; `config.trainer_args` has the last word."""
-    on_gpu = torch.cuda.is_available()
-    values: dict[str, Any] = {
-        "output_dir": str(checkpoints),
-        "max_steps": steps,
+    """TRL's config of a run; `config.trainer_args` overrides it."""
+    values = {
+        **shared_values(config, config.pairs_per_step, steps, checkpoints),
         "beta": config.beta,
-        "learning_rate": config.learning_rate,
-        "lr_scheduler_type": "linear",
-        "warmup_steps": config.warmup_steps,
-        "per_device_train_batch_size": config.pairs_per_step // PartialState().num_processes,
-        "gradient_accumulation_steps": 1,
-        "seed": config.seed,
-        "use_cpu": not on_gpu,
-        "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
-        "gradient_checkpointing": on_gpu,
-        "max_length": None,
-        # Which are the rows' own.
+        # The columns of the rows are ours.
         "remove_unused_columns": False,
-        "logging_steps": 1,
-        "save_steps": config.save_every,
-        "save_total_limit": 2,
-        "disable_tqdm": True,
-        "ddp_find_unused_parameters": False,
-        "report_to": "none",
-        "dataloader_num_workers": 0,
         "trust_remote_code": False,
     }
     return TrlDPOConfig(**{**values, **config.trainer_args})
 
 
-def check_dpo(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a value that TRL's config does not have."""
-    check_keys(" in trainer_args", values, (f.name for f in fields(TrlDPOConfig)))
-
-
 def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
-    """The first columns of every tensor that has columns: padding of longer rows is left away."""
+    """The first columns of every tensor with columns, without the padding of longer rows."""
     return {
         name: value[:, :width] if isinstance(value, Tensor) and value.dim() > 1 else value
         for name, value in inputs.items()
@@ -272,16 +251,17 @@ def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
 
 
 def _check(config: DPOConfig) -> None:
-    check_dpo(config.trainer_args)
+    """Raise `ConfigError` for a key that TRL's config does not have."""
+    check_keys(" in trainer_args", config.trainer_args, (f.name for f in fields(TrlDPOConfig)))
 
 
 def _prepare(
-    policy: Policy, config: DPOConfig, rollout_runner: RolloutRunner | None, say: Say
+    policy: Policy, config: DPOConfig, rollout_runner: RolloutRunner | None, notify: Notify
 ) -> MakeTrainer:
-    """The pairs, and how a trainer is made that teaches the policy to prefer."""
+    """Read the pairs; returns a function that creates the trainer."""
     rows = DPODataset.read(config, policy.tokenizer)
-    for sentence in rows.sentences():
-        say(sentence)
+    for message in rows.sentences():
+        notify(message)
     return lambda store: AgentDPOTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )
@@ -289,7 +269,7 @@ def _prepare(
 
 def _text(row: StepMetrics) -> str:
     return (
-        f"loss {row['loss']:.3f}  right pairs {row['rewards/accuracies']:.2f}  "
+        f"loss {row['loss']:.3f}  correct pairs {row['rewards/accuracies']:.2f}  "
         f"margin {row['rewards/margins']:.2f}"
     )
 
@@ -306,7 +286,11 @@ METHOD = Method(
     plot=lambda config, store: plot_learning(
         store,
         f"DPO, seed {config.seed}",
-        {"loss": "loss", "rewards/accuracies": "pairs put right", "rewards/margins": "margin"},
+        {
+            "loss": "loss",
+            "rewards/accuracies": "correctly ranked pairs",
+            "rewards/margins": "margin",
+        },
     ),
     next_commands=next_learning_commands,
 )

@@ -1,4 +1,4 @@
-"""The end of a run: summary.json, the table, the curves, and the commands to type next."""
+"""The end of a run: summary.json, the result table, the curves and the suggested commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def summary(
 def learning_summary(
     config: RunConfig, store: RunStore, before: EvalReport | None, after: EvalReport | None
 ) -> dict[str, Any]:
-    """The summary.json of a run of SFT or DPO."""
+    """The summary.json of an SFT or DPO run."""
     rows, _ = store.metrics()
     return _evaluations(config, before, after) | {
         "method": config.method,
@@ -84,7 +84,7 @@ def lost_episodes(store: RunStore) -> str | None:
     if not retried:
         return None
     return (
-        f"[yellow]{retried} episodes were retried; {lost} of them stayed lost and are excluded "
+        f"[yellow]{retried} episodes were retried; {lost} of them remained lost and are excluded "
         "from loss and baseline.[/]"
     )
 
@@ -96,7 +96,7 @@ def plot(store: RunStore, title: str) -> Path | None:
 
 
 def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """The plot of an RL run. Rewards outside 0 to 1 have an axis of their own."""
+    """The plot of an RL run. Rewards outside 0 to 1 have a separate axis."""
     from matplotlib.figure import Figure
 
     steps = [row["step"] for row in rows]
@@ -104,7 +104,7 @@ def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     rewards = [row["reward"] for row in rows]
     of_reward = upper if min(rewards) >= 0 and max(rewards) <= 1 else upper.twinx()
-    # Reward is dashed and on top: in a world that rewards only success the two lines coincide.
+    # Reward is dashed and on top: with a reward for success only the two lines coincide.
     drawn = []
     for axis, name, color, dashes in (
         (upper, "success", "#00798c", "-"),
@@ -136,7 +136,7 @@ def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
 def plot_learning(store: RunStore, title: str, curves: Mapping[str, str]) -> Path | None:
     """Plot one panel per metric as PNG; None if nothing was trained.
 
-    `curves` has the name of each metric and the label of its axis.
+    `curves` maps the name of each metric to the label of its axis.
     """
     from matplotlib.figure import Figure
 
@@ -197,7 +197,7 @@ def _smoothed(
     dashes: str = "-",
     label: str | None = None,
 ) -> list[Any]:
-    """Draw a metric pale, and its moving average over it; the lines of the latter."""
+    """Draw a metric in a light color and its moving average on top; returns the latter's lines."""
     steps, values = [row["step"] for row in rows], [row[name] for row in rows]
     axis.plot(steps, values, color=color, alpha=0.25, linewidth=1)
     lines: list[Any] = axis.plot(
@@ -219,7 +219,7 @@ def _save(figure: Figure, folder: Path) -> Path:
 
 
 def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
-    """(command, purpose) of what to do after RL."""
+    """(command, purpose) of the suggested commands after RL."""
     run = store.path
     return [
         (
@@ -239,7 +239,7 @@ def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
 
 
 def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
-    """(command, purpose) of what to do after SFT or DPO."""
+    """(command, purpose) of the suggested commands after SFT or DPO."""
     run, env = store.path, config.env or "ENV"
     return [
         (
@@ -309,8 +309,8 @@ def _iterations_table(
 def show_end(
     store: RunStore, picture: Path | None, commands: Sequence[tuple[str, str]], console: Console
 ) -> None:
-    """Show where the results are, and what to type next."""
-    console.print(f"Figures: {store.path}/summary.json   Curves: {picture}", soft_wrap=True)
-    console.print("What next:")
+    """Show where the results are, and the suggested commands."""
+    console.print(f"Summary: {store.path}/summary.json   Curves: {picture}", soft_wrap=True)
+    console.print("Next steps:")
     for command, purpose in commands:
         console.print(f"  [bold]{command}[/]\n      {purpose}", soft_wrap=True, highlight=False)

@@ -21,11 +21,11 @@ Play = Callable[[], list[Trajectory]]
 
 
 class AsyncRollouts:
-    """One step off-policy: what is trained on was sampled by weights one update older.
+    """Rollouts that are one step off-policy: their weights are one update older.
 
-    The episodes of a step are begun when those of the step before are complete, with the weights
-    of that moment, of which the engine needs a copy. A checkpoint waits for the episodes under way
-    and holds them, because nothing else could play them again once the weights have moved on.
+    The episodes of a step start when those of the previous step are complete, with a copy of the
+    weights at that moment. A checkpoint waits for the running episodes and contains them, because
+    they cannot be sampled again after the weights have changed.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class AsyncRollouts:
         self._playing: Future[list[Trajectory]] | None = None
 
     def begin(self, step: int, play: Play) -> None:
-        """Begin to play for `step`."""
+        """Start the episodes of `step` in the background."""
         self._step, self._playing = step, self._thread.submit(play)
 
     def take(self, step: int) -> list[Trajectory] | None:
-        """The episodes for `step`, once they are complete; None if none were begun."""
+        """Wait for the episodes of `step`; None if they were not started."""
         playing, self._playing = self._playing, None
         if playing is None:
             return None
@@ -46,7 +46,7 @@ class AsyncRollouts:
         return played if step == self._step else None
 
     def save(self, folder: Path, rank: int) -> None:
-        """Wait for the episodes under way and write them into a checkpoint's folder."""
+        """Wait for the running episodes and write them to a checkpoint's folder."""
         if self._playing is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class AsyncRollouts:
         _file(folder, rank).write_bytes(msgspec.msgpack.encode(kept))
 
     def load(self, folder: Path, rank: int) -> None:
-        """Have what a checkpoint's folder holds."""
+        """Load the episodes from a checkpoint's folder."""
         path = _file(folder, rank)
         if not path.is_file():
             return
@@ -63,7 +63,7 @@ class AsyncRollouts:
         self._playing.set_result(kept.trajectories)
 
     def close(self, stop: Callable[[], object]) -> None:
-        """Give up what is under way; `stop` ends the rollouts."""
+        """Cancel the running episodes; `stop` ends the rollouts."""
         playing, self._playing = self._playing, None
         while playing is not None and not playing.done():
             stop()
@@ -81,9 +81,9 @@ def _file(folder: Path, rank: int) -> Path:
 
 
 def row_order(rows: int, wanted: int, seed: int, *, shuffle: bool = True) -> list[int]:
-    """The numbers of `wanted` rows, one after the other: epoch after epoch, each row once in each.
+    """Indices of `wanted` rows over as many epochs as needed; each epoch has every row once.
 
-    A step's rows may lie across the end of an epoch, so that all steps have equally many.
+    A step may span two epochs, so that all steps have the same number of rows.
     """
     order: list[int] = []
     epoch = 0
@@ -97,11 +97,11 @@ def row_order(rows: int, wanted: int, seed: int, *, shuffle: bool = True) -> lis
 
 
 def tasks_of_step(tasks: Sequence[str], seed: int, number: int, wanted: int) -> list[str]:
-    """The `wanted` tasks of the rollout `number`, which counts from 0.
+    """The `wanted` tasks of rollout `number`, counted from 0.
 
-    Each epoch goes through the tasks in an order of its own, the order of TRL's sampler in a run
-    that is never broken off; what is left over at an epoch's end is left out of it. Fewer tasks
-    than are wanted come several times in a step.
+    Each epoch shuffles the tasks, in the order of TRL's sampler in an uninterrupted run. The tasks
+    that do not fill a step at the end of an epoch are skipped. If there are fewer tasks than
+    `wanted`, they repeat within a step.
     """
     steps = max(1, len(tasks) // wanted)
     epoch, place = divmod(number, steps)
@@ -113,7 +113,7 @@ def tasks_of_step(tasks: Sequence[str], seed: int, number: int, wanted: int) -> 
 
 
 class StepSampler:
-    """Plays whole groups of one process. What is begun depends on the run's seed and step alone."""
+    """Runs the groups of one process; tasks and seeds depend only on the run's seed and step."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class StepSampler:
         self._rank = rank
         self._processes = processes
         self.tasks: Callable[[int], list[str]] = self._drawn
-        """The tasks of a step's episodes on this process, a group's one after the other."""
+        """The tasks of a step's episodes on this process, ordered by group."""
         self._pool: OversamplingPool | None = None
         if config.oversampling_ratio:
             self._pool = OversamplingPool(
@@ -143,15 +143,15 @@ class StepSampler:
                 max_staleness=config.max_staleness,
             )
         self.bar: RolloutBar | None = None
-        """Shows how far the step is."""
+        """Progress bar of the step's episodes."""
 
     @property
     def dropped(self) -> int:
-        """Episodes of the last step that were begun and dropped unfinished."""
+        """Episodes of the last step that were started and dropped before their end."""
         return self._pool.dropped if self._pool is not None else 0
 
     def play(self, step: int, horizon: int, version: int) -> list[Trajectory]:
-        """Episodes of this process, group after group, by weights of that version."""
+        """Run the episodes of this process with weights `version`, ordered by group."""
         starts = self.starts(self.tasks(step), step)
         if self.bar is not None:
             self.bar.begin(len(starts))
@@ -189,7 +189,7 @@ class StepSampler:
         )
 
     def starts(self, tasks: Sequence[str], step: int) -> list[EpisodeSpec]:
-        """The starts of the step's own groups."""
+        """The episode specs of the step's groups."""
         first = self._rank * len(tasks)
         return [self._start(task, step, number) for number, task in enumerate(tasks, first)]
 
@@ -205,7 +205,7 @@ class StepSampler:
         return [task for task in own for _ in range(self._config.num_generations)]
 
     def _further_groups(self, own: int, step: int) -> list[list[EpisodeSpec]]:
-        """Groups beyond those that are needed, of tasks drawn at random."""
+        """Additional groups for oversampling, of random tasks."""
         count = math.ceil(own * self._config.oversampling_ratio)
         size = self._config.num_generations
         draw = random.Random(draw_seed("further", self._config.seed, step, self._rank))

@@ -1,8 +1,8 @@
 """SFT: TRL's SFTTrainer over episodes, with the loss masks of RL.
 
-Rows come as ids and labels, so nothing is put into a template or encoded again. A step is computed
-in passes of like tokens (`passes`), of which each is a call of TRL's own loss; what a pass looks
-like, padded or several rows in one, changes neither loss nor gradient.
+Rows are ids and labels, so no template is applied and nothing is tokenized again. A step is
+computed in micro-batches of rows of similar length, each by a call of TRL's own loss. Neither loss
+nor gradient depends on how a step is divided, or whether rows are padded or packed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
-from agentgym_train.config.methods import SFTConfig
+from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.values import check_keys
 from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
@@ -29,7 +29,7 @@ from agentgym_train.models.distributed import WholeModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.callbacks import MakeTrainer, Method, Say, Shown, StepMetrics, Whole
+from agentgym_train.trainers.callbacks import MakeTrainer, Method, Notify, Shown, StepMetrics, Whole
 from agentgym_train.trainers.run_summary import (
     learning_summary,
     next_learning_commands,
@@ -49,15 +49,14 @@ from agentgym_train.trainers.update import (
 )
 
 Row = Mapping[str, list[int]]
-
-"""`input_ids` (T,) and `labels` (T,), -100 where there is no loss; see `replay.training_row`."""
+"""`input_ids` (T,) and `labels` (T,), -100 without loss; see `tokenize.training_row`."""
 
 
 class AgentSFTTrainer(SFTTrainer):
-    """Fits a policy to rows. Which rows a step has depends on the seed and the step alone."""
+    """Trains a policy by SFT. The rows of a step depend on the seed and the step alone."""
 
     _total_train_tokens: int
-    """TRL's count."""
+    """TRL's counter."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class AgentSFTTrainer(SFTTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """TRL's loss of all rows; all micro-batches but the last have run their backward pass."""
-        if return_outputs or num_items_in_batch is None or self._only_at_once():
+        if return_outputs or num_items_in_batch is None or self._needs_one_batch():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         ids, attention = inputs["input_ids"], inputs["attention_mask"]  # (R, W)
         trained = inputs["labels"] != IGNORED  # (R, W)
@@ -123,23 +122,23 @@ class AgentSFTTrainer(SFTTrainer):
         metrics["num_tokens"] = [self._total_train_tokens]
         return loss
 
-    def _only_at_once(self) -> bool:
-        """Whether the loss needs all rows, or all logits, in one call of the model."""
+    def _needs_one_batch(self) -> bool:
+        """Whether the loss requires all rows, or all logits, in one model call."""
         smoothed = self.label_smoother is not None and self.args.loss_type == "nll"
         return smoothed or self.aux_loss_enabled or self.compute_loss_func is not None
 
     def gathered_model(self) -> Any:
-        """The model as one process may call it alone. A collective."""
+        """The model in a form that one process can call alone. A collective."""
         return WholeModel().of(self.accelerator.unwrap_model(self.model))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def imitate(model: Any, tokenizer: Any, rows: Sequence[Row], config: SFTConfig) -> dict[str, float]:
-    """Fit `model` to rows in place and save it to the config's folder; TRL's closing metrics.
+    """Train `model` on rows in place and save it to the config's folder; returns TRL's metrics.
 
-    For scripts that make their own rows; `agentgym train` keeps a run folder and can be resumed.
+    For scripts that create rows themselves; `agentgym train` keeps a run folder and can resume.
     """
     settings = replace(config, trainer_args={"save_strategy": "no", **config.trainer_args})
     trainer = AgentSFTTrainer(model, tokenizer, rows, settings, Path(config.output_dir))
@@ -149,23 +148,34 @@ def imitate(model: Any, tokenizer: Any, rows: Sequence[Row], config: SFTConfig) 
 
 
 def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig:
-    """TRL's own config for a run; `config.trainer_args` has the last word."""
+    """TRL's config of a run; `config.trainer_args` overrides it."""
+    values = {
+        **shared_values(config, config.rows_per_step, steps, checkpoints),
+        # The dataset is in the order of the steps already, and its rows are ids with labels.
+        "train_sampling_strategy": "sequential",
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "trust_remote_code": False,
+    }
+    return TrlSFTConfig(**{**values, **config.trainer_args})
+
+
+def shared_values(
+    config: SFTConfig | DPOConfig, batch: int, steps: int, checkpoints: Path
+) -> dict[str, Any]:
+    """The values of TRL's configs that SFT and DPO have in common; `batch` is of all processes."""
     on_gpu = torch.cuda.is_available()
-    values: dict[str, Any] = {
+    return {
         "output_dir": str(checkpoints),
         "max_steps": steps,
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": "linear",
         "warmup_steps": config.warmup_steps,
-        "per_device_train_batch_size": config.rows_per_step // PartialState().num_processes,
+        "per_device_train_batch_size": batch // PartialState().num_processes,
         "gradient_accumulation_steps": 1,
         "seed": config.seed,
         "use_cpu": not on_gpu,
         "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
         "gradient_checkpointing": on_gpu,
-        # The order is laid down already, and the rows are ids with labels.
-        "train_sampling_strategy": "sequential",
-        "dataset_kwargs": {"skip_prepare_dataset": True},
         "max_length": None,
         "logging_steps": 1,
         "save_steps": config.save_every,
@@ -174,18 +184,11 @@ def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig
         "ddp_find_unused_parameters": False,
         "report_to": "none",
         "dataloader_num_workers": 0,
-        "trust_remote_code": False,
     }
-    return TrlSFTConfig(**{**values, **config.trainer_args})
-
-
-def check_sft(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a value that TRL's config does not have."""
-    check_keys(" in trainer_args", values, (f.name for f in fields(TrlSFTConfig)))
 
 
 def _inputs(layout: Layout) -> dict[str, Tensor]:
-    """What TRL's loss is given for one pass: the scored tokens alone stand as labels."""
+    """The inputs of TRL's loss for one micro-batch: only the scored tokens are labels."""
     positions = layout.position_ids
     if positions is None:
         columns = torch.arange(layout.input_ids.shape[1], device=layout.input_ids.device)
@@ -197,29 +200,30 @@ def _inputs(layout: Layout) -> dict[str, Tensor]:
     }
 
 
-def _check(config: SFTConfig) -> None:
-    check_sft(config.trainer_args)
+def _check(config: SFTConfig | AgentEvolConfig) -> None:
+    """Raise `ConfigError` for a key that TRL's config does not have."""
+    check_keys(" in trainer_args", config.trainer_args, (f.name for f in fields(TrlSFTConfig)))
 
 
 def _prepare(
-    policy: Policy, config: SFTConfig, rollout_runner: RolloutRunner | None, say: Say
+    policy: Policy, config: SFTConfig, rollout_runner: RolloutRunner | None, notify: Notify
 ) -> MakeTrainer:
-    """The rows, and how a trainer is made that fits the policy to them."""
+    """Read the rows; returns a function that creates the trainer."""
     rows = SFTDataset.read(config, policy.tokenizer)
-    for sentence in rows.sentences():
-        say(sentence)
+    for message in rows.sentences():
+        notify(message)
     return lambda store: AgentSFTTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )
 
 
 def callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list[TrainerCallback]:
-    """What marks a checkpoint as whole."""
+    """Marks checkpoints as complete."""
     return [Whole()]
 
 
 def _text(row: StepMetrics) -> str:
-    return f"loss {row['loss']:.3f}  right tokens {row['mean_token_accuracy']:.2f}"
+    return f"loss {row['loss']:.3f}  token accuracy {row['mean_token_accuracy']:.2f}"
 
 
 METHOD = Method(
@@ -234,7 +238,7 @@ METHOD = Method(
     plot=lambda config, store: plot_learning(
         store,
         f"SFT, seed {config.seed}",
-        {"loss": "loss", "mean_token_accuracy": "tokens that are likeliest"},
+        {"loss": "loss", "mean_token_accuracy": "token accuracy"},
     ),
     next_commands=next_learning_commands,
 )

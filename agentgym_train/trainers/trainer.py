@@ -1,9 +1,9 @@
-"""RL: TRL's GRPOTrainer whose completions are whole episodes of an environment.
+"""RLTrainer: TRL's GRPOTrainer with whole episodes of an environment as completions.
 
-Two of TRL's seams are used: `_generate_and_score_completions`, before which the episodes are
-played and whose advantages are replaced by ours of shape (R, T) for R rows of tokens, and
-`rollout_func`, which hands the episodes over. Losses, optimizer, distribution, logging and
-checkpoints are TRL's, untouched; how a step's episodes are computed is `update`'s.
+It uses two extension points of TRL. `rollout_func` returns the sampled episodes.
+`_generate_and_score_completions` runs the episodes first and replaces TRL's advantages by per-token
+advantages of shape (R, T) for R rows of tokens. Loss, optimizer, distribution, logging and
+checkpoints are TRL's. `update` computes the forward and backward passes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.values import check_keys, trained_outcomes
-from agentgym_train.data.token_store import PIECES, KeptTokens, pack, write_pieces
+from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pieces
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.distributed import WholeModel, gathered
 from agentgym_train.models.loading import lora_config
@@ -46,7 +46,7 @@ from agentgym_train.trainers.callbacks import (
     HorizonState,
     MakeTrainer,
     Method,
-    Say,
+    Notify,
     Shown,
     StepMetrics,
 )
@@ -56,27 +56,27 @@ from agentgym_train.trainers.update import PackedUpdate, ragged_gather
 
 
 class TooManyLost(AgentGymError, RuntimeError):
-    """More of a step's episodes were lost than `max_lost_rate` allows."""
+    """The rate of lost episodes in a step is above `max_lost_rate`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """What is known of a step's tokens, which stay in the process that sampled them."""
+    """Counts of a step's sampled tokens; the tokens stay in the process that sampled them."""
 
     sampled: int
-    """Tokens that were sampled, of the episodes that teach."""
+    """Sampled tokens of the episodes that are not lost."""
     behind: int
-    """Summed over those tokens: how many updates older than the step the weights were."""
+    """Sum over those tokens of the policy's age in optimizer steps when it sampled them."""
     dropped: int
-    """Episodes that were begun and dropped unfinished."""
+    """Episodes that were started and dropped before their end."""
     seconds: float
-    """How long the step's episodes took, or were waited for."""
+    """Time the step waited for its episodes."""
 
     @classmethod
     def of(
         cls, trajectories: Sequence[Trajectory], step: int, dropped: int, seconds: float
     ) -> StepTokens:
-        """Those of one process."""
+        """The counts of one process."""
         rows = [row for t in trajectories if teaches(t.outcome) for row in t.rows]
         versions = [
             v for row in rows for v, m in zip(row.versions, row.loss_mask, strict=True) if m
@@ -85,7 +85,7 @@ class StepTokens:
 
     @classmethod
     def of_all(cls, shares: Sequence[StepTokens]) -> StepTokens:
-        """Those of all processes."""
+        """The counts of all processes."""
         return cls(
             sum(share.sampled for share in shares),
             sum(share.behind for share in shares),
@@ -97,7 +97,7 @@ class StepTokens:
 def step_metrics(
     trajectories: Sequence[Trajectory], horizon: int, tokens: StepTokens
 ) -> dict[str, float]:
-    """What is kept of a step's episodes of every process; means are over those not lost."""
+    """The metrics of a step's episodes of all processes; means exclude lost episodes."""
     kept = [t for t in trajectories if teaches(t.outcome)]
     figures = {
         "success": _mean([t.success for t in kept]),
@@ -117,7 +117,7 @@ def step_metrics(
 
 
 def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: float) -> None:
-    """Raise `TooManyLost` when the share of a step's episodes that were lost is above the rate."""
+    """Raise `TooManyLost` if the rate of lost episodes in a step is above `max_lost_rate`."""
     lost = [t for t in trajectories if not teaches(t.outcome)]
     share = len(lost) / len(trajectories)
     if share <= max_lost_rate:
@@ -127,16 +127,16 @@ def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: flo
     attempts = sum(t.attempts - 1 for t in retried)
     which = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     raise TooManyLost(
-        f"{len(lost)} of {len(trajectories)} episodes were lost at step {step} ({which}): a share "
-        f"of {share:.2f}, above max_lost_rate {max_lost_rate:g}. {len(retried)} were tried again, "
-        f"{attempts} times in all; the {len(lost)} that stayed lost are left out of the loss and "
-        f"of their groups' baselines. The first was lost to: {lost[0].error}. Put that right, then "
-        "go on from the last checkpoint with `agentgym train --resume RUN`"
+        f"{len(lost)} of {len(trajectories)} episodes were lost at step {step} ({which}): a rate "
+        f"of {share:.2f}, above max_lost_rate {max_lost_rate:g}. {len(retried)} were retried, "
+        f"{attempts} times in total; the {len(lost)} that remained lost are excluded from the loss "
+        f"and from their groups' baselines. First error: {lost[0].error}. Fix it, then "
+        "resume from the last checkpoint with `agentgym train --resume RUN`"
     )
 
 
 def without_tokens(trajectory: Trajectory) -> Trajectory:
-    """The episode as text alone, which is what a long run can afford to keep of every step."""
+    """The episode without its tokens, which is small enough to store for every step."""
     return msgspec.structs.replace(trajectory, tokens=None, further_rows=[])
 
 
@@ -148,10 +148,10 @@ KeepTokens = Literal["none", "sample", "all"]
 
 
 class TokenWriter:
-    """Writes the advantages of every episode, and the tokens of those that are chosen.
+    """Writes the advantages of all episodes, and the tokens of selected ones.
 
-    `sample` chooses the first group of each step, so that its episodes can be compared; `all`
-    chooses all; with `none` nothing is written.
+    `sample` selects the first group of each step, so that its episodes can be compared. `all`
+    selects every episode. `none` writes nothing.
     """
 
     def __init__(self, store: RunStore, keep: KeepTokens, group_size: int, tokenizer: Any) -> None:
@@ -161,7 +161,7 @@ class TokenWriter:
         self._is_main = PartialState().is_main_process
         folder = store.path / "tokens"
         if keep != "none" and self._is_main and not (folder / PIECES).is_file():
-            # With the tokenizer's texts beside them nobody needs it to read the tokens.
+            # With the tokens' texts next to them, readers do not need the tokenizer.
             write_pieces(folder, pieces_of(tokenizer))
 
     def keep(
@@ -171,9 +171,10 @@ class TokenWriter:
         advantages: Tensor,  # (B, V)
         starts: Sequence[int],
     ) -> None:
-        """Keep a step's, whose episodes of all processes begin at `starts` in their file.
+        """Write a step's advantages and tokens.
 
-        A collective; `starts` are the main process's.
+        `starts` are the offsets of all processes' episodes in the trajectory file; only the main
+        process needs them. A collective: every process must call it.
         """
         if self._keep == "none":
             return
@@ -182,7 +183,7 @@ class TokenWriter:
             zip(trajectories, advantages.tolist(), strict=True)
         ):
             length = sum(len(row.completion_ids) for row in trajectory.rows)
-            # A lost episode has no advantages; its row may be narrower than its tokens.
+            # A lost episode has no advantages, and its row may be shorter than its tokens.
             values = (given + [0.0] * length)[:length]
             chosen = self._keep == "all" or (self._is_main and number < self._group_size)
             packed = pack(trajectory.rows, values) if chosen and trajectory.rows else b""
@@ -193,17 +194,17 @@ class TokenWriter:
             self._store.append_tokens(
                 name,
                 (
-                    KeptTokens(start, turns, packed)
+                    StoredTokens(start, turns, packed)
                     for start, (turns, packed) in zip(starts, everyone, strict=True)
                 ),
             )
 
 
 def pieces_of(tokenizer: Any) -> list[str]:
-    """The text that each id adds to a sentence; half a character is the replacement mark."""
+    """The text that each token id adds to a sentence; U+FFFD for a part of a character."""
     before = tokenizer.encode("a", add_special_tokens=False)
     held = tokenizer.decode(before)
-    # After another token, since some tokenizers drop the space that begins a sentence.
+    # Decode after another token, since some tokenizers drop a leading space.
     texts = tokenizer.batch_decode(
         [[*before, number] for number in range(len(tokenizer))],
         skip_special_tokens=False,
@@ -225,11 +226,11 @@ def _turn_means(trajectory: Trajectory, values: Sequence[float]) -> list[float]:
 
 
 class RLTrainer(PackedUpdate):
-    """Trains a policy on the tasks of one split.
+    """Trains a policy with RL on the tasks of one split.
 
-    A group is `num_generations` episodes of one task and environment seed, which depend only on
-    the run's seed and the step: a resumed run plays the same episodes. Each process plays whole
-    groups, and does not wait for others while it does (see `distributed`).
+    A group is `num_generations` episodes of one task and environment seed. Task and seed depend
+    only on the run's seed and the step, so a resumed run samples the same episodes. Each process
+    runs whole groups and does not wait for other processes during a rollout (see `distributed`).
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class RLTrainer(PackedUpdate):
         algorithm: Algorithm | None = None,
         horizon: Horizon | None = None,
     ) -> None:
-        """`algorithm` and `horizon` replace those that the config names."""
+        """`algorithm` and `horizon` override those of the config."""
         self.policy = policy
         self.config = config
         self.rollout_runner = rollout_runner
@@ -257,7 +258,7 @@ class RLTrainer(PackedUpdate):
         self._starts: list[int] = []
         tasks = rollout_runner.tasks.split(config.split)
         with warnings.catch_warnings():
-            # TRL calls its rollout hook experimental; the pinned range of versions answers that.
+            # TRL marks rollout_func as experimental; our version range of TRL is pinned.
             warnings.filterwarnings("ignore", message=".*'rollout_func'.*experimental")
             super().__init__(
                 model=policy.model,
@@ -271,7 +272,7 @@ class RLTrainer(PackedUpdate):
         self._add_parts(config)
 
     def _add_parts(self, config: RLConfig) -> None:
-        """What plays a step's episodes and what turns them into advantages."""
+        """Create the sampler of episodes and the computation of advantages."""
         policy = self.policy
         self.episodes = StepSampler(
             config,
@@ -285,7 +286,7 @@ class RLTrainer(PackedUpdate):
         self.async_rollouts = AsyncRollouts()
         if config.async_steps and isinstance(policy.engine, HFEngine):
             policy.engine.keep_own_weights()
-        # The weight of the divergence in the loss; the algorithm's own is in its rewards.
+        # The KL coefficient of the loss; the algorithm may have another one for its rewards.
         self.beta = config.beta
         self.step_advantages = StepAdvantages(
             self,
@@ -303,11 +304,11 @@ class RLTrainer(PackedUpdate):
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        # TRL's sampler draws other tasks after a resumption, so its rows are only counted: a prompt
-        # a row of tokens, of which an episode whose context was cut has several.
+        # TRL's sampler draws other tasks after a resume, so only the number of its rows is used:
+        # one prompt per row of tokens. An episode with context resets has several rows.
         self._play()
         inputs = [dict(inputs[i % len(inputs)]) for i in range(len(self._rows.tokens))]
-        # TRL scores the reference where beta says that there is one.
+        # TRL scores the reference model if its own beta is above 0.
         self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self.beta = self.config.beta
@@ -317,26 +318,26 @@ class RLTrainer(PackedUpdate):
         self.token_writer.keep(
             "train", self._trajectories, self.step_advantages.per_token, self._starts
         )
-        for name, value in self.step_advantages.figures.items():
+        for name, value in self.step_advantages.metrics.items():
             self._metrics["train"][name].append(value)
         return output
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        # Passes, and so their rows, differ from process to process.
+        # The micro-batches differ between processes, and so does their number of rows.
         with ragged_gather(self.accelerator):
             return super()._compute_loss(model, inputs)
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
-        """TRL's; while the critic warms up the policy has no gradient, and stays as it is."""
+        """TRL's training step; during the critic's warmup the policy is not updated."""
         loss: Tensor = super().training_step(*arguments, **options)
         warmup = getattr(self.algorithm, "critic_warmup", 0)
         if self.state.global_step < warmup:
-            # An optimizer passes over what has no gradient: no decay, no momentum.
+            # An optimizer skips parameters without a gradient: no weight decay, no momentum.
             self.model.zero_grad(set_to_none=True)
         return loss
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # Ours first: a checkpoint counts as whole when TRL's own files are there.
+        # Write our files first: a checkpoint counts as complete once TRL's files exist.
         folder = Path(self._get_output_dir(trial=trial))
         folder = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.step_advantages.critic is not None:
@@ -354,7 +355,7 @@ class RLTrainer(PackedUpdate):
             self.async_rollouts.load(Path(checkpoint), self.accelerator.process_index)
 
     def close(self) -> None:
-        """Give up the episodes that are played ahead, if training ended before it was through."""
+        """Cancel asynchronous rollouts if training ended early."""
         self.async_rollouts.close(self.rollout_runner.stop)
 
     @property
@@ -362,7 +363,7 @@ class RLTrainer(PackedUpdate):
         return int(self.policy.tokenizer.pad_token_id)
 
     def _play(self) -> None:
-        """Have the step's episodes played, and lay out their rows."""
+        """Run the step's episodes and build their rows."""
         step = self.state.global_step
         began = time.monotonic()
         played = self.async_rollouts.take(step)
@@ -378,14 +379,14 @@ class RLTrainer(PackedUpdate):
         self._rows = rows if most == rows.episodes else rows.filled(most, self._dummy_row)
         further = step + self.num_iterations
         if self.config.async_steps and further < self.args.max_steps:
-            # From here to the next rollout nothing else may use the collector or the engine.
+            # Until the next rollout nothing else may use the rollout runner or the engine.
             longest = self.horizon(further)
             self.async_rollouts.begin(
                 further, lambda: self.episodes.play(further, longest, version=step)
             )
 
     def _hand_over(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """TRL's rollout hook: what was played."""
+        """TRL's `rollout_func`: return the episodes of this step."""
         output = rollout_output(
             self._trajectories, self._dummy_row, self._trained_outcomes, self._rows
         )
@@ -393,16 +394,16 @@ class RLTrainer(PackedUpdate):
         return output
 
     def gathered_model(self) -> Any:
-        """The model as one process may call it alone. A collective."""
+        """The unsharded model, which one process can call alone. A collective."""
         return self._whole.of(self.accelerator.unwrap_model(self.model))
 
     def _record(
         self, trajectories: list[Trajectory], horizon: int, seconds: float, rows: Rows
     ) -> int:
-        """Keep the step's episodes and figures; stop the run when too many were lost.
+        """Store the step's episodes and metrics; raise `TooManyLost` if too many were lost.
 
-        The figures are of all processes' episodes, so that all of them decide alike. Gives the most
-        rows that a process has, which all of them need.
+        The metrics cover the episodes of all processes, so that all processes decide alike.
+        Returns the maximum number of rows of a process: TRL needs as many in each.
         """
         light = [without_tokens(t) for t in trajectories]
         step = self.state.global_step
@@ -422,17 +423,17 @@ class RLTrainer(PackedUpdate):
 def trajectory_reward(
     completions: list[Any], trajectory_reward: list[float | None], **_: Any
 ) -> list[float | None]:
-    """TRL's reward function: what the world paid over the episode; None for a lost one."""
+    """TRL's reward function: the sum of an episode's rewards; None for a lost episode."""
     return trajectory_reward
 
 
 def check_trl(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a value that TRL's config does not have."""
+    """Raise `ConfigError` for a key that TRL's config does not have."""
     check_keys(" in trainer_args", values, (f.name for f in fields(GRPOConfig)))
 
 
 def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPOConfig:
-    """TRL's own config for a run; `config.trainer_args` has the last word."""
+    """TRL's config for a run; `config.trainer_args` takes precedence."""
     on_gpu = torch.cuda.is_available()
     processes = PartialState().num_processes
     config.check_processes(processes)
@@ -442,25 +443,25 @@ def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPO
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": config.warmup_steps,
-        # The update cuts them into passes itself.
+        # `update` splits them into micro-batches.
         "per_device_train_batch_size": config.episodes_per_step // processes,
         "num_generations": config.num_generations,
         "max_completion_length": config.max_tokens,
         "temperature": config.temperature,
-        # Above 0 keeps a reference, which an algorithm may want for its rewards.
+        # Above 0 loads a reference model, which an algorithm may need for its rewards.
         "beta": config.beta or getattr(algorithm, "kl", 0.0),
         **asdict(algorithm.loss),
         "seed": config.seed,
         "use_cpu": not on_gpu,
         "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
         "gradient_checkpointing": on_gpu,
-        # An engine samples without it: with it the trainer would score another policy.
+        # Engines sample without dropout; with it the trainer would score another policy.
         "disable_dropout": True,
         "logging_steps": 1,
         "save_steps": config.save_every,
         "save_total_limit": 2,
         "disable_tqdm": True,
-        # Every weight takes part in every forward pass; to look for others costs a pass.
+        # Every weight is used in every forward pass, so there is nothing to search for.
         "ddp_find_unused_parameters": False,
         "report_to": "none",
         "dataloader_num_workers": 0,
@@ -475,10 +476,10 @@ def _check(config: RLConfig) -> None:
 
 
 def _prepare(
-    policy: Policy, config: RLConfig, rollout_runner: RolloutRunner | None, say: Say
+    policy: Policy, config: RLConfig, rollout_runner: RolloutRunner | None, notify: Notify
 ) -> MakeTrainer:
     if rollout_runner is None:
-        raise ConfigError("RL plays an environment; name one with env")
+        raise ConfigError("RL needs an environment; set env")
     return partial(RLTrainer, policy, config, rollout_runner)
 
 
@@ -501,7 +502,7 @@ METHOD = Method(
     callbacks=_callbacks,
     shown=Shown(
         named_by="success",
-        # TRL's figures about the generation, which is not TRL's here.
+        # TRL's metrics of its own generation, which is not used here.
         hidden=("completions/", "rewards/", "sampling/", "tools/", "num_tokens", "step_time"),
         text=_text,
     ),

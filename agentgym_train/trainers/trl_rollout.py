@@ -1,17 +1,16 @@
-"""TrlRollout: our rollouts for any GRPOTrainer, as TRL's `rollout_func`.
+"""TrlRollout: rollouts in an environment for any GRPOTrainer, as TRL's `rollout_func`.
 
 ```python
-with Collector("agentgym/TextCraft-v0") as collector:
-    rollout = TrlRollout(policy, collector, horizon=20)
+with RolloutRunner("agentgym/TextCraft-v0") as runner:
+    rollout = TrlRollout(policy, runner, horizon=20)
     trainer = GRPOTrainer(
         model=policy.model, processing_class=policy.tokenizer, rollout_func=rollout,
         train_dataset=rollout.dataset(n=256), reward_funcs=[trajectory_reward], args=...,
     )
 ```
 
-It has what TRL's own tool loop has not: an end of the episode, a horizon, no lockstep, retries.
-TRL keeps one advantage a row, so rewards of turns are summed. It stands here and not among the
-adapters because the turn loop does.
+Unlike TRL's tool loop it supports the end of an episode, a horizon, independent episodes and
+retries. TRL uses one advantage per row, so the rewards of turns are summed.
 """
 
 from __future__ import annotations
@@ -35,11 +34,12 @@ from agentgym_train.trainers.trainer import check_lost
 
 
 class TrlRollout:
-    """Called by TRL with a batch's prompts, it plays an episode for each.
+    """Runs one episode per prompt of a batch when TRL calls it.
 
-    TRL hands over prompts alone, so a prompt names the start: `dataset` makes them. Equal prompts
-    are a group and begin alike. A lost episode has the reward None, which TRL leaves out of the
-    group's baseline; a step that lost more than the share `max_lost_rate` stops the run.
+    TRL passes prompts only, so a prompt contains the task and the environment seed; `dataset`
+    creates such prompts. Equal prompts form a group. A lost episode has the reward None, which TRL
+    excludes from the group's baseline. If the rate of lost episodes in a step is above
+    `max_lost_rate`, the run stops.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TrlRollout:
         max_lost_rate: float = 0.5,
     ) -> None:
         self.trajectories: list[Trajectory] = []
-        """Those of the last batch."""
+        """The trajectories of the last batch."""
         self._policy = policy
         self._rollout_runner = rollout_runner
         self._horizon = horizon
@@ -60,13 +60,13 @@ class TrlRollout:
         self._max_lost_rate = max_lost_rate
 
     def dataset(self, split: str = "train", n: int | None = None, seed: int = 0) -> Dataset:
-        """`n` starts as prompts; default: each task of the split once, in an order of `seed`."""
+        """A dataset of `n` prompts; default: each task of the split once, shuffled by `seed`."""
         starts = draw_starts(self._rollout_runner.tasks.split(split), n, seed)
         prompts = [json.dumps({"task": task, "seed": number}) for task, number in starts]
         return Dataset.from_dict({"prompt": prompts})
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """Play the batch by the trainer's present weights."""
+        """Run the episodes of the batch with the trainer's current weights."""
         step = int(trainer.state.global_step)
         model = trainer.accelerator.unwrap_model(trainer.model)
         self._rollout_runner.run(self._policy.engine.update_weights(model, step))
@@ -85,15 +85,15 @@ class TrlRollout:
         output = rollout_output(self.trajectories, int(self._policy.tokenizer.pad_token_id))
         if len(output["prompt_ids"]) != len(prompts):
             raise ConfigError(
-                f"the agent {self._policy.config.agent!r} starts new contexts, so an episode "
-                "has several rows, and TRL's rollout_func takes one per prompt; use the agent "
+                f"the agent {self._policy.config.agent!r} resets the context, so an episode "
+                "has several rows, but TRL's rollout_func supports one per prompt; use the agent "
                 "plain, or `agentgym train`"
             )
         return output
 
 
 def _starts(prompts: list[Any]) -> list[EpisodeSpec]:
-    """The starts that prompts name; equal neighbours are a group."""
+    """The episodes that prompts specify; consecutive equal prompts form a group."""
     starts: list[EpisodeSpec] = []
     group = -1
     for number, prompt in enumerate(prompts):
@@ -104,8 +104,8 @@ def _starts(prompts: list[Any]) -> list[EpisodeSpec]:
             task, seed = str(start["task"]), int(start["seed"])
         except (TypeError, ValueError, KeyError) as error:
             raise ConfigError(
-                f"the prompt {str(prompt)[:100]!r} names no start; make the dataset by "
-                "TrlRollout.dataset"
+                f"the prompt {str(prompt)[:100]!r} does not specify an episode; create the dataset "
+                "with TrlRollout.dataset"
             ) from error
         starts.append(EpisodeSpec(task=task, seed=seed, sample=number, group=group))
     return starts

@@ -1,7 +1,7 @@
-"""The update: a step in micro-batches of similar length, with the LM head on trained tokens only.
+"""The policy update: micro-batches of similar length, with the LM head on trained tokens only.
 
-Losses are TRL's own, called for the episodes of one pass at a time and weighted so that loss and
-gradient are those of the whole step however it was cut, and on however many processes.
+Losses are TRL's. Each is called for one micro-batch at a time and weighted so that loss and
+gradient are those of the whole step, for any split into micro-batches and any number of processes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _SUMS_OVER_TOKENS = {"dapo", "cispo", "vespo"}
 def weight_of_part(
     loss_type: str, *, episodes: int, all_episodes: int, tokens: float, all_tokens: float
 ) -> float:
-    """What TRL's loss of some of a batch's episodes is multiplied by, for the parts to sum up.
+    """The weight of TRL's loss of a micro-batch, so that the micro-batches sum to the step's loss.
 
-    With l(i, t) the loss of token t of episode i, M its mask, B all episodes and N all trained
-    tokens of the step:
+    l(i, t) is the loss of token t of episode i, M the loss mask, B the number of episodes and N the
+    number of trained tokens of the step.
 
-    - `grpo` (arXiv:2402.03300; GSPO, arXiv:2507.18071, is that with an episode's ratio), `sapo`
-      (arXiv:2511.20347), `luspo` (arXiv:2602.05261) and `dr_grpo` (arXiv:2503.20783) are means
-      over episodes, 1/B sum_i f(l(i, .)): a part of b episodes counts b/B.
+    - `grpo` (arXiv:2402.03300; GSPO, arXiv:2507.18071, is `grpo` with a sequence-level ratio),
+      `sapo` (arXiv:2511.20347), `luspo` (arXiv:2602.05261) and `dr_grpo` (arXiv:2503.20783) are
+      means over episodes, 1/B sum_i f(l(i, .)). A micro-batch of b episodes has the weight b/B.
     - `dapo` (arXiv:2503.14476), `cispo` (arXiv:2506.13585) and `vespo` (arXiv:2602.10693) are
-      1/N sum_it M l with the step's own N already: parts just add.
-    - `bnpo` is that with the N of whatever batch it is given, which would make
-      the step depend on the cut: a part of n tokens counts n/N, and the whole is `dapo`.
+      1/N sum_it M l. TRL already uses the N of the step, so the weight is 1.
+    - `bnpo` divides by the N of its batch, which would make the step depend on the split. A
+      micro-batch of n tokens has the weight n/N, so the step's loss equals `dapo`.
     """
     if loss_type in MEANS_OVER_EPISODES:
         return episodes / all_episodes
@@ -57,36 +57,37 @@ def weight_of_part(
 
 MicroBatches = list[list[int]]
 
-"""Row numbers of each forward and backward pass; every row is in exactly one."""
+"""Row indices of each forward and backward pass; every row is in exactly one."""
 
 _PASS_COST = 256
 
-"""What one more pass costs beside its tokens, in tokens; measured on a CPU."""
+"""Overhead of a micro-batch, in tokens; measured on a CPU."""
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The input of one model call for R rows of W columns, and what is scored of it."""
+    """The input of one model call for R rows of W columns, and the positions to score."""
 
     input_ids: Tensor
-    """(R, L) each row's tokens from column 0 on, or (1, N) all rows one after the other."""
+    """(R, L) each row's tokens from column 0 on, or (1, N) all rows concatenated."""
     position_ids: Tensor | None
-    """(1, N) restarting with every row; None where columns are positions."""
+    """(1, N) restarting at every row; None if positions are the columns."""
     predictors: Tensor
-    """(S,) index into the flattened `input_ids` of the token before each scored one."""
+    """(S,) index into the flattened `input_ids` of the token before each scored token."""
     labels: Tensor
     """(S,) the scored tokens."""
     scored: Tensor
-    """(R, W) bool: where the S scores belong, in order."""
+    """(R, W) bool: the positions of the S scores, in order."""
 
 
 def shares_rows(config: Any, stateful: bool) -> bool:
-    """Whether rows of this model can hold several episodes: they can where the kernel is varlen.
+    """Whether several episodes can be packed into one row: this needs varlen attention.
 
-    Flash attention reads the bounds of episodes off the position ids. Other kernels would pay for
-    a dense mask over the whole row, and a recurrent layer would carry one episode into the next.
+    FlashAttention derives the boundaries of episodes from the position ids. Other kernels would
+    need a dense mask over the whole row, and a recurrent layer would leak one episode into the
+    next.
     """
     layers = set(getattr(config, "layer_types", None) or ())
     varlen = "flash" in (config._attn_implementation or "")
@@ -94,26 +95,26 @@ def shares_rows(config: Any, stateful: bool) -> bool:
 
 
 def plan(lengths: Sequence[int], budget: int, *, shared_rows: bool) -> MicroBatches:
-    """Passes of at most `budget` tokens, padding included; a longer row is a pass of its own.
+    """Micro-batches of at most `budget` tokens with padding; a longer row gets its own.
 
-    The largest comes first, so that a run which does not fit in memory fails at its first pass.
+    The largest is first, so that a run that exceeds the memory fails at its first micro-batch.
     """
     passes = _bins(lengths, budget) if shared_rows else _like_lengths(lengths, budget)
     return sorted(passes, key=lambda rows: -sum(lengths[row] for row in rows))
 
 
 def split(passes: MicroBatches, lengths: Sequence[int], count: int) -> MicroBatches:
-    """The same rows in `count` passes, by halving the largest that can be halved.
+    """The same rows in `count` micro-batches, by repeatedly halving the largest divisible one.
 
-    Processes of a distributed model must call it equally often.
+    The processes of a distributed model need equal numbers of micro-batches.
     """
     passes = list(passes)
     while len(passes) < count:
         divisible = [number for number, rows in enumerate(passes) if len(rows) > 1]
         if not divisible:
             raise ValueError(
-                f"{len(lengths)} rows cannot make {count} passes; give every process equally "
-                "many rows"
+                f"{len(lengths)} rows cannot be split into {count} micro-batches; give every "
+                "process the same number of rows"
             )
         largest = max(divisible, key=lambda number: sum(lengths[r] for r in passes[number]))
         rows = passes[largest]
@@ -124,11 +125,10 @@ def split(passes: MicroBatches, lengths: Sequence[int], count: int) -> MicroBatc
 def pack(
     input_ids: Tensor, attention_mask: Tensor, trained: Tensor, *, shared_rows: bool
 ) -> Layout:
-    """The Layout of R rows given padded, (R, W) each: ids, 1 at tokens, true at trained tokens.
+    """The `Layout` of R padded rows; all inputs are (R, W), `trained` is true at trained tokens.
 
-    Padding on the left is dropped, so that positions count from the first token by construction;
-    padding on the right needs no mask, since nothing looks ahead. A row's first token has no
-    predictor and is not scored.
+    Left padding is removed, so that positions count from the first token. Right padding needs no
+    mask, since attention is causal. A row's first token has no predictor and is not scored.
     """
     real = attention_mask.bool()  # (R, W)
     position = real.cumsum(1) - 1  # (R, W)
@@ -169,7 +169,7 @@ def _bins(lengths: Sequence[int], budget: int) -> MicroBatches:
 
 
 def _like_lengths(lengths: Sequence[int], budget: int) -> MicroBatches:
-    """The cheapest cut of the rows, sorted by length, into padded passes.
+    """The cheapest split of the rows, sorted by length, into padded micro-batches.
 
     cost[j] = min over i <= j of cost[i] + (j - i) * longest of rows i..j-1 + _PASS_COST.
     """
@@ -197,15 +197,15 @@ _BUDGET = {"cpu": 4096}
 
 _BUDGET_ELSEWHERE = 16384
 
-"""Tokens of a pass where none are given; the CPU's is measured."""
+"""Default tokens per micro-batch; the value for CPUs is measured."""
 
 
 def make_microbatches(
     accelerator: Accelerator, lengths: Sequence[int], budget: int, *, shared_rows: bool
 ) -> MicroBatches:
-    """This process's passes, in the number of the process that needs most. A collective.
+    """This process's micro-batches, as many as the process with the most needs. A collective.
 
-    `budget` is the most tokens of a pass; 0 takes what suits the device.
+    `budget` is the maximum tokens per micro-batch; 0 chooses a default for the device.
     """
     device = accelerator.device
     budget = budget or _BUDGET.get(device.type, _BUDGET_ELSEWHERE)
@@ -218,7 +218,7 @@ def make_microbatches(
 
 @contextmanager
 def synced(accelerator: Accelerator, model: Any, is_last: bool) -> Iterator[None]:
-    """DDP adds gradients up at the last pass; sharded ones each time, or they would not fit."""
+    """Synchronize DDP gradients only at the last micro-batch; sharded models do it at each."""
     by_ddp = accelerator.distributed_type in (
         DistributedType.MULTI_GPU,
         DistributedType.MULTI_CPU,
@@ -231,7 +231,7 @@ def synced(accelerator: Accelerator, model: Any, is_last: bool) -> Iterator[None
 
 
 def backward(accelerator: Accelerator, loss: Tensor) -> None:
-    """Add the gradient of a pass that is not the step's last."""
+    """Accumulate the gradient of a micro-batch that is not the step's last."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         engine = accelerator.deepspeed_engine_wrapped
         engine.backward(loss, sync_gradients=False, scale_wrt_gas=False)
@@ -239,14 +239,15 @@ def backward(accelerator: Accelerator, loss: Tensor) -> None:
         accelerator.backward(loss)
 
 
-def merge_figures(
-    figures: dict[str, list[float]], before: Mapping[str, int], weights: Sequence[float]
+def merge_metrics(
+    metrics: dict[str, list[float]], before: Mapping[str, int], weights: Sequence[float]
 ) -> None:
-    """Make one value of what TRL noted for each pass: a weighted mean, or the extreme.
+    """Merge the values that TRL logged per micro-batch: a weighted mean, or the minimum or maximum.
 
-    `before` is how many values each figure had before the passes, `weights` is of the passes.
+    `before` is the number of values of each metric before the micro-batches; `weights` are the
+    weights of the micro-batches.
     """
-    for name, values in figures.items():
+    for name, values in metrics.items():
         first = before.get(name, 0)
         found = [(v, n) for v, n in zip(values[first:], weights, strict=False) if v == v and n]
         if not found:
@@ -266,10 +267,10 @@ def loss_in_microbatches(
     metrics: dict[str, list[float]],
     weights: Sequence[float],
 ) -> Tensor:
-    """The loss of a step; the gradients of all micro-batches but the last are added already.
+    """The loss of a step; runs the backward pass of all micro-batches except the last.
 
-    `loss_of` gives TRL's loss of some rows, scaled so that the losses of all micro-batches add up.
-    The values that TRL appends to `metrics` for each of them are merged by `weights`.
+    `loss_of` returns TRL's loss of some rows, scaled so that the losses of all micro-batches add
+    up. The values that TRL appends to `metrics` per micro-batch are merged by `weights`.
     """
     before = {name: len(values) for name, values in metrics.items()}
     computed: Tensor | float = 0.0
@@ -280,24 +281,24 @@ def loss_in_microbatches(
             if not is_last and torch.is_grad_enabled():
                 backward(accelerator, loss)
         computed = computed + loss.detach()
-    merge_figures(metrics, before, weights)
+    merge_metrics(metrics, before, weights)
     return loss + (computed - loss.detach())
 
 
 def summed(accelerator: Accelerator, values: Tensor) -> list[float]:
-    """The sums over all processes of one number a pass. A collective."""
+    """The sums over all processes of one value per micro-batch. A collective."""
     total: Tensor = accelerator.reduce(values.float(), reduction="sum")
     return total.tolist()
 
 
 def shares_rows_of(core: Any) -> bool:
-    """Whether rows of an unwrapped model can hold several episodes; see `packing.shares_rows`."""
+    """Whether rows of an unwrapped model can hold several episodes; see `shares_rows`."""
     model = core.get_base_model() if hasattr(core, "get_base_model") else core
     return shares_rows(model.config.get_text_config(), bool(model._is_stateful))
 
 
 def rows_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """The chosen rows of every tensor that has rows."""
+    """The given rows of every tensor that has rows."""
     return {
         name: value[list(rows)] if isinstance(value, Tensor) and value.dim() else value
         for name, value in inputs.items()
@@ -306,9 +307,9 @@ def rows_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
 
 @torch.no_grad()
 def check_packing(model: Any) -> None:
-    """Raise `ConfigError` for a model in whose rows episodes would see one another.
+    """Raise `ConfigError` if packed episodes would influence each other in this model.
 
-    It is tried: two short texts in one row have to be computed as each of them alone.
+    Runs the model: two short texts in one row must give the same result as each of them alone.
     """
     length = 8
     device = next(model.parameters()).device
@@ -322,18 +323,18 @@ def check_packing(model: Any) -> None:
     model.train(was_training)
     if not torch.allclose(together, alone, rtol=1e-2, atol=1e-2):
         raise ConfigError(
-            f"packing: {type(model).__name__} computes a text otherwise when another stands before "
-            "it in its row. Leave packing out: rows are then computed beside one another"
+            f"packing: the output of {type(model).__name__} for a text depends on the text before "
+            "it in its row. Set packing: false; rows are then padded"
         )
 
 
 @contextmanager
 def ragged_gather(accelerator: Accelerator) -> Iterator[None]:
-    """Within, `accelerator.gather` fills the rows that a process lacks with NaN.
+    """Context in which `accelerator.gather` pads tensors of different lengths with NaN.
 
-    TRL gathers a clip ratio of each row of a loss. Its processes have equally many rows; ours cut a
-    step into passes by tokens, and torch's gather of unequal tensors aborts or gives garbage. The
-    NaN are passed over where TRL takes the extremes.
+    TRL gathers a clip ratio per row of a loss and expects the same number of rows in all processes.
+    Here micro-batches are split by tokens, and torch's gather of unequal tensors aborts or returns
+    garbage. TRL ignores NaN in minimum and maximum.
     """
     if accelerator.num_processes == 1:
         yield
@@ -353,20 +354,20 @@ def ragged_gather(accelerator: Accelerator) -> Iterator[None]:
 
 
 class UnscorableModel(AgentGymError, RuntimeError):
-    """A model whose backbone does not give one hidden vector for each token of its input."""
+    """The model's backbone does not return one hidden vector per input token."""
 
 
 def backbone_of(model: Any) -> Any:
-    """The part below the LM head of an unwrapped model, PEFT's adapters left in place."""
+    """The model below the LM head of an unwrapped model, with its PEFT adapters."""
     return (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model
 
 
 def score(model: Any, backbone: Any, layout: Layout) -> tuple[Tensor, Tensor | None]:
     """(logprobs (R, W), entropies (R, W) or None), 0 where nothing is scored.
 
-    `model` bears TRL's fused LM head, and may be wrapped for distribution: it is called as a whole,
-    and `backbone` is a part of it. The head computes its logits in tiles and again in the backward
-    pass, so no (S, V) tensor is kept; temperature, softcapping and scaling are its affair.
+    `model` has TRL's fused LM head and may be wrapped for distribution; `backbone` is a part of it.
+    The head computes its logits in tiles, and again in the backward pass, so no (S, V) tensor is
+    kept. It also applies temperature, softcapping and scaling.
     """
     positions = {} if layout.position_ids is None else {"position_ids": layout.position_ids}
     with hidden_states_at(backbone, layout):
@@ -385,13 +386,13 @@ def score(model: Any, backbone: Any, layout: Layout) -> tuple[Tensor, Tensor | N
 
 @contextmanager
 def hidden_states_at(backbone: Any, layout: Layout) -> Iterator[None]:
-    """Within, the backbone hands on the hidden states of the predictors alone, as (1, S, H)."""
+    """Context in which the backbone returns only the predictors' hidden states, as (1, S, H)."""
 
     def select(module: Any, inputs: Any, output: Any) -> Any:
         hidden = output.last_hidden_state  # (R, L, H)
         if hidden.shape[:2] != layout.input_ids.shape:
             raise UnscorableModel(
-                f"{type(module).__name__} gives {tuple(hidden.shape[:2])} hidden vectors for "
+                f"{type(module).__name__} returned {tuple(hidden.shape[:2])} hidden vectors for "
                 f"{tuple(layout.input_ids.shape)} tokens; train without virtual prompt tokens"
             )
         output.last_hidden_state = hidden.flatten(0, 1)[layout.predictors][None]  # (1, S, H)
@@ -408,27 +409,27 @@ logger = logging.getLogger(__name__)
 
 
 class PackedUpdate(GRPOTrainer):
-    """GRPOTrainer without padding, with the LM head at trained tokens, in passes of a token budget.
+    """GRPOTrainer with micro-batches of a token budget and the LM head on trained tokens only.
 
-    A pass is one model call and one backward pass. A process makes as many as the one that needs
-    most, so that the calls of a distributed model match.
+    A micro-batch is one forward and one backward pass. All processes make the same number of them,
+    so that the calls of a distributed model match.
     """
 
     max_tokens_per_microbatch: int = 0
-    """Most tokens of a pass; 0 takes what suits the device."""
+    """Maximum tokens per micro-batch; 0 chooses a default for the device."""
     _trained: Tensor | None = None
-    """(B, T) true at the completion tokens to score; None scores all of them."""
+    """(B, T) true at the completion tokens to score; None scores all."""
     _in_one_pass: bool = False
-    """Whether what is scored now is a pass already."""
-    _told: bool = False
+    """Whether the rows to score are already one micro-batch."""
+    _warned: bool = False
 
     def score_only(self, masks: Sequence[Sequence[int]]) -> None:
-        """Say which of each completion's tokens train: until the loss, only these are scored."""
+        """Score only the tokens in these loss masks until the loss is computed."""
         rows = [torch.tensor(mask, dtype=torch.bool) for mask in masks]
         self._trained = pad_sequence(rows, batch_first=True)  # (B, T)
 
     def logprobs(self, output: Mapping[str, Any]) -> Tensor:
-        """(B, T) of the present policy, 0 off the trained tokens, for TRL's batch of episodes."""
+        """(B, T) log-probabilities of the current policy, 0 off the trained tokens."""
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (B, P + T)
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)  # (B, P + T)
         width = output["completion_ids"].shape[1]
@@ -436,7 +437,7 @@ class PackedUpdate(GRPOTrainer):
         return found
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """TRL's loss of all rows. All passes but the last have had their backward pass already."""
+        """TRL's loss of all rows; runs the backward pass of all micro-batches except the last."""
         mask = inputs["completion_mask"]  # (B, T)
         mask = (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()  # (B, T)
         if self._couples_rows():
@@ -468,7 +469,7 @@ class PackedUpdate(GRPOTrainer):
         compute_aux_loss: bool = False,
         **images: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """TRL's (B, T) scores, 0 off the trained tokens."""
+        """(B, T) log-probabilities and entropies as TRL's, 0 off the trained tokens."""
         if self._needs_the_padded_batch(model, compute_aux_loss, images):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy,
@@ -497,17 +498,17 @@ class PackedUpdate(GRPOTrainer):
         return torch.cat(logprobs)[order], entropy, None
 
     def passes(self, lengths: list[int], *, shared_rows: bool) -> MicroBatches:
-        """This process's passes, in the number of the process that needs most. A collective."""
+        """This process's micro-batches; see `make_microbatches`. A collective."""
         return make_microbatches(
             self.accelerator, lengths, self.max_tokens_per_microbatch, shared_rows=shared_rows
         )
 
     def synced(self, model: Any, is_last: bool) -> AbstractContextManager[None]:
-        """See `passes.synced`."""
+        """See `synced`."""
         return synced(self.accelerator, model, is_last)
 
     def _couples_rows(self) -> bool:
-        """Whether the loss of an episode depends on others, so that all need one TRL call."""
+        """Whether an episode's loss depends on other episodes, which rules out micro-batches."""
         coupling = {
             "an entropy bonus": self._entropy_bonus_enabled,
             "top_entropy_quantile": self.top_entropy_quantile < 1.0,
@@ -515,23 +516,23 @@ class PackedUpdate(GRPOTrainer):
         }
         causes = [name for name, present in coupling.items() if present]
         if causes:
-            self._tell(f"{causes[0]} is taken over all episodes of a process")
+            self._warn(f"{causes[0]} is computed over all episodes of a process")
         return bool(causes)
 
     def _needs_the_padded_batch(self, model: Any, aux_loss: bool, images: dict[str, Any]) -> bool:
-        """Whether only TRL's own road computes this: it is right, and slower."""
+        """Whether only TRL's own method, which is slower, can compute this."""
         replicated = isinstance(model, torch.nn.DataParallel)
         if replicated:
-            self._tell("torch.nn.DataParallel splits rows itself; start one process per GPU")
+            self._warn("torch.nn.DataParallel splits rows itself; start one process per GPU")
         return aux_loss or replicated or any(value is not None for value in images.values())
 
-    def _tell(self, cause: str) -> None:
-        if not self._told:
-            logger.warning("A step is computed at once, without a limit on its memory: %s", cause)
-        self._told = True
+    def _warn(self, cause: str) -> None:
+        if not self._warned:
+            logger.warning("micro-batches are off, so a step may exceed the memory: %s", cause)
+        self._warned = True
 
     def _weight(self, part: dict[str, Any], inputs: dict[str, Any], mask: Tensor) -> float:
-        """What TRL's loss of a pass counts in the step's."""
+        """The weight of a micro-batch in the step's loss."""
         batches = self.accelerator.num_processes * self.args.steps_per_generation
         return weight_of_part(
             self.loss_type,
@@ -543,7 +544,7 @@ class PackedUpdate(GRPOTrainer):
 
     @contextmanager
     def _scoring(self, trained: Tensor, in_one_pass: bool = False) -> Iterator[None]:
-        """Within, the rows that TRL asks the scores of are scored at `trained` alone."""
+        """Context in which only the tokens in `trained` are scored."""
         self._trained, self._in_one_pass = trained, in_one_pass
         try:
             yield
@@ -552,7 +553,7 @@ class PackedUpdate(GRPOTrainer):
 
 
 def _columns(trained: Tensor | None, attention_mask: Tensor, completion_width: int) -> Tensor:
-    """(B, P + T) bool: the trained tokens among prompts and completions."""
+    """(B, P + T) bool: the trained tokens in prompts and completions."""
     prompt_width = attention_mask.shape[1] - completion_width
     if trained is None:
         columns = attention_mask.bool().clone()  # (B, P + T)

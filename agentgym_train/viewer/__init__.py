@@ -1,6 +1,6 @@
-"""The local web page over run stores: `agentgym view RUN...`.
+"""The local web viewer for runs: `agentgym view RUN...`.
 
-`index` knows where every episode lies, `indexer` fills it while runs go on, `search` turns a page's
-filters into SQL, `stored` reads one episode, `server` answers; `static/` is the page itself. Knows
-nothing about torch, models or tokenizers.
+`index` stores the location of every episode and follows running runs, `query` translates the page's
+filters to SQL and reads episodes, `runs` lists runs and their metrics, `server` is the web server,
+and `static/` is the page. Knows nothing about torch, models or tokenizers.
 """

@@ -1,7 +1,7 @@
-"""The index: where each episode is stored, and what the page filters and sorts by.
+"""The index: the location of each episode, and the values that the page filters and sorts by.
 
-It is made from the run stores and can be thrown away at any time. Episodes themselves stay in their
-files; an index of 100,000 is about 30 MB, and as much again as their text for the search.
+It is built from run folders and can be deleted at any time. Episodes stay in their files. An index
+of 100,000 episodes has about 30 MB, plus the size of their texts for the full-text search.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentgym_env.errors import ConfigError
 
 _VERSION = 1
 
-"""Of the tables. An index of another version is thrown away."""
+"""Version of the tables. An index with another version is rebuilt."""
 
 _TABLES = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE);
@@ -54,19 +54,19 @@ CREATE TABLE broken (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an episode lies."""
+    """The location of an episode."""
 
     id: int
     run: int
     name: str
-    """Of the file under `trajectories`, without `.jsonl`."""
+    """Name of the file in `trajectories`, without `.jsonl`."""
     start: int
     length: int
-    """Bytes, the line's end included."""
+    """Bytes, including the newline."""
 
 
 class Index:
-    """One SQLite file. Readers have a connection each thread; only the indexer writes."""
+    """An SQLite file. Each thread has its own connection; only the indexer writes."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,9 @@ class Index:
             found = self._connect().execute("PRAGMA user_version").fetchone()[0]
         except sqlite3.DatabaseError as error:
             self.close()
-            raise ConfigError(f"{path} is no index: {error}. Delete it, or name another") from error
+            raise ConfigError(
+                f"{path} is not an index: {error}. Delete it, or choose another file"
+            ) from error
         self.finds_text = _has_fts5(self._connect())
         if found not in (0, _VERSION):
             self._throw_away()
@@ -85,17 +87,17 @@ class Index:
             self._connect().executescript(f"{_SCHEMA}PRAGMA user_version = {_VERSION};")
 
     def stamp(self) -> int:
-        """A number that changes with what the index holds, whichever process added it."""
+        """A number that changes with the index's contents, in all processes."""
         found = self.rows("SELECT COALESCE(SUM(size + upto + text_upto), 0) AS n FROM files")
         return int(found[0]["n"])
 
     def rows(self, sql: str, values: Any = ()) -> list[sqlite3.Row]:
-        """What a query finds."""
+        """The result of a query."""
         return self._connect().execute(sql, values).fetchall()
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, whole or not at all; another process's waits for it."""
+        """A write transaction; other processes wait for it."""
         connection = self._connect()
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -106,13 +108,13 @@ class Index:
         connection.execute("COMMIT")
 
     def run_id(self, path: Path) -> int:
-        """The number of a run's folder, given at the first call."""
+        """The id of a run's folder, assigned at the first call."""
         with self.writing() as connection:
             connection.execute("INSERT OR IGNORE INTO runs (path) VALUES (?)", (str(path),))
         return int(self.rows("SELECT id FROM runs WHERE path = ?", (str(path),))[0]["id"])
 
     def forget_file(self, file: int) -> None:
-        """Leave out all that came from one file."""
+        """Remove the data of a file."""
         with self.writing() as connection:
             for table in ("episodes", "token_lines", "broken"):
                 connection.execute(f"DELETE FROM {table} WHERE file = ?", (file,))
@@ -120,7 +122,7 @@ class Index:
             connection.execute(f"DROP TABLE IF EXISTS text_{int(file)}")
 
     def forget_runs_that_are_gone(self) -> None:
-        """Leave out the runs whose folders are no longer there."""
+        """Remove the runs whose folders no longer exist."""
         for run in self.rows("SELECT id, path FROM runs"):
             if not Path(run["path"]).is_dir():
                 for file in self.rows("SELECT id FROM files WHERE run = ?", (run["id"],)):
@@ -129,7 +131,7 @@ class Index:
                     connection.execute("DELETE FROM runs WHERE id = ?", (run["id"],))
 
     def place(self, run: int, name: str, start: int) -> Place | None:
-        """The episode that begins at a byte of a run's file, if one does."""
+        """The episode that starts at byte `start` of a run's file, if any."""
         found = self.rows(
             "SELECT id, run, name, start, length FROM episodes "
             "WHERE run = ? AND name = ? AND start = ?",
@@ -138,7 +140,7 @@ class Index:
         return Place(**found[0]) if found else None
 
     def token_line(self, place: Place) -> tuple[int, int] | None:
-        """(start, length) in `tokens/NAME.jsonl` of what is kept of an episode's tokens."""
+        """(start, length) of an episode's tokens in `tokens/NAME.jsonl`, if stored."""
         found = self.rows(
             "SELECT start, length FROM token_lines WHERE run = ? AND name = ? AND episode = ?",
             (place.run, place.name, place.start),
@@ -146,7 +148,7 @@ class Index:
         return (found[0]["start"], found[0]["length"]) if found else None
 
     def close(self) -> None:
-        """Close every thread's connection; nobody may be using them."""
+        """Close the connections of all threads, which must not use them any more."""
         while self._opened:
             self._opened.pop().close()
         self._local = threading.local()
@@ -160,7 +162,7 @@ class Index:
             self._opened.append(connection)
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA journal_mode = WAL")
-            # A crash may cost the last moments of the index, which are read again.
+            # A crash may lose the last writes to the index; the files are read again.
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA cache_size = -65536")
             self._local.connection = connection
@@ -185,9 +187,9 @@ _HEAD_BYTES = 4096
 
 
 def whole_lines(file: BinaryIO, start: int, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """(begin, line) from `start` on, until `max_bytes` are read or the next line has no end yet.
+    """Yield (offset, line) from `start` on, up to `max_bytes` or to an incomplete line.
 
-    `start` is where a line begins. A single longer line is given all the same.
+    `start` is the beginning of a line. A line longer than `max_bytes` is yielded as well.
     """
     file.seek(start)
     begin = start
@@ -200,14 +202,14 @@ def whole_lines(file: BinaryIO, start: int, max_bytes: int) -> Iterator[tuple[in
 
 
 def read_line(path: Path, start: int, length: int) -> bytes:
-    """One line whose place is known."""
+    """Read a line at a known location."""
     with path.open("rb") as file:
         file.seek(start)
         return file.read(length)
 
 
 def head_of(path: Path, most: int = _HEAD_BYTES) -> tuple[bytes, int]:
-    """A digest of a file's first bytes, and how many they were: appending does not change it."""
+    """A digest of a file's first bytes and their number; appending does not change it."""
     with path.open("rb") as file:
         head = file.read(most)
     return hashlib.sha256(head).digest(), len(head)
@@ -217,17 +219,17 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 2_000_000
 
-"""Read in one transaction: a page's question waits for no more than this."""
+"""Bytes per transaction; the page's queries wait for at most one."""
 
 _POLL_S = 0.5
 
 _MOST_TEXT = 200_000
 
-"""Characters of an episode that can be searched."""
+"""Maximum indexed characters of an episode."""
 
 _END_OF_TEXT = "\n\ue000\n"
 
-"""Between two texts: a word that nobody types, so that no phrase reaches from one to the next."""
+"""Separator of texts, so that a phrase cannot match across two of them."""
 
 _KINDS = ("trajectories", "tokens")
 
@@ -240,7 +242,7 @@ class _Turn(Struct):
 
 
 class _Episode(Struct):
-    """What is indexed of a trajectory; whatever is missing has a value, so that it can be seen."""
+    """The indexed fields of a trajectory; missing fields get defaults."""
 
     env: str = ""
     task: str = ""
@@ -284,7 +286,7 @@ COLUMNS: Final[Mapping[str, tuple[str, Callable[[_Episode], Any]]]] = {
     "horizon": ("INTEGER", lambda e: e.horizon),
     "step": ("INTEGER", lambda e: e.step),
     "grp": ("INTEGER", lambda e: e.group),
-    # SQLite's integers have 64 bits with a sign; a seed is shown from its file.
+    # SQLite's integers have 64 bits; the page reads the exact seed from the file.
     "seed": ("INTEGER", lambda e: max(-_BIGGEST, min(e.seed, _BIGGEST))),
     "seconds": ("REAL", lambda e: e.seconds),
     "attempts": ("INTEGER", lambda e: e.attempts),
@@ -304,7 +306,7 @@ _INSERT = (
 
 
 class Indexer:
-    """Follows the files of runs in a thread of its own."""
+    """Follows the files of runs in a separate thread."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -313,20 +315,20 @@ class Indexer:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="indexer", daemon=True)
         self.caught_up = threading.Event()
-        """Set while there is nothing left to read."""
+        """Set while all files are read."""
 
     def follow(self, runs: dict[int, Path]) -> None:
-        """Follow these runs, by their numbers in the index."""
+        """Follow these runs, given by their ids in the index."""
         self._runs = dict(runs)
         self.caught_up.clear()
         self._asked.set()
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after the present batch."""
+        """Stop after the current batch."""
         self._ended.set()
         self._asked.set()
         self._thread.join()
@@ -340,12 +342,12 @@ class Indexer:
                 if not self._asked.is_set():
                     self.caught_up.set()
             except (OSError, sqlite3.Error) as error:
-                # A folder may go, a disk may be full for a while; the next look may succeed.
-                logger.warning("the index could not be brought up to date: %s", error)
+                # For example, a folder was removed or the disk is full; try again later.
+                logger.warning("cannot update the index: %s", error)
             self._asked.wait(_POLL_S)
 
     def read_batches(self) -> bool:
-        """Read one batch of every file that has grown; whether there was any."""
+        """Read one batch of every file that has grown; returns whether there was any."""
         files = [
             (run, kind, path)
             for run, folder in sorted(self._runs.items())
@@ -364,9 +366,9 @@ class Indexer:
         size = path.stat().st_size
         if size <= file["upto"] and size == file["size"]:
             return False
-        found = _Found()
+        found = _ParsedLines()
         with self._index.writing() as connection, path.open("rb") as source:
-            # Read again inside the transaction: another viewer may have been faster.
+            # Read it inside the transaction: another viewer may have updated it.
             at = connection.execute("SELECT * FROM files WHERE id = ?", (file["id"],)).fetchone()
             upto, lines = at["upto"], at["lines"]
             for begin, line in whole_lines(source, upto, BATCH_BYTES):
@@ -412,7 +414,7 @@ class Indexer:
         return True
 
     def _file(self, run: int, kind: str, path: Path) -> sqlite3.Row:
-        """What is known of a file; one that is no longer what was read is begun anew."""
+        """The index's data of a file; a file that was replaced is read from its beginning."""
         sql = "SELECT * FROM files WHERE run = ? AND kind = ? AND name = ?"
         key = (run, kind, path.stem)
         known = self._index.rows(sql, key)
@@ -432,8 +434,8 @@ class Indexer:
         return self._index.rows(sql, key)[0]
 
 
-class _Found:
-    """What a batch of lines holds."""
+class _ParsedLines:
+    """The parsed lines of a batch."""
 
     def __init__(self) -> None:
         self._episodes: list[tuple[Any, ...]] = []
@@ -466,9 +468,9 @@ def _row(episode: _Episode) -> tuple[Any, ...]:
 
 
 def _words(episode: _Episode) -> str:
-    """What can be searched: the task, and all that was said."""
+    """The searchable text: the task, responses, actions and observations."""
 
-    def said() -> Iterable[str]:
+    def texts() -> Iterable[str]:
         yield episode.task
         yield episode.observation
         for turn in episode.turns:
@@ -478,7 +480,7 @@ def _words(episode: _Episode) -> str:
             yield turn.observation
 
     taken, left = [], _MOST_TEXT
-    for text in said():
+    for text in texts():
         taken.append(text[:left])
         left -= len(text)
         if left <= 0:

@@ -1,4 +1,4 @@
-"""From the page's filters to rows of its table, in SQL."""
+"""Queries of the page: filters as SQL, stored episodes, export and pictures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.registration import env_class, registered
 from agentgym_env.trajectory import Tokens
 from agentgym_env.trust import names_in, require_trust
-from agentgym_train.data.token_store import KeptTokens, read_pieces, unpack
+from agentgym_train.data.token_store import StoredTokens, read_pieces, unpack
 from agentgym_train.viewer.index import COLUMNS, Index, Place, read_line
 
 EXACT: Final = {
@@ -36,7 +36,7 @@ EXACT: Final = {
     "success": "success",
 }
 
-"""Filters that name values, several of one filter being alternatives, and their columns."""
+"""Filters by value, and their columns; several values of a filter are alternatives."""
 
 RANGES: Final = {
     "turns": "turns",
@@ -47,7 +47,7 @@ RANGES: Final = {
     "horizon": "horizon",
 }
 
-"""Filters of numbers, written `3`, `3..10`, `3..` or `..10`."""
+"""Filters by number, written as `3`, `3..10`, `3..` or `..10`."""
 
 FACETS: Final = ("file", "env", "split", "category", "policy", "outcome", "success")
 
@@ -59,7 +59,7 @@ SHOWN: Final = ", ".join(
 
 MAX_ROWS = 500
 
-"""In one answer."""
+"""Maximum rows per response."""
 
 _MAX_FACETS = 200
 
@@ -68,19 +68,19 @@ _RANGE = re.compile(r"(-?\d*\.?\d+(?:e-?\d+)?)?(\.\.)?(-?\d*\.?\d+(?:e-?\d+)?)?"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Filters as SQL: a condition with its values, and an order."""
+    """Filters as SQL: a condition with its values, and the order."""
 
     where: str
     values: tuple[Any, ...]
     column: str
-    """What is sorted by; rows that are equal in it follow the order they were read in."""
+    """Column to sort by; rows with equal values are sorted by id."""
     descending: bool
 
 
 def query_of(index: Index, runs: Mapping[str, int], asked: Mapping[str, Sequence[str]]) -> Query:
-    """The query that a page asks; raises `ConfigError` for a filter that cannot be.
+    """Build the query for a page's parameters; raises `ConfigError` for an invalid filter.
 
-    `runs` are all that are shown, by name; without a `run` filter all of them are meant.
+    `runs` are the ids of all runs by name; without a `run` filter all of them are included.
     """
     chosen = [runs[name] for name in asked.get("run", ()) if name in runs]
     if not asked.get("run"):
@@ -108,12 +108,12 @@ def query_of(index: Index, runs: Mapping[str, int], asked: Mapping[str, Sequence
     sort = next(iter(asked.get("sort", ())), "-step")
     by = _SORTS.get(sort.removeprefix("-"))
     if by is None:
-        raise ConfigError(f"rows are sorted by one of {', '.join(sorted(_SORTS))}, got {sort!r}")
+        raise ConfigError(f"cannot sort by {sort!r}; choose from {', '.join(sorted(_SORTS))}")
     return Query(" AND ".join(parts), tuple(values), by, sort.startswith("-"))
 
 
 def page_of(index: Index, query: Query, offset: int, limit: int) -> list[dict[str, Any]]:
-    """Rows `offset` to `offset + limit` of what a query finds."""
+    """Rows `offset` to `offset + limit` of a query's result."""
     way = "DESC" if query.descending else "ASC"
     found = index.rows(
         f"SELECT {SHOWN} FROM episodes WHERE {query.where} "
@@ -124,7 +124,7 @@ def page_of(index: Index, query: Query, offset: int, limit: int) -> list[dict[st
 
 
 def count_of(index: Index, query: Query) -> dict[str, Any]:
-    """How many a query finds, how many of them were solved, and their mean reward and turns."""
+    """Number of episodes and successes of a query, and their mean reward and turns."""
     found = index.rows(
         "SELECT COUNT(*) AS total, SUM(success) AS solved, AVG(reward) AS reward, "
         f"AVG(turns) AS turns FROM episodes WHERE {query.where}",
@@ -133,7 +133,7 @@ def count_of(index: Index, query: Query) -> dict[str, Any]:
     return dict(found[0])
 
 
-def neighbours(index: Index, query: Query, episode: int) -> dict[str, dict[str, Any] | None]:
+def adjacent(index: Index, query: Query, episode: int) -> dict[str, dict[str, Any] | None]:
     """The rows before and after an episode in the order of a query."""
     here = index.rows(f"SELECT {query.column} AS k, id FROM episodes WHERE id = ?", (episode,))
     found: dict[str, dict[str, Any] | None] = {}
@@ -151,7 +151,7 @@ def neighbours(index: Index, query: Query, episode: int) -> dict[str, dict[str, 
 
 
 def facets(index: Index, runs: Sequence[int]) -> dict[str, list[list[Any]]]:
-    """[value, episodes] of what can be filtered by, the most frequent first."""
+    """[value, number of episodes] of each filter, the most frequent first."""
     marks = _marks(runs)
     found: dict[str, list[list[Any]]] = {}
     for name in FACETS:
@@ -165,7 +165,7 @@ def facets(index: Index, runs: Sequence[int]) -> dict[str, list[list[Any]]]:
 
 
 def played(index: Index, run: int) -> list[dict[str, Any]]:
-    """What was played in a run: figures of each file and policy. A lost episode is in no mean."""
+    """Statistics of a run's episodes per file and policy; means exclude lost episodes."""
     lost = "outcome IN ('environment_lost', 'engine_lost', 'environment_error')"
     rows = index.rows(
         "SELECT name AS file, policy, COUNT(*) AS episodes, COUNT(DISTINCT task) AS tasks, "
@@ -180,7 +180,7 @@ def played(index: Index, run: int) -> list[dict[str, Any]]:
 
 def _matching(index: Index, runs: Sequence[int], text: str) -> tuple[str, list[Any]]:
     if not index.finds_text:
-        # This Python's SQLite cannot search texts; tasks can be looked through.
+        # SQLite without FTS5 cannot search texts: search the tasks only.
         return "instr(lower(task), lower(?)) > 0", [text.strip()]
     files = index.rows(
         f"SELECT id FROM files WHERE kind = 'trajectories' AND run IN ({_marks(runs)}) "
@@ -195,19 +195,19 @@ def _matching(index: Index, runs: Sequence[int], text: str) -> tuple[str, list[A
     parts = [
         f"SELECT rowid FROM text_{int(f['id'])} WHERE text_{int(f['id'])} MATCH ?" for f in files
     ]
-    # `+`: walk the order's index and look rows up in what was found, which may be most of them;
-    # without it SQLite would fetch and sort all of those.
+    # `+` makes SQLite use the index of the sort column; otherwise it would fetch and sort all
+    # matches, which may be most rows.
     return f"+id IN ({' UNION ALL '.join(parts)})", [words] * len(files)
 
 
 def _words_of(text: str) -> str:
-    """What a person types, in FTS5's language: every word, or phrase in quotes, must be there."""
+    """Translate a search text to FTS5: every word, or phrase in quotes, must match."""
     found = []
     for phrase, word in re.findall(r'"([^"]*)"?|([^\s"]+)', text):
         plain = (phrase or word).replace("\x00", " ").strip()
         if not any(letter.isalnum() for letter in plain):
             continue
-        # The last letters of a word may still be missing; a phrase is meant as it stands.
+        # A word matches as a prefix; a phrase must match exactly.
         found.append(f'"{plain}"' + ("" if phrase else "*"))
     return " AND ".join(found)
 
@@ -220,7 +220,9 @@ def _range_of(name: str, text: str) -> tuple[float | None, float | None]:
         low = float(fits[1]) if fits[1] else None
         high = float(fits[3]) if fits[3] else None
     except ValueError:
-        raise ConfigError(f"{name} is a number or a range such as 3..10, got {text!r}") from None
+        raise ConfigError(
+            f"{name} must be a number or a range such as 3..10, got {text!r}"
+        ) from None
     return (low, low) if fits[2] is None else (low, high)
 
 
@@ -230,11 +232,11 @@ def _marks(values: Sequence[Any]) -> str:
 
 CUT = 6_000
 
-"""Characters of one text that are sent at first; the rest when it is asked for."""
+"""Maximum characters of a text in the first response; the page requests the rest if needed."""
 
 
 class StoredTurn(Struct):
-    """A turn, whatever it holds."""
+    """A stored turn; missing fields get defaults."""
 
     response: str = ""
     action: str = ""
@@ -244,7 +246,7 @@ class StoredTurn(Struct):
 
 
 class Stored(Struct):
-    """An episode, whatever is missing of it; see `agentgym_env.trajectory` for the fields."""
+    """A stored episode; missing fields get defaults. See `agentgym_env.trajectory`."""
 
     env: str = ""
     task: str = ""
@@ -270,39 +272,39 @@ class Stored(Struct):
 
 _STORED = msgspec.json.Decoder(Stored)
 
-_KEPT = msgspec.json.Decoder(KeptTokens)
+_KEPT = msgspec.json.Decoder(StoredTokens)
 
 
 class Shelf:
-    """Reads the episodes of runs by the places that the index names."""
+    """Reads the episodes of runs at the locations in the index."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._pieces: dict[Path, tuple[int, list[str]]] = {}
 
     def raw(self, run: Path, place: Place) -> bytes:
-        """The episode's line as it is on disk."""
+        """The episode's line in its file."""
         path = run / "trajectories" / f"{place.name}.jsonl"
         return read_line(path, place.start, place.length)
 
     def read(self, run: Path, place: Place) -> Stored:
-        """The episode; raises `ConfigError` if its file is no longer what was indexed."""
+        """The episode; raises `ConfigError` if its file changed after it was indexed."""
         try:
             return _STORED.decode(self.raw(run, place))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{place.name}.jsonl has changed where the episode was (byte {place.start}): "
-                f"{error}. Look for it in the table again"
+                f"{place.name}.jsonl changed at the episode's position (byte {place.start}): "
+                f"{error}. Search for it in the table again"
             ) from error
 
     def page(self, run: Path, place: Place) -> dict[str, Any]:
-        """The episode for its page: no tokens, long texts cut."""
+        """The episode for its page, without tokens and with long texts truncated."""
         episode = self.read(run, place)
         kept = self._kept(run, place)
         rows = _rows(episode)
         is_kept = kept is not None and bool(kept.packed)
         means = kept.turn_advantages if kept is not None else []
-        # An agent may sample more often than it acts; then no turn has an advantage of its own.
+        # An agent may sample several responses per action; then turns have no advantages.
         fits = len(means) == len(episode.turns)
         return {
             **{
@@ -310,7 +312,7 @@ class Shelf:
                 for name in Stored.__struct_fields__
                 if name not in ("turns", "tokens", "further_rows", "seed")
             },
-            # JavaScript's numbers end at 2**53.
+            # JavaScript's integers are exact up to 2**53.
             "seed": str(episode.seed),
             "instruction": cut(episode.instruction),
             "observation": cut(episode.observation),
@@ -331,7 +333,7 @@ class Shelf:
         }
 
     def text(self, run: Path, place: Place, turn: int, field: str) -> str:
-        """One text of the episode, whole; `turn` counts from 1, 0 is the start."""
+        """A full text of the episode; turns are counted from 1, 0 is the start."""
         episode = self.read(run, place)
         if turn == 0 and field in ("instruction", "observation", "error"):
             return str(getattr(episode, field) or "")
@@ -341,7 +343,7 @@ class Shelf:
         raise ConfigError(f"the episode has no text {field!r} at turn {turn}")
 
     def tokens(self, run: Path, place: Place) -> dict[str, Any]:
-        """The episode's rows of tokens, their advantages if known, and the text of each id."""
+        """The episode's rows of tokens, their advantages if stored, and the text of each id."""
         kept = self._kept(run, place)
         advantages: list[float] | None = None
         if kept is not None and kept.packed:
@@ -356,14 +358,14 @@ class Shelf:
             "pieces": {str(i): every[i] for i in sorted(used) if i < len(every)},
         }
 
-    def _kept(self, run: Path, place: Place) -> KeptTokens | None:
+    def _kept(self, run: Path, place: Place) -> StoredTokens | None:
         at = self._index.token_line(place)
         if at is None:
             return None
         try:
             return _KEPT.decode(read_line(run / "tokens" / f"{place.name}.jsonl", *at))
         except (OSError, msgspec.DecodeError):
-            # The file was replaced since; the indexer reads it again.
+            # The file was replaced; the indexer will read it again.
             return None
 
     def _pieces_of(self, run: Path) -> list[str]:
@@ -375,14 +377,14 @@ class Shelf:
 
 
 def cut(text: str, most: int = CUT) -> str | dict[str, Any]:
-    """A text, or the beginning of a long one and how long it is."""
+    """The text, or the beginning and the length of a long text."""
     if len(text) <= most:
         return text
     return {"text": text[:most], "length": len(text)}
 
 
 def info_text(info: Any) -> str:
-    """A turn's info as JSON; nothing where there is none."""
+    """A turn's info as JSON; empty if there is none."""
     return json.dumps(info, indent=1, ensure_ascii=False) if info else ""
 
 
@@ -392,12 +394,12 @@ def _rows(episode: Stored) -> list[Tokens]:
 
 _STEERING = re.compile(
     "["
-    "\x00-\x08\x0b-\x1f\x7f"  # terminal escapes begin with one of these
+    "\x00-\x08\x0b-\x1f\x7f"  # terminal escapes start with one of these
     "\x80-\x9f"
     "\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff"
     "\ufff9-\ufffb"
-    "\U000e0000-\U000e007f"  # tags: text that nobody sees
-    "\ud800-\udfff"  # half of a pair, which no encoding takes
+    "\U000e0000-\U000e007f"  # tags: invisible text
+    "\ud800-\udfff"  # lone surrogates, which cannot be encoded
     "]"
 )
 
@@ -405,12 +407,12 @@ _STEERING = re.compile(
 
 
 def visible(text: str) -> str:
-    """`text` with control, direction and invisible characters written out, as `⟨U+202E⟩` or `␛`."""
+    """Escape control, direction and invisible characters, as `⟨U+202E⟩` or `␛`."""
     return _STEERING.sub(lambda found: name_of(found[0]), text)
 
 
 def name_of(character: str) -> str:
-    """How one such character is written."""
+    """The escaped form of such a character."""
     code = ord(character)
     if code < 0x20:
         return chr(0x2400 + code)
@@ -436,7 +438,7 @@ pre.said { background: var(--said) }
 
 
 def html_of(episode: Stored, run: str, place: Place) -> str:
-    """One episode as a page of its own. It has no scripts, and may load nothing."""
+    """An episode as a self-contained page without scripts or external resources."""
     facts = {
         "environment": episode.env,
         "task": episode.task,
@@ -445,7 +447,7 @@ def html_of(episode: Stored, run: str, place: Place) -> str:
         "policy": episode.policy,
         "outcome": episode.outcome,
         "reward": f"{sum(turn.reward or 0 for turn in episode.turns):g}",
-        "turns": f"{len(episode.turns)} of at most {episode.horizon}",
+        "turns": f"{len(episode.turns)} (maximum {episode.horizon})",
         "step": episode.step if episode.step >= 0 else None,
         "seed": episode.seed,
         "from": f"{run}, {place.name}.jsonl, byte {place.start}",
@@ -480,7 +482,7 @@ def html_of(episode: Stored, run: str, place: Place) -> str:
 
 
 def lines_of(index: Index, query: Query) -> Iterator[list[tuple[int, Place]]]:
-    """(run's number, place) of all that a query finds, in the order they were read, by batches."""
+    """Batches of (run id, place) of a query's result, in the order of ids."""
     last = 0
     while True:
         rows = index.rows(
@@ -508,10 +510,10 @@ _RGB = 2
 
 
 def png(pixels: Any) -> bytes:
-    """The file of (H, W, 3) bytes."""
+    """Encode (H, W, 3) bytes as PNG."""
     array = np.ascontiguousarray(pixels, dtype=np.uint8)  # (H, W, 3)
     height, width, _ = array.shape
-    # Each line begins with the number of its filter: 0, none.
+    # Each line starts with its filter type: 0, none.
     lines = np.zeros((height, 1 + width * 3), dtype=np.uint8)
     lines[:, 1:] = array.reshape(height, width * 3)
     header = struct.pack(">IIBBBBB", width, height, 8, _RGB, 0, 0, 0)
@@ -530,11 +532,11 @@ _MODE = "rgb_array"
 
 
 class NoPicture(AgentGymError):
-    """The episode cannot be drawn; the message says why."""
+    """The episode cannot be rendered; the message is the reason."""
 
 
 class Pictures:
-    """Draws episodes, one at a time; the last few are kept."""
+    """Renders episodes, one at a time, and caches the last few."""
 
     def __init__(self, *, trusted: bool = False) -> None:
         self._trusted = trusted
@@ -542,7 +544,7 @@ class Pictures:
         self._drawn: OrderedDict[tuple[int, str, int], list[bytes]] = OrderedDict()
 
     def draws(self, env_id: str) -> bool:
-        """Whether an environment can be drawn here."""
+        """Whether an environment is installed and can be rendered."""
         try:
             return _MODE in _class_of(env_id).metadata["render_modes"]
         except AgentGymError:
@@ -551,9 +553,9 @@ class Pictures:
     def of(
         self, key: tuple[int, str, int], episode: Stored, settings: Mapping[str, Any]
     ) -> list[bytes]:
-        """PNGs of the start and after each turn; `key` is the episode's run, file and place.
+        """PNGs of the start and after each turn; `key` is the episode's run, file and position.
 
-        Raises `NoPicture`, which names the first turn at which the world answered otherwise.
+        Raises `NoPicture`, for example if an observation differs in the replay.
         """
         with self._lock:
             if key not in self._drawn:
@@ -571,14 +573,14 @@ class Pictures:
 
 def _class_of(env_id: str) -> Any:
     if env_id not in {entry.env_id for entry in registered()}:
-        raise NoPicture(f"{env_id[:100]} is not among the environments installed here")
+        raise NoPicture(f"the environment {env_id[:100]} is not installed")
     return env_class(env_id)
 
 
 def _draw(episode: Stored, settings: Mapping[str, Any]) -> list[bytes]:
     made = _class_of(episode.env)
     if _MODE not in made.metadata["render_modes"]:
-        raise NoPicture(f"{episode.env} has no pictures")
+        raise NoPicture(f"{episode.env} cannot be rendered")
     env = made(render_mode=_MODE, **settings)
     try:
         observation, _ = env.reset(seed=episode.seed, options={"task": episode.task})
@@ -596,6 +598,6 @@ def _draw(episode: Stored, settings: Mapping[str, Any]) -> list[bytes]:
 def _check(turn: int, observation: str, stored: str) -> None:
     if observation != stored:
         raise NoPicture(
-            f"played again, the world answers otherwise at turn {turn}: it has other settings or "
-            "another version here"
+            f"the replay's observation differs at turn {turn}: the environment has other settings "
+            "or another version"
         )

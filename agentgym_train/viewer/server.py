@@ -1,4 +1,4 @@
-"""The viewer's web server: the page's files, its API and its protection."""
+"""The viewer's web server: static files, JSON API, security headers, and `agentgym view`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from agentgym_train.viewer.query import (
     NoPicture,
     Pictures,
     Shelf,
+    adjacent,
     count_of,
     facets,
     html_of,
     lines_of,
-    neighbours,
     page_of,
     played,
     query_of,
@@ -45,7 +45,7 @@ _EPISODE = "/{run}/{file}/{start:[0-9]{1,18}}"
 
 
 class Api:
-    """The handlers of one viewer."""
+    """The request handlers of a viewer."""
 
     def __init__(
         self, runs: Runs, index: Index, indexer: Indexer, *, trusted: bool = False
@@ -58,7 +58,7 @@ class Api:
         self._facets: tuple[int, dict[str, Any]] = (-1, {})
 
     def routes(self) -> list[web.RouteDef]:
-        """All that can be asked; nothing can be changed."""
+        """The routes, all of them read-only."""
         episode = f"/api/episode{_EPISODE}"
         return [
             web.get("/api/status", self.status),
@@ -78,12 +78,12 @@ class Api:
         ]
 
     async def status(self, request: web.Request) -> web.Response:
-        """A text that changes with what is known, so that a page knows when to ask again."""
+        """A version string that changes with the data, so that the page knows when to reload."""
         busy = not self._indexer.caught_up.is_set()
         return await _answer(lambda: {"version": self._runs.stamp(), "busy": busy})
 
     async def runs(self, request: web.Request) -> web.Response:
-        """All runs with their facts."""
+        """All runs with their overview data."""
         return await _answer(
             lambda: [
                 {**self._runs.facts(name), "played": played(self._index, self._runs.ids[name])}
@@ -92,12 +92,12 @@ class Api:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """A run's figures."""
+        """A run's metrics."""
         name = self._run(request.query.get("run", ""))
         return await _answer(lambda: self._runs.metrics(name))
 
     async def facets(self, request: web.Request) -> web.Response:
-        """What can be filtered by."""
+        """The values of the filters."""
 
         def found() -> dict[str, Any]:
             stamp = self._index.stamp()
@@ -117,7 +117,7 @@ class Api:
         def found() -> dict[str, Any]:
             query = query_of(self._index, self._runs.ids, asked)
             rows = page_of(self._index, query, offset, limit)
-            # Rows further down belong to a count that the page has.
+            # The page already has the count of later rows.
             count = count_of(self._index, query) if offset == 0 else {}
             return {
                 **count,
@@ -128,13 +128,13 @@ class Api:
         return await _answer(found)
 
     async def episode(self, request: web.Request) -> web.Response:
-        """One episode, and those before and after it in the table it was found in."""
+        """An episode, and the previous and next episode in the table."""
         name, place = await self._place(request)
         asked = _asked(request)
 
         def found() -> dict[str, Any]:
             query = query_of(self._index, self._runs.ids, asked)
-            near = neighbours(self._index, query, place.id)
+            near = adjacent(self._index, query, place.id)
             return {
                 **self._shelf.page(self._runs.paths[name], place),
                 "run": name,
@@ -146,7 +146,7 @@ class Api:
         return await _answer(found)
 
     async def related(self, request: web.Request) -> web.Response:
-        """Other episodes of the same task, in all runs, those of the same group first."""
+        """Other episodes of the same task in all runs, first those of the same group."""
         _, place = await self._place(request)
 
         def found() -> list[dict[str, Any]]:
@@ -163,7 +163,7 @@ class Api:
         return await _answer(found)
 
     async def text(self, request: web.Request) -> web.Response:
-        """One long text, whole."""
+        """A full text of an episode."""
         name, place = await self._place(request)
         turn, field = _number(request, "turn", 0), request.query.get("field", "")
         found = await _off(lambda: self._shelf.text(self._runs.paths[name], place, turn, field))
@@ -175,7 +175,7 @@ class Api:
         return await _answer(lambda: self._shelf.tokens(self._runs.paths[name], place))
 
     async def pictures(self, request: web.Request) -> web.Response:
-        """How many pictures there are, or why there are none."""
+        """The number of pictures, or the reason why there are none."""
         name, place = await self._place(request)
 
         def found() -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Api:
         return await _answer(found)
 
     async def picture(self, request: web.Request) -> web.Response:
-        """One picture."""
+        """A picture as PNG."""
         name, place = await self._place(request)
         turn = _number(request, "turn", 0)
         try:
@@ -200,13 +200,13 @@ class Api:
             raise web.HTTPNotFound(text=str(error)) from error
 
     async def export_json(self, request: web.Request) -> web.Response:
-        """The episode's line as it is on disk."""
+        """The episode's line in its file."""
         name, place = await self._place(request)
         body = await _off(lambda: self._shelf.raw(self._runs.paths[name], place))
         return _download(body, "application/json", f"{place.name}-{place.start}.json")
 
     async def export_html(self, request: web.Request) -> web.Response:
-        """The episode as one page that needs nothing else."""
+        """The episode as a self-contained page."""
         name, place = await self._place(request)
         body = await _off(
             lambda: html_of(self._shelf.read(self._runs.paths[name], place), name, place)
@@ -214,7 +214,7 @@ class Api:
         return _download(body.encode(), "text/html", f"{place.name}-{place.start}.html")
 
     async def export_lines(self, request: web.Request) -> web.StreamResponse:
-        """All episodes of a filter, one a line, as they are on disk."""
+        """All episodes that match the filters as JSON Lines, as in their files."""
         query = await _off(lambda: query_of(self._index, self._runs.ids, _asked(request)))
         response = web.StreamResponse(
             headers={"Content-Disposition": 'attachment; filename="trajectories.jsonl"'}
@@ -238,11 +238,11 @@ class Api:
 
     def _run(self, name: str) -> str:
         if name not in self._runs.paths:
-            raise web.HTTPNotFound(text=f"no run {name[:100]!r} is shown here")
+            raise web.HTTPNotFound(text=f"there is no run {name[:100]!r}")
         return name
 
     async def _place(self, request: web.Request) -> tuple[str, Place]:
-        """The run and place that an address names, both known: no path is made from an address."""
+        """The run and place of a URL, both from the index: paths are never built from a URL."""
         name, file = self._run(request.match_info["run"]), request.match_info["file"]
         start = int(request.match_info["start"])
         found = await asyncio.to_thread(self._index.place, self._runs.ids[name], file, start)
@@ -269,7 +269,7 @@ async def _answer(work: Callable[[], Any]) -> web.Response:
 
 
 async def _off(work: Callable[[], _T]) -> _T:
-    """Work that blocks; what cannot be asked is the asker's fault."""
+    """Run blocking work in a thread; `BadRequest` becomes status 400."""
     try:
         return await asyncio.to_thread(work)
     except BadRequest as error:
@@ -283,12 +283,12 @@ def _asked(request: web.Request) -> dict[str, list[str]]:
 def _number(request: web.Request, name: str, default: int) -> int:
     text = request.query.get(name, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise web.HTTPBadRequest(text=f"{name} is a number from 0 up, got {text[:100]!r}")
+        raise web.HTTPBadRequest(text=f"{name} must be at least 0, got {text[:100]!r}")
     return int(text)
 
 
 def _download(body: bytes, kind: str, name: str) -> web.Response:
-    # A file's name comes from a run's folder: only what no header can misread stays of it.
+    # File names come from run folders: keep only characters that are safe in a header.
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
     return web.Response(
         body=body,
@@ -299,8 +299,8 @@ def _download(body: bytes, kind: str, name: str) -> web.Response:
 
 
 HEADERS = {
-    # Texts of models and worlds are shown here: even if one were taken for markup, it could load
-    # nothing, run nothing and send nothing.
+    # The page shows texts of models and environments: even if one were parsed as markup, it could
+    # not load, run or send anything.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -313,16 +313,16 @@ HEADERS = {
 
 
 def guard(host: str) -> Middleware:
-    """A middleware for a server that listens at `host`."""
+    """A middleware that checks the Host header and sets security headers."""
     named = {"localhost", host.lower(), socket.gethostname().lower()}
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         name = host_name(request.headers.get("Host", ""))
         if name not in named and not _is_address(name):
-            # A page elsewhere may have its own name lead here; then the name gives it away.
+            # DNS rebinding: another site's name may resolve to this server.
             response: web.StreamResponse = web.Response(
-                status=421, text="This server answers to localhost, addresses and its own name."
+                status=421, text="Use localhost, an IP address or this server's host name."
             )
         else:
             try:
@@ -337,7 +337,7 @@ def guard(host: str) -> Middleware:
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without the port and the brackets of IPv6."""
+    """The name in a Host header, without port and IPv6 brackets."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.rpartition(":")[0].lower() if ":" in header else header.lower()
@@ -357,15 +357,15 @@ _PAGES = ("/", "/trajectories", "/compare", "/episode/{run}/{file}/{start}")
 
 _LOOK_S = 2.0
 
-"""Between two looks for runs that are new in a folder of runs."""
+"""Interval between searches for new runs."""
 
 
 def make_app(
     roots: Sequence[Path], index_path: Path, host: str = "127.0.0.1", *, trusted: bool = False
 ) -> web.Application:
-    """The application; raises `ConfigError` where there is no run.
+    """The web application; raises `ConfigError` if there is no run.
 
-    `trusted` draws pictures with settings of an environment that name code or addresses, too.
+    `trusted` also renders environments whose settings contain code or addresses.
     """
     index = Index(index_path)
     index.forget_runs_that_are_gone()
@@ -397,7 +397,7 @@ def make_app(
 
 
 def _page_routes() -> list[web.RouteDef]:
-    """The page's own files, read once: no path is ever made from an address."""
+    """The routes of the static files, which are read once: paths are never built from a URL."""
     static = files("agentgym_train.viewer").joinpath("static")
     held = {path.name: path.read_bytes() for path in static.iterdir() if path.is_file()}
 
@@ -408,7 +408,7 @@ def _page_routes() -> list[web.RouteDef]:
         name = request.match_info["name"]
         kind = _KINDS.get(Path(name).suffix)
         if name not in held or kind is None:
-            raise web.HTTPNotFound(text="the page has no such file")
+            raise web.HTTPNotFound(text="there is no such file")
         return web.Response(
             body=held[name],
             content_type=kind,
@@ -420,21 +420,25 @@ def _page_routes() -> list[web.RouteDef]:
 
 
 def view(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold runs.")],
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8600,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port.")
+    ] = 8600,
     index: Annotated[
-        Path | None, typer.Option(help="File of the index; it is made where there is none.")
+        Path | None, typer.Option(help="Index file; created if it does not exist.")
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Look at runs and trajectories in the browser, live while they go on."""
+    """View runs and trajectories in the browser, with live updates."""
     console = Console(highlight=False)
     app = make_app(runs, index or _default_index(), host, trusted=trust)
     if host not in ("127.0.0.1", "localhost", "::1"):
         console.print(
-            f"[yellow]Everybody who reaches {host} can read these runs: there is no password.[/]"
+            f"[yellow]There is no password: anyone who can reach {host} can read these runs.[/]"
         )
     try:
         asyncio.run(_serve(app, console, host, port, browser))
@@ -453,14 +457,14 @@ async def _serve(
             await site.start()
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise ConfigError(f"cannot listen at {host}:{port}: {error}") from error
+                raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
             raise ConfigError(
-                f"port {port} of {host} is taken; name another with --port, or 0 for a free one"
+                f"port {port} of {host} is in use; choose another with --port, or 0 for a free one"
             ) from error
         taken = runner.addresses[0][1]
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{taken}"
-        console.print(f"{address}   Ctrl-C ends it.", markup=False, soft_wrap=True)
+        console.print(f"{address}   Press Ctrl-C to stop.", markup=False, soft_wrap=True)
         if browser:
             webbrowser.open(address)
         await asyncio.Event().wait()
@@ -469,6 +473,6 @@ async def _serve(
 
 
 def _default_index() -> Path:
-    """In the user's cache folder: runs may lie where nobody else can write."""
+    """The index in the user's cache folder: run folders may be read-only."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "agentgym-sdk" / "view.sqlite"

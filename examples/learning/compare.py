@@ -44,10 +44,10 @@ def main() -> int:
     try:
         arms = list(schedule_arms(args) if args.schedule else algorithm_arms(args))
         if not run_missing(arms, console):
-            console.print("Stopped. The same command goes on from here.")
+            console.print("Interrupted. The same command resumes.")
             return 130
     except KeyboardInterrupt:
-        console.print("Stopped at once. The same command goes on from here.")
+        console.print("Stopped at once. The same command resumes.")
         return 130
     except AgentGymError as error:
         console.print(f"[red]{error}[/]")
@@ -141,14 +141,14 @@ def run_missing(arms: list[Any], console: Console) -> bool:
     missing[0].config.check_model()
     with world_of(missing[0].config) as rollout_runner, progress_bar(console) as progress:
         unit = "env steps" if missing[0].env_steps else "steps"
-        bar = progress.add_task(unit, total=sum(arm.size for arm in missing), figures="")
+        bar = progress.add_task(unit, total=sum(arm.size for arm in missing), status="")
         before = 0
         for arm in missing:
 
-            def move(done: int, figures: str, before: int = before) -> None:
-                progress.update(bar, completed=before + done, figures=figures)
+            def advance(done: int, figures: str, before: int = before) -> None:
+                progress.update(bar, completed=before + done, status=figures)
 
-            with Watched(arm, move):
+            with Watched(arm, advance):
                 result = play(arm, rollout_runner)
             if result is None:
                 return False

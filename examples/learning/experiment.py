@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
-from agentgym_env.run_store import RunStore, run_facts
+from agentgym_env.run_store import RunStore, run_metadata
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.rollout.policy import make_policy
@@ -125,7 +125,7 @@ class StopAtBudget(TrainerCallback):
 def train_to_budget(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     """Train until the environment steps are used up; an unfinished run starts anew."""
     config = arm.config
-    store = RunStore.create(arm.path, run_facts(config.as_dict()))
+    store = RunStore.create(arm.path, run_metadata(config.as_dict()))
     trainer = RLTrainer(policy_of(config, config.model), config, rollout_runner, store)
     trainer.remove_callback(PrinterCallback)
     with progress_bar(_SILENT) as progress:
@@ -160,9 +160,9 @@ def policy_of(config: RLConfig, model: str) -> Any:
 class Watched(AbstractContextManager["Watched"]):
     """Moves a bar along with the metrics that a run in this process writes."""
 
-    def __init__(self, arm: Arm, move: Callable[[int, str], None]) -> None:
+    def __init__(self, arm: Arm, advance: Callable[[int, str], None]) -> None:
         self._arm = arm
-        self._move = move
+        self._advance = advance
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -177,4 +177,4 @@ class Watched(AbstractContextManager["Watched"]):
     def _watch(self) -> None:
         while not self._over.wait(1.0):
             done, reward = self._arm.steps_done()
-            self._move(done, f"{self._arm.path.name}  reward {reward:.2f}")
+            self._advance(done, f"{self._arm.path.name}  reward {reward:.2f}")

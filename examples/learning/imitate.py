@@ -185,7 +185,7 @@ def main() -> int:
                 )
             ]
     except (Stopped, KeyboardInterrupt):
-        console.print("Stopped. The same command goes on from here.")
+        console.print("Interrupted. The same command resumes.")
         return 130
     except AgentGymError as error:
         console.print(f"[red]{error}[/]", markup=True)

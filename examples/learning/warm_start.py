@@ -28,7 +28,7 @@ from agentgym_env import TextEnv, env_class
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import SFTConfig
-from agentgym_train.data.tokenize import Replay, training_row
+from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.trainers.sft import imitate
 
@@ -111,11 +111,11 @@ def fit(
     model: Any, tokenizer: Any, reflections: Lessons, stage: Stage, seed: int, out: Path
 ) -> dict[str, float]:
     """Take the model through one stage, in place; the figures of the fit."""
-    replay = Replay(tokenizer, PolicyConfig(instruction=""))
+    episode_tokenizer = EpisodeTokenizer(tokenizer, PolicyConfig(instruction=""))
     rows = [
         training_row(tokens)
         for episode in demonstrations(reflections, stage, seed)
-        for tokens in replay.rows(episode)
+        for tokens in episode_tokenizer.rows(episode)
     ]
     settings = SFTConfig(
         model=str(out),

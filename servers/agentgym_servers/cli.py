@@ -127,14 +127,14 @@ def serve(
 
 
 def _run(settings: ServeSettings, report: TextIO | None) -> int:
-    def tell(port: int) -> None:
+    def report_ready(port: int) -> None:
         logger.info("serving %s on http://%s:%d", settings.env_id, settings.host, port)
         if report is not None:
             report.write(json.dumps({"port": port}) + "\n")
             report.close()
 
     if settings.workers > 1 and not settings.isolated:
-        run_cluster(settings, tell)
+        run_cluster(settings, report_ready)
         return 0
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
@@ -142,7 +142,7 @@ def _run(settings: ServeSettings, report: TextIO | None) -> int:
             make_service(settings),
             listener,
             max_socket_bytes=settings.max_socket_bytes,
-            when_ready=lambda: tell(port),
+            when_ready=lambda: report_ready(port),
             follow_parent=report is not None,
         )
 

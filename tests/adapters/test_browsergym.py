@@ -35,10 +35,10 @@ def play(tmp_path, run):
             [{"task": e.task, "seed": e.seed, "actions": e.actions} for e in episodes]
         )
         environment = web_environment()
-        path = [environment["PYTHONPATH"], str(ROOT / "adapters"), str(ROOT / "tests")]
+        path = [environment["PYTHONPATH"], str(ROOT / "adapters"), str(ROOT / "tests" / "support")]
         script = "study_in_agentlab" if how in ("agentlab", "experiments") else "play_in_browsergym"
         played = subprocess.run(
-            [web_python(), str(ROOT / "tests" / f"{script}.py"), address, how],
+            [web_python(), str(ROOT / "tests" / "support" / f"{script}.py"), address, how],
             env={
                 **environment,
                 "PYTHONPATH": os.pathsep.join(path),
@@ -139,7 +139,7 @@ def test_an_open_ended_task_reaches_its_sites_and_no_others():
 
 @needs_chromium
 def test_a_family_that_is_not_there_is_named_with_what_to_install():
-    with pytest.raises(BadRequest, match=r"no tasks 'workarena'.*browsergym-workarena"):
+    with pytest.raises(BadRequest, match=r"no tasks of the family 'workarena'.*-workarena"):
         gymnasium.make(BROWSERGYM, server="inprocess", family="workarena")
     with pytest.raises(BadRequest, match="a family is a name"):
         gymnasium.make(BROWSERGYM, server="inprocess", family="../x")
@@ -169,10 +169,10 @@ def test_browsergym_plays_our_sites_as_tasks_of_its_own_and_pays_as_webarena_doe
     # Judged by the answer, by pages, by the address, and by an answer over two sites.
     tasks = ["shopping/7106/0", "shopping/7204/8", "reddit/1009/0", "wikipedia+map/1402/0"]
     environment = {**web_environment(), **what_browsergym_needs(tmp_path)}
-    environment["PYTHONPATH"] += f"{os.pathsep}{ROOT / 'tests'}"
+    environment["PYTHONPATH"] += f"{os.pathsep}{ROOT / 'tests' / 'support'}"
     environment["PYTHONPATH"] += f"{os.pathsep}{ROOT / 'adapters'}"
     played = subprocess.run(
-        [web_python(), str(ROOT / "tests" / "solve_site_tasks.py"), *tasks],
+        [web_python(), str(ROOT / "tests" / "support" / "solve_site_tasks.py"), *tasks],
         env=environment,
         capture_output=True,
         text=True,

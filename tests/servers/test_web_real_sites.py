@@ -21,7 +21,7 @@ from agentgym_servers.worlds.webarena import WebArena
 from browsing import needs_chromium, what_browsergym_needs
 from real_ways import WAYS
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "support"
 
 
 def _has(package: str) -> bool:

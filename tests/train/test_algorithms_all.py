@@ -131,16 +131,16 @@ def test_those_with_a_critic_say_so():
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [
-        ("rloo", {"ratio": "word"}, "rloo do not fit: Invalid enum value 'word'"),
+        ("rloo", {"ratio": "word"}, "invalid algorithm_args of rloo: Invalid enum value 'word'"),
         ("gigpo", {"omega": "much"}, "Expected `float`, got `str`"),
-        ("gigpo", {"omega": -1}, "omega is at least 0, got -1"),
-        ("ppo", {"lam": 1.5}, "lam is from 0 to 1, got 1.5"),
-        ("ppo", {"value_clip": 0}, "value_clip is above 0, got 0"),
-        ("turn_gae", {"critic_warmup": -1}, "critic_warmup is at least 0 steps, got -1"),
-        ("reinforce_pp", {"gamma": -0.1}, "gamma is from 0 to 1, got -0.1"),
-        ("reinforce_pp", {"kl": -0.1}, "kl is at least 0, got -0.1"),
-        ("turn_returns", {"gamma": 2}, "gamma is from 0 to 1, got 2"),
-        ("dapo", {"scale": True}, "dapo has no scale; it has no fields"),
+        ("gigpo", {"omega": -1}, "omega must be at least 0, got -1"),
+        ("ppo", {"lam": 1.5}, "lam must be between 0 and 1, got 1.5"),
+        ("ppo", {"value_clip": 0}, "value_clip must be above 0, got 0"),
+        ("turn_gae", {"critic_warmup": -1}, "critic_warmup must be at least 0 steps, got -1"),
+        ("reinforce_pp", {"gamma": -0.1}, "gamma must be between 0 and 1, got -0.1"),
+        ("reinforce_pp", {"kl": -0.1}, "kl must be at least 0, got -0.1"),
+        ("turn_returns", {"gamma": 2}, "gamma must be between 0 and 1, got 2"),
+        ("dapo", {"scale": True}, "dapo has no parameter scale; it has no parameters"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(name, values, said):

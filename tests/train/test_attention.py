@@ -85,7 +85,7 @@ def test_on_a_cpu_flash_attention_is_passed_over_and_other_kernels_are_taken():
     assert model.config._attn_implementation == "sdpa"
     loading.use_attention(model, "eager", "float32")
     assert model.config._attn_implementation == "eager"
-    with pytest.raises(BadRequest, match=r"attention 'sdap' is not to be had here: .*Leave"):
+    with pytest.raises(BadRequest, match=r"attention 'sdap' is not available: .*Remove"):
         loading.use_attention(model, "sdap", "float32")
 
 

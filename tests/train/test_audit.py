@@ -117,7 +117,7 @@ def test_the_command_passes_shows_spans_without_colour_and_writes_json(tmp_path)
     done = CliRunner().invoke(APP, [*words, "--json", str(tmp_path / "audit.json")])
     assert done.exit_code == 0, done.output
     assert "legend" in done.output and "TRAINED [" in done.output and "masked  [" in done.output
-    assert "18 rules hold, 0 fail, 2 skipped" in done.output
+    assert "18 rules passed, 0 failed, 2 skipped" in done.output
     written = json.loads((tmp_path / "audit.json").read_text())
     assert written["passed"] and written["counts"] == {"pass": 18, "FAIL": 0, "skipped": 2}
     assert [rule["rule"] for rule in written["rules"]] == list(RULES)
@@ -143,7 +143,7 @@ def test_what_is_no_model_and_no_run_is_a_bad_request(tmp_path, monkeypatch):
     for name in (str(tmp_path), str(tmp_path / "gone"), "nobody/nothing"):
         assert isinstance(CliRunner().invoke(APP, [name]).exception, BadRequest)
     (tmp_path / "run.json").write_text('{"config": {}}')
-    with pytest.raises(BadRequest, match="no training run"):
+    with pytest.raises(BadRequest, match="not a training run"):
         check.subject_of(str(tmp_path), "float32", {})
     assert "float8" in str(CliRunner().invoke(APP, ["x", "--dtype", "float8"]).exception)
 

@@ -45,7 +45,7 @@ def test_kept_reasoning_passes_and_is_told():
     subject = subject_with(DROPS_REASONING, replace(QUICK, keep_reasoning=True))
     assert not failed(subject)
     (note,) = findings(subject, "append-only")["append-only"].notes
-    assert "rewrites earlier turns (reasoning)" in note
+    assert "changes earlier turns (reasoning)" in note
 
 
 def test_kept_reasoning_excuses_no_other_rewriting():
@@ -69,7 +69,7 @@ def test_a_template_with_the_time_of_day_fails_and_one_with_the_date_is_told():
     day = CHATML.replace(at, "<|im_start|>assistant {{ strftime_now('%d %b %Y') }}\n")
     assert failed(subject_with(clock), "clock") == {"clock"}
     found = findings(subject_with(day), "clock")["clock"]
-    assert found.status == "pass" and "today's date" in found.notes[0]
+    assert found.status == "pass" and "inserts the date" in found.notes[0]
 
 
 def test_a_prompt_that_is_not_the_templates_fails(monkeypatch):
@@ -117,7 +117,7 @@ def test_control_tokens_that_a_world_can_write_fail(monkeypatch):
     monkeypatch.setattr(Chat, "_names_control", lambda self, text: False)
     found = findings(subject_with(), "observation text")["observation text"]
     assert found.status == "FAIL"
-    assert "<|im_end|>" in found.detail and "could end a turn" in found.detail
+    assert "<|im_end|>" in found.detail and "could end or forge a turn" in found.detail
 
 
 def test_a_begin_token_may_begin_turns_and_must_not_stand_twice():
@@ -162,7 +162,7 @@ def test_an_engine_with_other_logprobs_fails_at_the_worst_token_with_both_number
     assert failed(subject) == {"log-probs"}
     found = findings(subject, "log-probs")["log-probs"]
     assert found.figures["max"] == pytest.approx(0.01, abs=1e-4)
-    assert "the engine is off" in found.remedy
+    assert "the engine is wrong" in found.remedy
     assert "engine -" in found.place.expected and "trainer -" in found.place.found
     lenient = subject_with(
         engine=lambda sound: Wrapped(sound, answer=biased), settings=replace(QUICK, tolerance=0.02)
@@ -182,7 +182,7 @@ def test_an_engine_that_tokenises_its_prompt_again_gives_other_logprobs():
 
 def test_dropout_in_training_mode_is_the_trainers_fault():
     found = findings(subject_with(LLAMA3, engine=_with_dropout), "log-probs")["log-probs"]
-    assert found.status == "FAIL" and "the trainer is off. Turn off dropout" in found.remedy
+    assert found.status == "FAIL" and "the trainer is wrong. Disable dropout" in found.remedy
 
 
 def _with_dropout(engine):

@@ -81,7 +81,7 @@ def test_a_run_of_any_agent_holds_with_every_row(tmp_path, make_host, agent, row
     assert found["stored log-probs"].figures["tokens"] <= sampled
     if rows > 1:
         count = sum(len(t.rows) for t in trajectories)
-        assert f"in {count} rows where their context was cut" in found["stored episodes"].detail
+        assert f"in {count} rows because of context resets" in found["stored episodes"].detail
 
 
 def test_an_episode_that_had_no_room_to_answer_holds_too(tmp_path, make_host):
@@ -118,4 +118,4 @@ def test_a_row_that_is_missing_fails(tmp_path, make_host):
 def test_an_agent_of_ones_own_that_plays_again_is_not_told_again(tmp_path, make_host):
     run, _ = run_of(tmp_path, make_host, f"{__name__}:Twice")
     found = findings(run, "stored episodes")["stored episodes"]
-    assert found.status == "skipped" and "where the trials of" in found.detail
+    assert found.status == "skipped" and "the ends of the trials of" in found.detail

@@ -91,7 +91,7 @@ def test_a_killed_collection_goes_on_and_equals_an_unbroken_one(tmp_path):
     stopped(killed, signal.SIGKILL, **wanted)
     before = lines(killed)
     assert 20 <= before < 1332, "it was to be killed in the middle"
-    assert f"{1332 - before} are to be played" in whole(killed, **wanted)
+    assert f"{1332 - before} remain to be played" in whole(killed, **wanted)
     assert lines(killed) == 1332, "nothing is played twice"
     whole(unbroken, **wanted)
     assert there(killed) == there(unbroken)
@@ -102,7 +102,7 @@ def test_ctrl_c_keeps_what_is_there(tmp_path):
     out = tmp_path / "run"
     status, output = stopped(out, signal.SIGINT, n=444, samples=3)
     assert status == INTERRUPTED, output
-    assert "the same command goes on" in output
+    assert "the same command resumes" in output
     kept = there(out)
     assert 20 <= len(kept) < 1332
     figures = RunStore.open(out).read_json("summary.json")
@@ -143,7 +143,7 @@ def test_episodes_of_other_settings_are_not_mixed_in(tmp_path, changes):
     out = tmp_path / "run"
     collect(config(out, n=1), QUIET)
     (name,) = changes
-    with pytest.raises(BadRequest, match=f"{name} was .*Name another --out"):
+    with pytest.raises(BadRequest, match=f"{name} was .*Choose another --out"):
         collect(config(out, **changes), QUIET)
     assert lines(out) == 1
 
@@ -158,10 +158,10 @@ def test_a_policy_that_is_not_there_leaves_no_trace(tmp_path):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(BadRequest, match="something else"):
+    with pytest.raises(BadRequest, match="contains no collection"):
         collect(config(tmp_path), QUIET)
     RunStore.create(tmp_path / "run", {"config": {"method": "rl"}})
-    with pytest.raises(BadRequest, match="something else"):
+    with pytest.raises(BadRequest, match="contains no collection"):
         collect(config(tmp_path / "run"), QUIET)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["thesis.txt"]
 
@@ -171,18 +171,18 @@ def test_what_is_kept_may_change_and_nothing_is_played_for_it(tmp_path):
     asked = config(out, model="random", horizon=3, samples=4)
     collect(asked, QUIET)
     everything, _ = read_demonstrations([out])
-    wins = [t for t in everything.kept if t.success]
-    assert 0 < len(wins) < len(everything.kept)
+    wins = [t for t in everything.selected if t.success]
+    assert 0 < len(wins) < len(everything.selected)
     before = lines(out)
     collect(replace(asked, keep=EpisodeFilter(success=True)), QUIET)
     assert lines(out) == before
     successes, read = read_demonstrations([out])
-    assert successes.kept == wins and len(read.trajectories) == len(everything.kept)
-    assert successes.left_out == {"no success": len(everything.kept) - len(wins)}
+    assert successes.selected == wins and len(read.trajectories) == len(everything.selected)
+    assert successes.left_out == {"no success": len(everything.selected) - len(wins)}
     assert RunStore.open(out).read_json("summary.json")["kept"] == len(wins)
     both, _ = read_demonstrations([out], pairs=True)
-    assert len(both.kept) == len(everything.kept), "a pair has two sides"
-    assert make_pairs(both.kept)
+    assert len(both.selected) == len(everything.selected), "a pair has two sides"
+    assert make_pairs(both.selected)
 
 
 def test_samples_of_one_start_share_their_world_and_starts_do_not(tmp_path):

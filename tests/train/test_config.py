@@ -83,9 +83,9 @@ def test_a_config_comes_back_from_its_own_plain_values(file):
         ({"num_generations": 1}, "num_generations is at least 2, got 1"),
         ({"rows_per_forward": 7}, "unknown key rows_per_forward"),
         ({"max_lost_rate": 2.0}, "a share from 0 to 1, got 2.0"),
-        ({"horizon": [10, 5]}, "rises from stage to stage"),
-        ({"horizon": [5, 10], "horizon_schedule": "fixed"}, "a fixed horizon is one number"),
-        ({"horizon_schedule": "cubic"}, "no horizon_schedule 'cubic'; choose from fixed"),
+        ({"horizon": [10, 5]}, "must increase from stage to stage"),
+        ({"horizon": [5, 10], "horizon_schedule": "fixed"}, "a fixed horizon must be one number"),
+        ({"horizon_schedule": "cubic"}, "unknown horizon_schedule 'cubic'; choose from fixed"),
         (
             {"horizon": [5, 9], "horizon_schedule": "adaptive", "horizon_threshold": 1.5},
             "horizon_threshold .* got 1.5",

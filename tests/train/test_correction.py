@@ -72,5 +72,5 @@ def test_bad_settings_are_told():
         config_from({**values, "importance_sampling_cap": 0.5})
     with pytest.raises(BadRequest, match="importance_sampling_correction"):
         config_from({**values, "importance_sampling_correction": "sometimes"})
-    with pytest.raises(BadRequest, match="no outcome lunch"):
+    with pytest.raises(BadRequest, match="unknown outcome lunch"):
         config_from({**values, "train_outcomes": ["lunch"]})

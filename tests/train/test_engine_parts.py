@@ -115,9 +115,9 @@ async def test_when_no_server_answers_the_turn_waits_and_then_is_lost_with_what_
     address = unused_address()
     settings = ServerSettings(servers=[address], wait_s=0.3)
     engine = VLLMServerEngine([Member(address)], settings, max_tokens=64)
-    with pytest.raises(EngineLost, match=f"answered for 0.3 s .{address}.*at the same addresses"):
+    with pytest.raises(EngineLost, match=f"available for 0.3 s .{address}.*at the same addresses"):
         await engine.generate([1], Sampling(4))
-    assert "none is left, and turns wait for one" in caplog.text
+    assert "none remains, so turns wait" in caplog.text
     await engine.close()
 
 

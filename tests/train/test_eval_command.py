@@ -70,7 +70,7 @@ def test_killed_in_the_middle_it_goes_on_and_no_finished_episode_is_played_again
     assert 40 <= kept < 1200
     before = lines_of(store)
     said = run(tmp_path, *MANY, "--out", "killed")
-    assert "of 1200 episodes are there already" in said
+    assert "of 1200 episodes are stored already" in said
     assert lines_of(store)[: len(before) - 1] == before[:-1]  # the last may have been cut off
     trajectories, _ = RunStore.open(store).trajectories("random")
     assert set(Counter((t.task, t.seed) for t in trajectories).values()) == {1}
@@ -86,7 +86,7 @@ def test_a_complete_evaluation_plays_nothing_and_finds_its_own_folder(tmp_path):
     (folder,) = (tmp_path / "runs" / "eval").iterdir()
     assert folder.name.startswith("TextCraft-v0-test-")
     before = lines_of(folder)
-    assert "3 of 3 episodes are there already" in run(tmp_path, *words)
+    assert "3 of 3 episodes are stored already" in run(tmp_path, *words)
     assert lines_of(folder) == before
     run(tmp_path, *words, "--seed", "1")
     assert len(list((tmp_path / "runs" / "eval").iterdir())) == 2
@@ -107,11 +107,11 @@ def test_another_command_on_the_same_folder_is_refused_and_says_what_differs(tmp
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("x")
     said = run(tmp_path, *TEXTCRAFT, "--limit", "2", "--out", "notes", status=2)
-    assert "holds something else" in said
+    assert "contains no evaluation" in said
     RunStore.create(tmp_path / "training", {"config": {}})
     assert "is a file" in run(tmp_path, *TEXTCRAFT, "--out", "notes/mine.txt", status=2)
     said = run(tmp_path, *TEXTCRAFT, "--limit", "2", "--out", "training", status=2)
-    assert "holds a run and no evaluation" in said
+    assert "contains a run and no evaluation" in said
 
 
 def test_a_store_that_was_cut_off_says_what_is_missing_and_plays_that_again(tmp_path):
@@ -122,7 +122,7 @@ def test_a_store_that_was_cut_off_says_what_is_missing_and_plays_that_again(tmp_
     path.write_bytes(path.read_bytes()[:-50])
     said = run(tmp_path, *words)
     assert "random.jsonl, line 6 cannot be read" in said
-    assert "5 of 6 episodes are there already; 1 are played now" in said
+    assert "5 of 6 episodes are stored already; 1 are played now" in said
     assert (tmp_path / "here" / "report.json").read_text() == report
     (tmp_path / "here" / "run.json").write_text('{"kind": "evalu')
     assert "run.json is damaged" in run(tmp_path, *words, status=2)
@@ -177,9 +177,9 @@ def test_tasks_are_named_one_by_one_or_by_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--policy", "random"], "two policies are called 'random'"),
+        (["--policy", "random"], "two policies have the label 'random'"),
         (["--policy", "gpt:4"], "no policy 'gpt:4'"),
-        (["--baseline", "expert"], "--baseline 'expert' is none of 'random'"),
+        (["--baseline", "expert"], "--baseline 'expert' is not one of 'random'"),
         (["--split", "dev"], "no split 'dev'"),
         (["--env-kwargs", "[]"], "--env-kwargs must be a JSON object"),
         (["--policy", "vllm:http://127.0.0.1:9"], "no vLLM server answers"),

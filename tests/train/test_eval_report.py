@@ -17,7 +17,7 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.evaluation.evaluate import EvalPlan, EvalReport, eval_starts, summarize
 from agentgym_train.evaluation.report import compare, figures_of
 from agentgym_train.evaluation.tables import (
-    MOST_CATEGORIES,
+    MAX_CATEGORIES,
     as_csv,
     as_json,
     bar_chart,
@@ -114,7 +114,7 @@ def test_policies_are_compared_on_the_episodes_both_finished():
     lost = replace(theirs[0], outcome="engine_lost")
     found = compare(ours, [lost, *theirs[1:]], seed=0)
     assert (found.tasks, found.effect, found.better, found.worse) == (2, 0.5, 1, 0)
-    with pytest.raises(BadRequest, match="share no episode"):
+    with pytest.raises(BadRequest, match="no common finished episode"):
         compare(ours, [replace(e, seed=e.seed + 100) for e in theirs], seed=0)
 
 
@@ -126,7 +126,7 @@ def test_several_comparisons_are_corrected_and_a_wrong_baseline_is_named():
     assert by_success[0].p_holm == pytest.approx(2 * by_success[0].found.p)
     assert {v.baseline for v in comparisons_of(PLAN, each, "c")} == {"c"}
     assert comparisons_of(PLAN, {"a": each["a"]}, None) == []
-    with pytest.raises(BadRequest, match="--baseline 'd' is none of 'a', 'b', 'c'"):
+    with pytest.raises(BadRequest, match="--baseline 'd' is not one of 'a', 'b', 'c'"):
         comparisons_of(PLAN, each, "d")
 
 
@@ -192,7 +192,7 @@ def test_the_chart_shows_the_papers_figures_and_not_too_many_bars(monkeypatch, t
     assert labels["AgentGym-RL 7B, ScalingInter (paper): 0.260"] == 0.26
     assert ([0.333] * 2) in [places for places, _ in lines]
     many = [
-        figures_of(episode(str(n), n, True, category=str(n))) for n in range(MOST_CATEGORIES + 1)
+        figures_of(episode(str(n), n, True, category=str(n))) for n in range(MAX_CATEGORIES + 1)
     ]
     bar_chart(reports_of(PLAN, {"p": many}), tmp_path / "many.png")
     assert bars[-1][0] == [1.0]

@@ -67,7 +67,7 @@ def test_the_interval_resamples_tasks_so_more_samples_of_one_task_do_not_narrow_
 
 
 def test_an_evaluation_without_a_played_episode_is_an_error_and_no_zero():
-    with pytest.raises(BadRequest, match="all 1 episodes were lost; the first to: gone"):
+    with pytest.raises(BadRequest, match="all 1 episodes were lost; the first error: gone"):
         lost = Trajectory(
             env="e", task="c", seed=0, instruction="", observation="", turns=[],
             outcome="engine_lost", policy="", horizon=9, error="gone",

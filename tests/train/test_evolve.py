@@ -66,7 +66,7 @@ def test_a_world_that_pays_in_parts_has_a_threshold_of_its_own():
     assert [t.task for t in ExplorationResult.of(config(), world, episodes).selected] == ["1"]
     told = config(envs=[World(env=TEXTCRAFT, min_reward=0.5), World(env=UNEVEN)])
     mixed = [*episodes, said("3", "c", success=False, env=UNEVEN), said("4", "d", env="x/Y-v0")]
-    assert [t.task for t in select_demonstrations(told, mixed).kept] == ["1", "4"]
+    assert [t.task for t in select_demonstrations(told, mixed).selected] == ["1", "4"]
 
 
 def test_what_is_merged_with_what_is_an_option():
@@ -124,7 +124,7 @@ def test_one_environment_needs_no_list_and_what_is_open_is_the_runs_own():
     assert (world.env, world.horizon, world.eval_split) == (TEXTCRAFT, 7, "test")
     assert told.eval_horizon_of(world) == 7
     assert method_config(told.as_dict()) == told
-    learning = told.imitation("base", "out")
+    learning = told.sft_config("base", "out")
     assert (learning.rows_per_step, learning.learning_rate) == (32, 1e-5)
 
 

@@ -48,8 +48,8 @@ def imported(folder: Path) -> list[Trajectory]:
 def test_an_export_imported_again_gives_the_same_trajectories(tmp_path, form, suffix):
     out = tmp_path / f"x.{suffix}"
     said = call(export, run_of(tmp_path / "run"), "--format", form, "--out", out)
-    assert "5 rows of 5 episodes" in said
-    assert "holds 5 episodes, 3 of them successes" in call(import_, out, "--out", tmp_path / "b")
+    assert "5 rows from 5 of 5 episodes" in said
+    assert "b: 5 episodes, 3 successes." in call(import_, out, "--out", tmp_path / "b")
     assert imported(tmp_path / "b") == EPISODES
 
 
@@ -67,10 +67,10 @@ def test_filters_choose_among_several_runs(tmp_path):
     runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", [episode("q")])]
     out = tmp_path / "x.jsonl"
     said = call(export, *runs, "--out", out, "--success", "--max-turns", 2, "--unique")
-    assert "2 rows of 2 episodes; 6 were read" in said
+    assert "2 rows from 2 of 6 episodes" in said
     assert "2 no success" in said and "1 over 2 turns" in said and "1 repeated" in said
     kept, _ = read_demonstrations([out])
-    assert kept.kept == [EPISODES[0], episode("q")]
+    assert kept.selected == [EPISODES[0], episode("q")]
 
 
 def test_held_out_episodes_are_not_exported(tmp_path):
@@ -98,7 +98,7 @@ def test_what_would_be_empty_is_refused_with_the_reason(tmp_path):
     run, out = run_of(tmp_path / "run", [episode("x", False)]), tmp_path / "x.jsonl"
     with pytest.raises(BadRequest, match="1 no success"):
         call(export, run, "--out", out, "--success")
-    with pytest.raises(BadRequest, match="no two of them make a pair"):
+    with pytest.raises(BadRequest, match="no two of them form a pair"):
         call(export, run, "--out", out, "--format", "dpo")
     with pytest.raises(BadRequest, match="no format 'parquet'"):
         call(export, run, "--out", out, "--format", "parquet")

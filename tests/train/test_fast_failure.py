@@ -68,7 +68,7 @@ def closed_port() -> int:
         ("steps=many", "Expected `int`, got `str`"),
         ("horizon=[10,10]", "a horizon rises from stage to stage, got [10, 10]"),
         ("horizon_schedule=adaptive horizon_threshold=0", "above 0 and up to 1, got 0"),
-        ("--num-processes 3", "prompts_per_step 2 does not divide among 3 processes"),
+        ("--num-processes 3", "prompts_per_step 2 is not divisible by 3 processes"),
         ("--accelerate none.yaml", "no accelerate config none.yaml; examples are in"),
         ("model=./nothing", "no model in ./nothing: there is no config.json"),
         ("env=agentgym/TextCart-v0", "did you mean agentgym/TextCraft-v0 or"),

@@ -296,5 +296,5 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 def test_what_cannot_be_read_or_written_is_said(tmp_path):
     with pytest.raises(BadRequest, match="cannot read"):
         read_episodes(tmp_path / "nowhere.json")
-    with pytest.raises(BadRequest, match="no folder"):
+    with pytest.raises(BadRequest, match="does not exist"):
         write_rows(tmp_path / "nowhere" / "x.jsonl", [])

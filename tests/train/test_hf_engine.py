@@ -193,7 +193,7 @@ def test_turns_join_and_leave_while_another_goes_on():
         expected = alone(prompt, h)
         assert generation.token_ids == expected.token_ids
         assert generation.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
-    assert set(engine._caches) == set(talk) and not engine._under_way
+    assert set(engine._caches) == set(talk) and not engine._running
 
 
 def test_an_engine_outlives_the_loops_that_ask_it():

@@ -58,7 +58,7 @@ def test_adaptive_grows_when_success_has_stopped_rising_and_says_so():
     horizon = Adaptive((4, 8), threshold=0.9, patience=3, window=1)
     # .2 and .3 rise; .305 is no rise of a hundredth, nor are .3 and .1: three in a row.
     said = [horizon.observe(s, x) for s, x in enumerate([0.2, 0.3, 0.305, 0.3, 0.1])]
-    assert said == [None] * 4 + ["success 0.10 has not risen above 0.30 for 3 steps"]
+    assert said == [None] * 4 + ["success 0.10 has not improved on 0.30 for 3 steps"]
     assert horizon(5) == 8
 
 
@@ -134,8 +134,8 @@ def test_a_schedule_resumed_at_any_step_is_the_unbroken_one(
 
 @pytest.mark.parametrize(
     ("rounds", "every", "said"),
-    [((), 1, "at least 1 turn"), ((0, 5), 1, "at least 1 turn"), ((5, 5), 1, "rises"),
-     ((9, 5), 1, "rises"), ((5, 9), 0, "at least 1")],
+    [((), 1, "at least 1 turn"), ((0, 5), 1, "at least 1 turn"), ((5, 5), 1, "must increase"),
+     ((9, 5), 1, "must increase"), ((5, 9), 0, "at least 1")],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [ScalingInterStepwise, Linear, Adaptive])
 def test_a_schedule_that_makes_no_sense_is_refused(kind, rounds, every, said):
@@ -146,13 +146,13 @@ def test_a_schedule_that_makes_no_sense_is_refused(kind, rounds, every, said):
 @pytest.mark.parametrize(
     ("rounds", "schedule", "settings", "said"),
     [
-        ([5, 9], "fixed", {}, r"a fixed horizon is one number, got \[5, 9\]"),
-        ([5], "linear", {}, r"a linear horizon needs two numbers or more, got \[5\]"),
-        ([5], "adaptive", {}, "an adaptive horizon needs two numbers"),
-        ([5, 9], "adaptive", {"threshold": 0.0}, "above 0 and up to 1, got 0.0"),
-        ([5, 9], "adaptive", {"threshold": 1.1}, "above 0 and up to 1, got 1.1"),
-        ([5, 9], "adaptive", {"patience": 0}, "horizon_patience is at least 1"),
-        ([5, 9], "adaptive", {"window": 0}, "horizon_window is at least 1"),
+        ([5, 9], "fixed", {}, r"a fixed horizon must be one number, got \[5, 9\]"),
+        ([5], "linear", {}, r"a linear horizon needs at least two numbers, got \[5\]"),
+        ([5], "adaptive", {}, "an adaptive horizon needs at least two numbers"),
+        ([5, 9], "adaptive", {"threshold": 0.0}, "above 0 and at most 1, got 0.0"),
+        ([5, 9], "adaptive", {"threshold": 1.1}, "above 0 and at most 1, got 1.1"),
+        ([5, 9], "adaptive", {"patience": 0}, "horizon_patience must be at least 1"),
+        ([5, 9], "adaptive", {"window": 0}, "horizon_window must be at least 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(rounds, schedule, settings, said):
@@ -161,5 +161,5 @@ def test_settings_that_make_no_sense_are_refused(rounds, schedule, settings, sai
 
 
 def test_the_state_of_another_schedule_is_refused():
-    with pytest.raises(BadRequest, match=r"of the stages \[4, 8\], this one has \[4, 9\]"):
+    with pytest.raises(BadRequest, match=r"has the stages \[4, 8\], the config has \[4, 9\]"):
         Adaptive((4, 9)).load_state_dict(Adaptive((4, 8)).state_dict())

@@ -62,11 +62,10 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 3])
-def test_a_killed_run_goes_on_with_the_horizon_it_had(step, tmp_path):
+def test_a_killed_run_goes_on_with_the_horizon_it_had(tmp_path):
     process = Command("train", write_config(tmp_path, **ADAPTIVE))
     run = tmp_path / "run"
-    wait_for(lambda: (run / "checkpoints" / f"checkpoint-{step}" / HorizonState.FILE).exists(),
+    wait_for(lambda: (run / "checkpoints" / "checkpoint-3" / HorizonState.FILE).exists(),
              process)  # fmt: skip
     process.kill()
     process.communicate()

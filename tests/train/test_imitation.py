@@ -11,7 +11,7 @@ import torch
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train.config.methods import SFTConfig
-from agentgym_train.data.tokenize import Replay, training_row
+from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.trainers.sft import AgentSFTTrainer, imitate
 from agentgym_train.trainers.update import check_packing
 from tests.train.demonstrating import demonstration
@@ -19,8 +19,12 @@ from tests.train.small import textcraft_tokenizer, tiny_model
 
 
 def rows_of(*tasks: str) -> list[dict[str, list[int]]]:
-    replay = Replay(textcraft_tokenizer())
-    return [training_row(tokens) for task in tasks for tokens in replay.rows(demonstration(task))]
+    episode_tokenizer = EpisodeTokenizer(textcraft_tokenizer())
+    return [
+        training_row(tokens)
+        for task in tasks
+        for tokens in episode_tokenizer.rows(demonstration(task))
+    ]
 
 
 def settings(out: Path, **changes) -> SFTConfig:
@@ -82,7 +86,9 @@ def test_a_model_in_whose_rows_texts_see_one_another_is_not_packed():
             hidden = self.embedding(input_ids).cumsum(1)
             return type("Output", (), {"logits": hidden @ self.embedding.weight.T})()
 
-    with pytest.raises(BadRequest, match="Mixing computes a text otherwise when another stands"):
+    with pytest.raises(
+        BadRequest, match="the output of Mixing for a text depends on the text before it"
+    ):
         check_packing(Mixing())
 
 

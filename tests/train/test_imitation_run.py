@@ -210,4 +210,4 @@ def test_data_from_which_nothing_can_be_learned_is_refused_and_leaves_no_folder(
         assert status == 2 and said in " ".join(output.split()), output
         assert not (tmp_path / "run").exists()
     status, output = finish(Command("train", config, "--num-processes", 3))
-    assert status == 2 and "does not divide among 3 processes" in " ".join(output.split())
+    assert status == 2 and "is not divisible by 3 processes" in " ".join(output.split())

@@ -19,14 +19,14 @@ WON, LOST_GAME = episode("ab"), episode("abc", False)
 def kept(*episodes: Trajectory, **rules: object) -> list[str]:
     return [
         "".join(t.action for t in e.turns)
-        for e in filter_episodes(episodes, EpisodeFilter(**rules)).kept
+        for e in filter_episodes(episodes, EpisodeFilter(**rules)).selected
     ]
 
 
 def test_without_rules_everything_that_teaches_is_kept():
     gone = episode("ab", False, outcome="environment_lost")
     sifted = filter_episodes([WON, LOST_GAME, gone, episode("")], EpisodeFilter())
-    assert sifted.kept == [WON, LOST_GAME]
+    assert sifted.selected == [WON, LOST_GAME]
     assert sifted.left_out == {"lost": 1, "under 1 turns": 1}
 
 
@@ -51,7 +51,7 @@ def test_of_the_same_task_and_actions_the_first_is_kept():
         episode("ba"),
     ]
     sifted = filter_episodes([WON, *others], EpisodeFilter(unique=True))
-    assert sifted.kept == [WON, *others[1:]]
+    assert sifted.selected == [WON, *others[1:]]
     assert sifted.reasons() == "1 repeated"
 
 
@@ -61,13 +61,13 @@ def test_what_is_left_out_for_its_length_hides_no_later_one():
         for n, size in enumerate((30, 10))
     ]
     sifted = filter_episodes(sampled, EpisodeFilter(unique=True, max_episode_tokens=20))
-    assert [t.seed for t in sifted.kept] == [1]
+    assert [t.seed for t in sifted.selected] == [1]
 
 
 def test_tokens_are_those_of_the_longest_context():
     rows = [Tokens([1] * n, [2], [1], [0.0], [0], [1]) for n in (3, 9, 5)]
     cut = episode("ab", tokens=rows[0], further_rows=rows[1:])
-    assert filter_episodes([cut], EpisodeFilter(max_episode_tokens=10)).kept == [cut]
+    assert filter_episodes([cut], EpisodeFilter(max_episode_tokens=10)).selected == [cut]
     assert filter_episodes([cut], EpisodeFilter(max_episode_tokens=9)).left_out == {
         "over 9 tokens": 1
     }
@@ -79,11 +79,11 @@ def test_tokens_that_nobody_sampled_are_counted_by_a_tokenizer(tmp_path):
     name = save_tiny_policy(tmp_path)
     chat = Chat(textcraft_tokenizer(), WON.instruction)
     exact = tokens_in(WON, chat)
-    assert filter_episodes([WON], EpisodeFilter(max_episode_tokens=exact, tokenizer=name)).kept == [
-        WON
-    ]
+    assert filter_episodes(
+        [WON], EpisodeFilter(max_episode_tokens=exact, tokenizer=name)
+    ).selected == [WON]
     assert (
-        filter_episodes([WON], EpisodeFilter(max_episode_tokens=exact - 1, tokenizer=name)).kept
+        filter_episodes([WON], EpisodeFilter(max_episode_tokens=exact - 1, tokenizer=name)).selected
         == []
     )
 

@@ -9,7 +9,7 @@ import pytest
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore, read_lines
 from agentgym_env.trajectory import Tokens
-from agentgym_train.data.token_store import KeptTokens, pack, read_pieces, unpack, write_pieces
+from agentgym_train.data.token_store import StoredTokens, pack, read_pieces, unpack, write_pieces
 from agentgym_train.trainers.trainer import pieces_of
 from tests.train.small import textcraft_tokenizer
 from tests.train.test_trainer import first_task, guesses, train_one_step
@@ -60,7 +60,7 @@ def trained(tmp_path, **changes):
     task = first_task(tmp_path)
     wrong = next(n for n in "123456" if n not in (task, "2"))
     trainer, _ = train_one_step(tmp_path, guesses([wrong, task, wrong, wrong]), **changes)
-    kept, broken = read_lines(trainer.store.path / "tokens" / "train.jsonl", KeptTokens)
+    kept, broken = read_lines(trainer.store.path / "tokens" / "train.jsonl", StoredTokens)
     assert broken == []
     return trainer, trainer.store, kept
 
@@ -111,7 +111,7 @@ def test_a_lost_episode_has_a_line_of_its_own(tmp_path):
     trainer, _ = train_one_step(
         tmp_path, guesses([wrong, task, wrong, wrong], lost={3, 4, 5}), keep_tokens="all"
     )
-    kept, _ = read_lines(trainer.store.path / "tokens" / "train.jsonl", KeptTokens)
+    kept, _ = read_lines(trainer.store.path / "tokens" / "train.jsonl", StoredTokens)
     lost = [t.outcome == "engine_lost" for t in trainer._trajectories]
     assert sum(lost) == 1 and len(kept) == 4
     assert [one.turn_advantages for one, gone in zip(kept, lost, strict=True) if gone] == [[]]

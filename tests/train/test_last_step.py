@@ -23,10 +23,8 @@ EVALUATED = {"env": TEXTCRAFT, "eval_horizon": 8, "eval_before": False, "steps":
 # Entropy has a gradient whatever is played, so one step more is other weights.
 RL = {**EVALUATED, "save_every": 2, "trainer_args": {"entropy_coef": 0.01}}
 CHANGES = {
-    "rl": RL,
     "rl, one step ahead": {**RL, "async_steps": 1},
     "rl, lora": {**RL, "lora": {"r": 4}},
-    "sft": EVALUATED,
     "dpo": EVALUATED,
 }
 

@@ -151,10 +151,10 @@ def test_a_process_knows_its_place():
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({preflight.ASKED: "2"}, "2 processes were asked for and 1 started"),
-        ({preflight.ASKED: "4", "WORLD_SIZE": "2", "RANK": "0"}, "4 .* asked for and 2 started"),
+        ({preflight.ASKED: "2"}, "2 processes were requested but 1 started"),
+        ({preflight.ASKED: "4", "WORLD_SIZE": "2", "RANK": "0"}, "4 .* requested but 2 started"),
         ({"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}, "several .* started one"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is a number, got 'two'"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a number, got 'two'"),
     ],
 )
 def test_fewer_processes_than_were_asked_for_are_refused(environ, said):
@@ -198,10 +198,10 @@ def test_what_can_not_be_launched_is_refused_before_it_is(became, tmp_path, monk
     odd.write_text("distributed_type: MULTI_GPU\nnum_processes: 3\n")
     empty.write_text("steps: 3\n")
     for file, count, said in (
-        (odd, None, "prompts_per_step 32 does not divide among 3 processes"),
-        (None, 5, "does not divide among 5 processes"),
-        (None, 0, "--num-processes is at least 1, got 0"),
-        (empty, None, "is no accelerate config"),
+        (odd, None, "prompts_per_step 32 is not divisible by 3 processes"),
+        (None, 5, "is not divisible by 5 processes"),
+        (None, 0, "--num-processes must be at least 1, got 0"),
+        (empty, None, "is not an accelerate config"),
         (tmp_path / "none.yaml", None, "examples are in examples/accelerate"),
     ):
         with pytest.raises(BadRequest, match=said):
@@ -209,7 +209,7 @@ def test_what_can_not_be_launched_is_refused_before_it_is(became, tmp_path, monk
     with pytest.raises(MissingExtra, match="pip install deepspeed"):
         launch_if_asked(CONFIG, ["c.yaml"], CONFIGS["zero2"], None)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(BadRequest, match="a launcher started this process already"):
+    with pytest.raises(BadRequest, match="a launcher already started this process"):
         launch_if_asked(CONFIG, ["c.yaml"], None, 2)
     assert became == []
 

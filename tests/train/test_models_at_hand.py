@@ -147,7 +147,7 @@ def test_what_the_hub_refuses_is_told_apart(cache, monkeypatch, status, told):
 
 
 def test_a_name_that_is_none_is_refused():
-    with pytest.raises(BadRequest, match="neither a folder here nor an id of the hub"):
+    with pytest.raises(BadRequest, match="neither a local folder nor a hub id"):
         load_policy("not a name!")
 
 

@@ -84,7 +84,7 @@ async def client(endpoint, **settings):
 
 
 async def say(made, **more):
-    return await made.say(USER, **{"max_tokens": 7, "temperature": 0.5, **more})
+    return await made.respond(USER, **{"max_tokens": 7, "temperature": 0.5, **more})
 
 
 async def test_a_request_has_the_messages_the_limits_and_the_key():
@@ -317,7 +317,7 @@ async def test_tokens_are_counted_by_what_the_endpoint_says_in_the_end():
     endpoint = Endpoint(lambda _: good(prompt=90, completion=10))
     async with client(endpoint, tokens_per_minute=60_000, concurrency=1) as made:
         for _ in range(6):
-            await made.say(USER, max_tokens=8000, temperature=1.0)
+            await made.respond(USER, max_tokens=8000, temperature=1.0)
     at = endpoint.at
     # 100 tokens are a tenth of a second; the 8000 that might have been used would be eight.
     assert 5 * 0.1 * 0.9 <= at[-1] - at[0] < 6

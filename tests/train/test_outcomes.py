@@ -16,9 +16,12 @@ def test_endings_may_be_left_out_one_by_one():
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["succes"], "no outcome succes; choose from success, failure"),
-        (["success", "environment_error"], "environment_error can not train: the episode was lost"),
-        ([], "no outcome trains; name at least one"),
+        (["succes"], "unknown outcome succes; choose from success, failure"),
+        (
+            ["success", "environment_error"],
+            "environment_error cannot be trained on: the episode is lost",
+        ),
+        ([], "no outcome to train on; name at least one"),
     ],
 )
 def test_a_choice_that_makes_no_sense_is_refused(names, said):

@@ -89,7 +89,7 @@ class Empty(Algorithm):
     ("name", "told"),
     [
         ("Unrelated", r"Unrelated is not an algorithm; write `class Unrelated\(Algorithm\)`"),
-        ("Empty", r"Empty defines no advantages\(self, batch\)"),
+        ("Empty", r"Empty does not define advantages\(self, batch\)"),
         ("Step", "Step is not an algorithm"),
     ],
 )

@@ -47,7 +47,7 @@ def test_passes_are_halved_until_there_are_as_many_as_asked_for():
 
 
 def test_more_passes_than_rows_are_refused():
-    with pytest.raises(ValueError, match="2 rows cannot make 3 passes"):
+    with pytest.raises(ValueError, match="2 rows cannot be split into 3 micro-batches"):
         split([[0, 1]], [1, 1], 3)
 
 

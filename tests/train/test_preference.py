@@ -14,7 +14,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import DPOConfig
 from agentgym_train.data.pairs import make_pairs
-from agentgym_train.data.tokenize import Replay
+from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.trainers.dpo import AgentDPOTrainer, pair_row
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer, tiny_model
@@ -39,15 +39,17 @@ def pair_rows(tokenizer=None, tasks=TASKS):
     episodes = [
         e for n, task in enumerate(tasks) for e in (demonstration(task), failed(task, n + 1))
     ]
-    replay = Replay(tokenizer or textcraft_tokenizer())
-    return [pair_row(pair, replay) for pair in make_pairs(episodes)]
+    episode_tokenizer = EpisodeTokenizer(tokenizer or textcraft_tokenizer())
+    return [pair_row(pair, episode_tokenizer) for pair in make_pairs(episodes)]
 
 
 @pytest.mark.parametrize("name", APPEND_ONLY)
 def test_the_masks_of_a_pair_decode_to_exactly_what_each_policy_says(name):
     tokenizer = tokenizer_with(APPEND_ONLY[name])
     (row,) = pair_rows(tokenizer, ("ladder",))
-    end = tokenizer.convert_ids_to_tokens(Replay(tokenizer).chat_of(demonstration()).end_id)
+    end = tokenizer.convert_ids_to_tokens(
+        EpisodeTokenizer(tokenizer).chat_of(demonstration()).end_id
+    )
     for side, episode in (("chosen", demonstration("ladder")), ("rejected", failed("ladder", 1))):
         ids, mask = row[f"{side}_ids"], row[f"{side}_mask"]
         said = tokenizer.decode([i for i, own in zip(ids, mask, strict=True) if own])
@@ -122,8 +124,8 @@ def test_data_without_a_pair_and_cut_contexts_are_refused(tmp_path):
             tiny_model(), textcraft_tokenizer(), [], settings(tmp_path, None, 0), tmp_path
         )
     (pair,) = make_pairs([demonstration("ladder"), failed("ladder")])
-    with pytest.raises(BadRequest, match="the agent cuts their context into several rows"):
-        pair_row(pair, Replay(textcraft_tokenizer(), PolicyConfig(agent="window:2")))
+    with pytest.raises(BadRequest, match="this agent divides their context into several rows"):
+        pair_row(pair, EpisodeTokenizer(textcraft_tokenizer(), PolicyConfig(agent="window:2")))
 
 
 def settings(out, lora, budget) -> DPOConfig:

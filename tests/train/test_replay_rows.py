@@ -11,7 +11,7 @@ from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Turn
 from agentgym_train.config.base import PolicyConfig
-from agentgym_train.data.tokenize import IGNORED, Replay, said_in, training_row
+from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in, training_row
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ModelActor
 from agentgym_train.rollout.chat import Chat
@@ -30,9 +30,9 @@ def trained_text(tokenizer, rows: list[Tokens]) -> str:
 def test_the_trained_tokens_decode_to_exactly_what_the_policy_says(name, form):
     tokenizer = tokenizer_with(APPEND_ONLY[name])
     episode = demonstration("ladder", instruction="Craft what is asked for.")
-    replay = Replay(tokenizer, PolicyConfig(action_format=form))
-    (row,) = replay.rows(episode)
-    end = tokenizer.convert_ids_to_tokens(replay.chat_of(episode).end_id)
+    episode_tokenizer = EpisodeTokenizer(tokenizer, PolicyConfig(action_format=form))
+    (row,) = episode_tokenizer.rows(episode)
+    end = tokenizer.convert_ids_to_tokens(episode_tokenizer.chat_of(episode).end_id)
     render = action_format(form).render
     said = "".join(render(turn.action) + end for turn in episode.turns)
     assert trained_text(tokenizer, [row]) == said
@@ -73,7 +73,7 @@ def test_a_replayed_row_is_the_row_that_was_sampled(agent):
     episode = demonstration(
         observation="Goal: craft torch.", turns=turns, instruction="Craft.", policy="scripted"
     )
-    replayed = Replay(tokenizer, PolicyConfig(agent=agent)).rows(episode)
+    replayed = EpisodeTokenizer(tokenizer, PolicyConfig(agent=agent)).rows(episode)
     assert [training_row(row) for row in replayed] == [training_row(row) for row in sampled]
     assert (len(replayed) > 1) == (agent in ("window:2", "summary:2"))
 
@@ -81,7 +81,7 @@ def test_a_replayed_row_is_the_row_that_was_sampled(agent):
 def test_an_experts_episode_under_a_window_has_a_row_for_each_context():
     tokenizer = textcraft_tokenizer()
     episode = demonstration("ladder")
-    rows = Replay(tokenizer, PolicyConfig(agent="window:2")).rows(episode)
+    rows = EpisodeTokenizer(tokenizer, PolicyConfig(agent="window:2")).rows(episode)
     assert len(rows) > 1
     said = trained_text(tokenizer, rows).split("<|im_end|>")
     assert said == [*(turn.response for turn in episode.turns), ""], "each turn trains once"
@@ -89,16 +89,20 @@ def test_an_experts_episode_under_a_window_has_a_row_for_each_context():
 
 def test_an_agent_that_asks_for_turns_the_expert_did_not_take_is_refused():
     with pytest.raises(BadRequest, match="plan_then_act requests a turn without an action"):
-        Replay(textcraft_tokenizer(), PolicyConfig(agent="plan_then_act")).rows(demonstration())
+        EpisodeTokenizer(textcraft_tokenizer(), PolicyConfig(agent="plan_then_act")).rows(
+            demonstration()
+        )
 
 
 def test_a_text_that_holds_the_action_is_kept_and_another_is_written_anew():
     react = action_format("react")
     own = "Thought:\nwood first\n\nAction:\nget 1 oak logs"
-    assert said_in(Turn(own, "get 1 oak logs", ""), react) == own
-    assert said_in(Turn("get 1 oak logs", "get 1 oak logs", ""), react).endswith("get 1 oak logs")
-    assert said_in(Turn(own, "get 1 oak logs", ""), action_format("plain")) == "get 1 oak logs"
-    assert said_in(Turn("no action here", "", "There is no action."), react) == "no action here"
+    assert response_in(Turn(own, "get 1 oak logs", ""), react) == own
+    assert response_in(Turn("get 1 oak logs", "get 1 oak logs", ""), react).endswith(
+        "get 1 oak logs"
+    )
+    assert response_in(Turn(own, "get 1 oak logs", ""), action_format("plain")) == "get 1 oak logs"
+    assert response_in(Turn("no action here", "", "There is no action."), react) == "no action here"
 
 
 def test_turns_that_are_not_imitated_stay_in_place_without_loss():
@@ -107,9 +111,11 @@ def test_turns_that_are_not_imitated_stay_in_place_without_loss():
     first, *others = episode.turns
     marked = msgspec.structs.replace(first, info={"loss": False})
     part = msgspec.structs.replace(episode, turns=[marked, *others])
-    whole_row, part_row = (training_row(Replay(tokenizer).rows(one)[0]) for one in (episode, part))
+    whole_row, part_row = (
+        training_row(EpisodeTokenizer(tokenizer).rows(one)[0]) for one in (episode, part)
+    )
     assert part_row["input_ids"] == whole_row["input_ids"]
-    assert trained_text(tokenizer, Replay(tokenizer).rows(part)) == "".join(
+    assert trained_text(tokenizer, EpisodeTokenizer(tokenizer).rows(part)) == "".join(
         turn.response + "<|im_end|>" for turn in others
     )
 
@@ -119,9 +125,9 @@ def test_the_instruction_is_the_episodes_own_unless_another_is_given():
     episode = demonstration(instruction="Craft now.")
     own, none = (
         tokenizer.decode(
-            Replay(tokenizer, PolicyConfig(instruction=told)).rows(episode)[0].prompt_ids
+            EpisodeTokenizer(tokenizer, PolicyConfig(instruction=told)).rows(episode)[0].prompt_ids
         )
         for told in (None, "")
     )
     assert "Craft now." in own and "Craft now." not in none
-    assert Replay(tokenizer).rows(demonstration(turns=[])) == []
+    assert EpisodeTokenizer(tokenizer).rows(demonstration(turns=[])) == []

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from agentgym_env.run_store import RunStore, read_lines
-from agentgym_train.data.token_store import KeptTokens, unpack
+from agentgym_train.data.token_store import StoredTokens, unpack
 from tests.train.test_launching import UNEVEN, train_in
 from tests.train.test_run import write_config
 
@@ -31,7 +31,7 @@ def test_two_processes_with_unequal_numbers_of_rows_take_the_steps_of_one(tmp_pa
         assert weight.allclose(weights[1][name], rtol=1e-4, atol=5e-5), name
     for folder in runs.values():
         played, _ = RunStore.open(folder).trajectories("train")
-        kept, _ = read_lines(folder / "tokens" / "train.jsonl", KeptTokens)
+        kept, _ = read_lines(folder / "tokens" / "train.jsonl", StoredTokens)
         assert [len(k.turn_advantages) for k in kept] == [len(t.turns) for t in played]
         assert any(len(unpack(k.packed)[0]) > 1 for k in kept), "a context was cut"
     one, two = (RunStore.open(folder).metrics()[0] for folder in runs.values())

@@ -182,7 +182,7 @@ def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
     for words, said in (
         (["--steps", "0"], "steps is at least 1"),
         (["--env", "agentgym/TextCart-v0"], "agentgym/TextCraft-v0"),
-        (["--algorithm", "grop"], "no algorithm 'grop'"),
+        (["--algorithm", "grop"], "unknown algorithm 'grop'"),
         (["--split", "validation"], "validation"),
         (["trainer_args.betta=0.1"], "unknown key betta in trainer_args; did you mean beta?"),
     ):

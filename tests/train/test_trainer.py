@@ -148,9 +148,9 @@ def test_a_step_with_too_many_lost_episodes_stops_the_run_and_says_why(tmp_path)
     with pytest.raises(TooManyLost) as caught:
         train_one_step(tmp_path, guesses(["1"], lost=set(range(12))))
     said = str(caught.value)
-    assert "4 of 4 episodes were lost at step 0 (4 engine_lost): a share of 1.00" in said
+    assert "4 of 4 episodes were lost at step 0 (4 engine_lost): a rate of 1.00" in said
     assert "above max_lost_rate 0.5" in said
-    assert "4 were tried again, 8 times in all; the 4 that stayed lost are left out" in said
+    assert "4 were retried, 8 times in total; the 4 that remained lost are excluded" in said
     assert "EngineLost: unplugged" in said and "agentgym train --resume" in said
 
 

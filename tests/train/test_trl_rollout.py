@@ -119,7 +119,7 @@ def test_a_prompt_that_names_no_start_is_refused_with_what_to_do(prompt):
     policy = tiny_policy(guessing(Chat(textcraft_tokenizer())))
     with RolloutRunner(hosting.GUESS) as rollout_runner:
         rollout = TrlRollout(policy, rollout_runner, horizon=1)
-        with pytest.raises(BadRequest, match=r"names no start.*TrlRollout\.dataset"):
+        with pytest.raises(BadRequest, match=r"does not specify an episode.*TrlRollout\.dataset"):
             rollout([prompt], train_stub(policy))
 
 
@@ -128,5 +128,5 @@ def test_an_agent_that_cuts_its_context_is_refused():
     policy = tiny_policy(ScriptedEngine(lambda prompt, turn: chat.response_ids("9")), "window:2")
     with RolloutRunner(hosting.GUESS) as rollout_runner:
         rollout = TrlRollout(policy, rollout_runner, horizon=4)
-        with pytest.raises(BadRequest, match="starts new contexts"):
+        with pytest.raises(BadRequest, match="resets the context"):
             rollout(rollout.dataset(n=1)["prompt"], train_stub(policy))

@@ -130,7 +130,7 @@ def test_a_loss_over_all_episodes_is_computed_at_once_and_says_so_once(tmp_path,
             loss_and_gradients(trainer, step_inputs(ROWS))
     said = [r.message for r in caplog.records if r.name == "agentgym_train.trainers.update"]
     assert len(said) == 1
-    assert "an entropy bonus is taken over all episodes" in said[0]
+    assert "an entropy bonus is computed over all episodes" in said[0]
 
 
 def test_an_unknown_loss_says_which_there_are():

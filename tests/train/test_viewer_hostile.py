@@ -114,7 +114,7 @@ async def test_an_address_that_lies_is_answered_by_words(tmp_path):
         assert "<img" in await page.text("[role=alert]")
         await page.goto(f"{address}/trajectories?q={odd}&turns={odd}")
         await page.until("document.querySelector('[role=alert]')")
-        assert "turns is a number or a range" in await page.text("[role=alert]")
+        assert "turns must be a number or a range" in await page.text("[role=alert]")
         assert await page.js("window.ran === undefined")
 
 

@@ -123,7 +123,11 @@ async def test_tokens_are_coloured_by_what_is_known_of_them(run, tmp_path):
         await page.js("document.querySelector('.tokens').focus()")
         await page.press("Home", *["ArrowRight"] * 4)
         told = await page.text(".inspector")
-        assert "“ oak” id 5" in told and "update 1" in told and "log \N{MINUS SIGN}0.200" in told
+        assert (
+            "“ oak” id 5" in told
+            and "weight version 1" in told
+            and "log \N{MINUS SIGN}0.200" in told
+        )
         assert "advantage +0.500" in told
         await page.goto(f"{address}/episode/small/eval_after/0")
         await page.until("document.querySelector('.stage .turn')")
@@ -141,14 +145,14 @@ async def test_two_episodes_of_a_task_stand_beside_each_other(run, tmp_path):
         others = "[...document.querySelectorAll('.related a')]"
         await page.js(f"{others}.find(a => /eval_after/.test(a.textContent)).click()")
         await page.until("document.querySelectorAll('.aligned > li').length === 4")
-        assert "They part at turn 1" in await page.text(".head")
+        assert "First difference at turn 1" in await page.text(".head")
         await page.press("d")
         await page.until("document.querySelector('.aligned .now').dataset.turn === '1'")
         sides = "[...document.querySelectorAll('.aligned .now section')].map(s => s.textContent)"
         mine, other = await page.js(sides)
         assert "I try 1" in mine and "I stop" in other
         assert "turn=1" in await page.js("location.search")
-        assert "It ended: failure" in await page.text(".aligned")
+        assert "Ended: failure" in await page.text(".aligned")
 
 
 async def test_two_rows_of_the_table_can_be_compared(run, tmp_path):
@@ -196,7 +200,7 @@ async def test_curves_are_zoomed_smoothed_and_read_by_keyboard(run, tmp_path):
         await page.goto(f"{address}/?zoom=10..20&x=env")
         await page.until("document.querySelectorAll('.chart').length >= 5")
         await page.js("document.querySelector('.reset + button').click()")
-        assert "KL from the start" in await page.text(".charts")
+        assert "KL to the reference" in await page.text(".charts")
 
 
 async def test_the_worlds_picture_is_drawn_by_playing_again(tmp_path):
@@ -221,10 +225,10 @@ async def test_the_worlds_picture_is_drawn_by_playing_again(tmp_path):
         await page.until(f"{image}?.complete && {image}.naturalWidth > 100")
         await page.press("ArrowRight")
         await page.until(f"/turn=1/.test({image}.src) && {image}.complete")
-        assert await page.js(f"{image}.alt") == "The world after turn 1"
+        assert await page.js(f"{image}.alt") == "The environment after turn 1"
         await page.goto(f"{address}/episode/babyai/expert/{place(store, 1, 'expert')}")
         await page.until("document.querySelector('#picture:not([hidden])')")
-        assert "answers otherwise at turn 0" in await page.text("#picture")
+        assert "observation differs at turn 0" in await page.text("#picture")
 
 
 async def test_a_long_episode_opens_where_its_address_says(tmp_path):

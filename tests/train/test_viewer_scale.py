@@ -13,7 +13,7 @@ import pytest
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.viewer.index import Index, Indexer
-from agentgym_train.viewer.query import count_of, neighbours, page_of, query_of
+from agentgym_train.viewer.query import adjacent, count_of, page_of, query_of
 from agentgym_train.viewer.runs import Runs
 from cdp import needs_chromium
 from tests.train.viewing import made_up, watched
@@ -78,7 +78,7 @@ def test_the_last_rows_and_a_rows_neighbours_are_as_near_as_the_first(indexed):
     for _ in range(5):
         began = time.thread_time()
         (last,) = page_of(index, query, COUNT - 1, 100)
-        assert neighbours(index, query, last["id"])["next"] is None
+        assert adjacent(index, query, last["id"])["next"] is None
         taken.append(time.thread_time() - began)
     assert sorted(taken)[2] < 0.3, taken
 

@@ -13,9 +13,9 @@ from agentgym_train.viewer import index as indexing
 from agentgym_train.viewer.index import Index, Indexer
 from agentgym_train.viewer.query import (
     Shelf,
+    adjacent,
     count_of,
     facets,
-    neighbours,
     page_of,
     played,
     query_of,
@@ -115,10 +115,10 @@ def test_next_and_previous_walk_the_table_in_its_own_order(tmp_path, show):
         walked, at = [], ids[0]
         while True:
             walked.append(at)
-            near = neighbours(shown.index, query, at)
+            near = adjacent(shown.index, query, at)
             if near["next"] is None:
                 break
-            back = neighbours(shown.index, query, near["next"]["id"])["previous"]
+            back = adjacent(shown.index, query, near["next"]["id"])["previous"]
             assert back is not None and back["id"] == at
             at = near["next"]["id"]
         assert walked == ids, sort
@@ -155,7 +155,7 @@ def test_a_store_cut_in_the_middle_of_a_line_opens_and_says_what_is_missing(tmp_
     said = shown.runs.missing("run")
     assert len(said) == 2
     assert said[0].startswith("metrics.jsonl: line 40 could not be read")
-    assert "trajectories/train.jsonl: line 8, the last, is cut off after" in said[1]
+    assert "trajectories/train.jsonl: line 8, the last, is truncated after" in said[1]
     # The run goes on: the cut line ends there, and what follows is read.
     store.append_trajectories("train", [episode(99)])
     shown.read()
@@ -183,7 +183,7 @@ def test_a_broken_json_file_is_named(name, tmp_path, show):
     store = small_run(tmp_path / "run")
     (store.path / name).write_text('{"config": {"env"')
     shown = show(store.path)
-    assert shown.runs.missing("run") == [f"{name} is no JSON object; what it says is not shown."]
+    assert shown.runs.missing("run") == [f"{name} is not a JSON object and is ignored."]
     assert shown.runs.facts("run")["name"] == "run"
 
 
@@ -242,7 +242,7 @@ def test_an_index_of_another_version_is_made_anew(tmp_path, show):
 
 def test_a_file_that_is_no_index_is_not_touched(tmp_path):
     (tmp_path / "i.sqlite").write_text("my letters to my aunt " * 100)
-    with pytest.raises(BadRequest, match="is no index"):
+    with pytest.raises(BadRequest, match="is not an index"):
         Index(tmp_path / "i.sqlite")
     assert (tmp_path / "i.sqlite").read_text().startswith("my letters")
 
@@ -270,9 +270,12 @@ def test_a_folder_without_runs_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"turns": ["many"]}, "turns is a number or a range"),
-        ({"step": [".."]}, "step is a number or a range"),
-        ({"sort": ["id; DROP TABLE episodes"]}, "sorted by one of"),
+        ({"turns": ["many"]}, "turns must be a number or a range"),
+        ({"step": [".."]}, "step must be a number or a range"),
+        (
+            {"sort": ["id; DROP TABLE episodes"]},
+            "cannot sort by 'id; DROP TABLE episodes'; choose from",
+        ),
     ],
 )
 def test_a_filter_that_cannot_be_is_refused(asked, told, tmp_path, show):

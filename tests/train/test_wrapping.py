@@ -103,8 +103,8 @@ def test_without_wrappers_no_thread_is_used():
         ("raise", "raised ZeroDivisionError: by zero"),
         ("stop", "raised StopIteration"),
         ("construct", "raised KeyError"),
-        ("bytes", "gave an observation of type bytes"),
-        ("nan", "gave the reward nan"),
+        ("bytes", "returned an observation of type bytes"),
+        ("nan", "returned the reward nan"),
     ],
 )
 def test_a_wrapper_that_fails_ends_the_run_and_is_named(how, said):

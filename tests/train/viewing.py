@@ -15,7 +15,7 @@ from aiohttp import web
 import cdp
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.data.token_store import KeptTokens, pack, write_pieces
+from agentgym_train.data.token_store import StoredTokens, pack, write_pieces
 from agentgym_train.viewer.server import make_app
 
 ENVS = ("agentgym/TextCraft-v0", "tests/Guess-v0")
@@ -72,9 +72,9 @@ def small_run(path: Path) -> RunStore:
             episode(10 * step + i, task=f"task-{i // 2}", step=step, group=i // 2) for i in range(4)
         ]
         starts = store.append_trajectories("train", played)
-        store.append_tokens("train", [KeptTokens(starts[0], [0.5, -0.5, 1.0], kept())])
+        store.append_tokens("train", [StoredTokens(starts[0], [0.5, -0.5, 1.0], kept())])
         for start in starts[1:]:
-            store.append_tokens("train", [KeptTokens(start, [-0.5, -0.5, -0.5])])
+            store.append_tokens("train", [StoredTokens(start, [-0.5, -0.5, -0.5])])
     failed = episode(1, turns=[Turn("I stop", "stop", "over")], outcome="failure", success=False)
     store.append_trajectories("eval_after", [failed])
     write_pieces(path / "tokens", PIECES)

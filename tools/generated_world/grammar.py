@@ -329,7 +329,7 @@ class Reading:
         ]
 
     def only_here(self, passages: Sequence[Passage], subject: str, relation: str) -> bool:
-        """Whether the passage is at hand that alone could tell a fact."""
+        """Whether `passages` contains the only passage that can state a fact."""
         known = self._language.by_name.get(relation)
         elsewhere = known is not None and known.inverse is not None
         return not elsewhere and any(passage.title == subject for passage in passages)

@@ -42,14 +42,14 @@ Weights = Mapping[tuple[str, int], int]
 
 _MOST_MISSES = 3_000
 
-"""After so many draws in a row that came to nothing, a category counts as exhausted."""
+"""Number of unsuccessful draws in a row after which a category is exhausted."""
 
 
 class Sampler(Protocol):
     """Draws plans; many come to nothing, and the caller draws again."""
 
     def draw(self, kind: str, hops: int) -> Plan | None:
-        """A plan of a kind that may take `hops` passages; None where the draw came to nothing."""
+        """A plan of a kind that may use `hops` passages; None if the draw failed."""
         ...
 
 
@@ -200,7 +200,7 @@ class HalfSampler:
         }
 
     def draw(self, kind: str, hops: int) -> Plan | None:
-        """A plan of a kind that may take `hops` passages; None where the draw came to nothing."""
+        """A plan of a kind that may use `hops` passages; None if the draw failed."""
         return self._draw[kind](hops)
 
     def _chain(self, hops: int) -> Plan | None:

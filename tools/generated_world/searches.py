@@ -14,9 +14,9 @@ from tools.generated_world.facts import FactBase
 from tools.generated_world.grammar import Reading, Understanding
 from tools.generated_world.language import Language, Plan, carry_out
 
-Found = Callable[[str], str | None]
+BestPassage = Callable[[str], str | None]
 
-"""Query -> the title of the passage that fits it best."""
+"""Query -> the title of the best matching passage."""
 
 
 def with_searches(world: World, facts: FactBase, language: Language) -> World:
@@ -47,7 +47,7 @@ def with_searches(world: World, facts: FactBase, language: Language) -> World:
     return replace(world, questions=questions)
 
 
-def _searches(plan: Plan, facts: FactBase, reading: Reading, best: Found) -> list[FactSearch]:
+def _searches(plan: Plan, facts: FactBase, reading: Reading, best: BestPassage) -> list[FactSearch]:
     searches: list[FactSearch] = []
     work = carry_out(plan)
     try:

@@ -1,4 +1,4 @@
-// The page's frame: which page an address means, links without reloading, news from the server.
+// The page's frame: routing, links without reloading, and updates from the server.
 
 import { h, refill } from "./dom.js";
 import { get } from "./api.js";
@@ -14,7 +14,7 @@ const live = document.getElementById("live");
 let here = null;
 let version = null;
 
-/** Open an address of this page. */
+/** Open a URL of this page. */
 export function navigate(address, { replace = false, quietly = false } = {}) {
   history[replace ? "replaceState" : "pushState"](null, "", address);
   if (!quietly) open();
@@ -43,8 +43,8 @@ async function poll() {
   try {
     const status = await get("/api/status");
     live.className = status.busy ? "busy" : "on";
-    setText(live, status.busy ? "reading" : "live");
-    live.title = status.busy ? "Runs are being read" : "The page follows the runs";
+    setText(live, status.busy ? "indexing" : "live");
+    live.title = status.busy ? "Runs are being indexed" : "The page updates automatically";
     const changed = version != null && status.version !== version;
     version = status.version;
     if (changed) here?.update?.();
@@ -67,7 +67,7 @@ function setTheme(theme) {
   const button = document.getElementById("theme");
   const dark = h("span", { "aria-hidden": "true" }, { auto: "◐", light: "○", dark: "●" }[theme]);
   refill(button, dark, h("span", { class: "wide" }, { auto: "Auto", light: "Light", dark: "Dark" }[theme]));
-  button.setAttribute("aria-label", `${theme[0].toUpperCase()}${theme.slice(1)} colours; change`);
+  button.setAttribute("aria-label", `${theme[0].toUpperCase()}${theme.slice(1)} color theme; change`);
 }
 
 document.addEventListener("click", (event) => {

@@ -1,4 +1,4 @@
-// Curves in SVG: several runs, smoothing, one zoom and one crosshair for all charts of a page.
+// SVG line charts of several runs, with smoothing; zoom and crosshair are shared by all charts.
 
 import { h, refill, s } from "./dom.js";
 import { number } from "./format.js";
@@ -11,11 +11,11 @@ const BOTTOM = 24;
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 /**
- * A chart of curves `{name, color, points: [[x, y], ...]}` in the order of x; one that `isExact` is
- * never smoothed.
+ * A chart of curves `{name, color, points: [[x, y], ...]}`, sorted by x; curves with `isExact` are
+ * not smoothed.
  *
- * `view` is shared by a page's charts: `{zoom: [a, b] | null, smooth, at: x | null}`; `onZoom` and
- * `onPoint` are told what the reader wants, and `update(view)` draws again.
+ * `view` is shared by a page's charts: `{zoom: [a, b] | null, smooth, at: x | null}`. `onZoom` and
+ * `onPoint` are called for user input; `update(view)` redraws the chart.
  */
 export function chart({ title, curves, xName, view, onZoom, onPoint }) {
   const readout = h("p", { class: "readout", "aria-live": "off" });
@@ -23,7 +23,7 @@ export function chart({ title, curves, xName, view, onZoom, onPoint }) {
   const svg = s("svg", { role: "img", "aria-label": described(title, curves) });
   const plot = h("div", {
     class: "plot", tabindex: 0, role: "group", "data-own-keys": true,
-    "aria-label": `${title}. Arrow keys read values, plus and minus zoom, 0 shows all.`,
+    "aria-label": `${title}. Use the arrow keys to read values, plus and minus to zoom, 0 to reset the zoom.`,
   }, svg);
   const figure = h("figure", { class: "chart card" }, h("figcaption", {}, h("h3", {}, title), readout), plot);
   const clip = `clip-${Math.random().toString(36).slice(2)}`;
@@ -112,7 +112,7 @@ export function chart({ title, curves, xName, view, onZoom, onPoint }) {
     else return;
     event.preventDefault();
   });
-  // As wide as its room, so that type keeps its size.
+  // Redraw at the container's width, so that the font size stays the same.
   new ResizeObserver(() => {
     if (plot.clientWidth === width || !plot.clientWidth) return;
     width = plot.clientWidth;
@@ -122,7 +122,7 @@ export function chart({ title, curves, xName, view, onZoom, onPoint }) {
   return { figure, update, point };
 }
 
-/** The mean of each value and those before it, `over` in all. */
+/** The moving average over `over` values. */
 export function smoothed(points, over) {
   if (over <= 1) return points;
   let sum = 0;
@@ -146,7 +146,7 @@ function inside(points, [a, b]) {
   return points.filter(([x]) => x >= a && x <= b);
 }
 
-/** Least and greatest of every few points: as many as a screen can show, without losing a spike. */
+/** Downsample to the minimum and maximum of every few points, which keeps spikes. */
 function thinned(points, most = 1000) {
   if (points.length <= most) return points;
   const each = Math.ceil(points.length / (most / 2));
@@ -170,7 +170,7 @@ function nearest(points, at) {
   return best;
 }
 
-/** Whether a curve has anything to say at a place: beyond its ends it has not. */
+/** Whether a position is within the range of a curve. */
 function reaches(points, at) {
   if (!points.length) return false;
   const gap = (points.at(-1)[0] - points[0][0]) / Math.max(1, points.length - 1);

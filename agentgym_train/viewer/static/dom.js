@@ -1,4 +1,4 @@
-// Elements from plain values. Data becomes text nodes and attributes, never markup.
+// Creates DOM elements from values. Data becomes text nodes and attributes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -12,20 +12,20 @@ export function s(tag, props = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), props, children);
 }
 
-/** Put other children into an element. */
+/** Replace the children of an element. */
 export function refill(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter((child) => child != null && child !== false));
   return element;
 }
 
-/** Tell those who listen rather than look. */
+/** Announce a text to screen readers. */
 export function say(text) {
   document.getElementById("said").textContent = text;
 }
 
 /**
- * Scroll to an element. Blocks that were never in sight have only a guess of a height, which is put
- * right as they come near, so it takes a few frames to arrive.
+ * Scroll to an element. Blocks that were never visible have an estimated height, which is corrected
+ * when they become visible, so scrolling takes a few frames.
  */
 export function bring(element, frames = 4) {
   element.scrollIntoView({ block: "start", behavior: "instant" });

@@ -1,4 +1,4 @@
-// One episode: turn by turn, played or stepped through, with its tokens and its world's picture.
+// The page of an episode: its turns, with playback, its tokens and pictures of the environment.
 
 import { bring, h, refill, say } from "./dom.js";
 import { address, filtersOf, get, nameOfEpisode } from "./api.js";
@@ -22,7 +22,7 @@ export function episodePage({ main, parts, params, navigate }) {
   let left = false;
   const elements = [];
 
-  refill(main, h("p", { class: "empty" }, "Reading the episode…"));
+  refill(main, h("p", { class: "empty" }, "Loading the episode…"));
   load();
 
   async function load() {
@@ -51,7 +51,7 @@ export function episodePage({ main, parts, params, navigate }) {
     const { words, kind } = outcomeOf(episode);
     const back = address("/trajectories", list);
     return h("div", { class: "head episode-head" },
-      h("nav", { "aria-label": "Where this is" }, h("a", { href: back }, "Trajectories"), h("span", { class: "soft" }, " / "), h("bdi", { class: "soft" }, shown(`${episode.run} / ${episode.file}`))),
+      h("nav", { "aria-label": "Breadcrumb" }, h("a", { href: back }, "Trajectories"), h("span", { class: "soft" }, " / "), h("bdi", { class: "soft" }, shown(`${episode.run} / ${episode.file}`))),
       h("h1", {}, h("bdi", {}, shown(episode.task.slice(0, 300) || "(no task)")), " ", h("span", { class: `badge ${kind}` }, shown(words))));
   }
 
@@ -60,7 +60,7 @@ export function episodePage({ main, parts, params, navigate }) {
       : h("button", { type: "button", disabled: true }, name === "previous" ? "← Previous" : "Next →");
     const views = h("div", { class: "group", role: "group", "aria-label": "View" }, [["text", "Conversation"], ["tokens", "Tokens"]].map(([key, words]) =>
       h("button", { type: "button", "aria-pressed": String(mode === key), disabled: key === "tokens" && !episode.tokens,
-        title: key === "tokens" && !episode.tokens ? "The tokens of this episode were not kept (keep_tokens)" : null, onclick: () => setMode(key) }, words)));
+        title: key === "tokens" && !episode.tokens ? "The tokens of this episode are not stored (keep_tokens)" : null, onclick: () => setMode(key) }, words)));
     const name = parts.map(encodeURIComponent).join("/");
     return h("div", { class: "bar tools" }, h("div", { class: "group" }, other("previous", episode.previous, "p"), other("next", episode.next, "n")), views,
       h("span", { class: "space" }), h("button", { type: "button", onclick: copyLink }, "Copy link"),
@@ -79,7 +79,7 @@ export function episodePage({ main, parts, params, navigate }) {
     const slider = h("input", { type: "range", id: "slider", min: 0, max: last, value: turn, "aria-label": "Turn", oninput: () => go(Number(slider.value)) });
     const pace = h("select", { id: "speed", "aria-label": "Speed", onchange: () => { speed = Number(pace.value); if (playing) { stop(); play(); } } },
       Object.entries(SPEEDS).map(([words, ms]) => h("option", { value: ms, selected: ms === speed }, words)));
-    return h("div", { class: "card bar", role: "group", "aria-label": "Playing" }, h("button", { type: "button", "aria-label": "Turn before", onclick: () => go(turn - 1) }, "◀"),
+    return h("div", { class: "card bar", role: "group", "aria-label": "Playback" }, h("button", { type: "button", "aria-label": "Previous turn", onclick: () => go(turn - 1) }, "◀"),
       h("button", { type: "button", class: "main", id: "play", onclick: toggle }, "Play"), h("button", { type: "button", "aria-label": "Next turn", onclick: () => go(turn + 1) }, "▶"),
       slider, h("output", { id: "where", for: "slider" }, where()), pace);
   }
@@ -102,7 +102,7 @@ export function episodePage({ main, parts, params, navigate }) {
     const stage = document.getElementById("stage");
     elements.length = 0;
     if (mode === "tokens") {
-      refill(stage, h("p", { class: "empty" }, "Reading the tokens…"));
+      refill(stage, h("p", { class: "empty" }, "Loading the tokens…"));
       try {
         tokens ??= await get(`${path}/tokens`);
       } catch (error) {
@@ -123,7 +123,7 @@ export function episodePage({ main, parts, params, navigate }) {
   function opening() {
     const whole = (field) => ({ path: `${path}/text`, params: { turn: 0, field } });
     return h("section", { class: "turn card", "data-turn": 0, "aria-label": "Start" },
-      textOf(episode.error) && h("div", { class: "notice wrong" }, h("strong", {}, "Lost to"), block(episode.error, whole("error"))),
+      textOf(episode.error) && h("div", { class: "notice wrong" }, h("strong", {}, "Error"), block(episode.error, whole("error"))),
       textOf(episode.instruction) && h("details", {}, h("summary", {}, "Instruction"), block(episode.instruction, whole("instruction"))),
       h("h2", {}, "Start"), block(episode.observation, whole("observation")));
   }
@@ -136,12 +136,12 @@ export function episodePage({ main, parts, params, navigate }) {
         t.advantage != null && h("span", { class: "figure" }, `advantage ${signed(t.advantage)}`)),
       h("div", { class: "said" }, h("span", { class: "who" }, "policy"), block(t.response, whole("response"))),
       acted && h("div", { class: "acted" }, h("span", { class: "who" }, "action"), block(t.action, whole("action"))),
-      h("div", { class: "answer" }, h("span", { class: "who" }, "world"), textOf(t.observation) ? block(t.observation, whole("observation")) : h("p", { class: "soft" }, "no answer came")),
+      h("div", { class: "answer" }, h("span", { class: "who" }, "environment"), textOf(t.observation) ? block(t.observation, whole("observation")) : h("p", { class: "soft" }, "no observation")),
       textOf(t.info) && h("details", {}, h("summary", { class: "soft small" }, "info"), block(t.info, whole("info"))));
   }
 
   function related() {
-    const box = h("details", { class: "related" }, h("summary", {}, "Compare with another of this task"));
+    const box = h("details", { class: "related" }, h("summary", {}, "Compare with another episode of this task"));
     box.addEventListener("toggle", async () => {
       if (!box.open || box.childElementCount > 1) return;
       const rows = await get(`${path}/related`).catch(() => []);
@@ -150,7 +150,7 @@ export function episodePage({ main, parts, params, navigate }) {
         const { words, kind } = outcomeOf(row);
         return h("li", {}, h("a", { href: `/compare?${new URLSearchParams({ a: own, b: nameOfEpisode(row) })}` },
           h("span", { class: `badge ${kind}` }, shown(words)), " ", line(`${row.run} / ${row.name}${row.step >= 0 ? `, step ${row.step}` : ""}${row.group_mate ? ", same group" : ""}`)));
-      })) : h("p", { class: "soft" }, "There is no other."));
+      })) : h("p", { class: "soft" }, "There is no other episode of this task."));
     });
     return box;
   }
@@ -170,7 +170,7 @@ export function episodePage({ main, parts, params, navigate }) {
     if (!pictures || !box) return;
     const image = box.querySelector("img") ?? h("img", { class: "picture" });
     image.src = `${path}/picture?turn=${turn}`;
-    image.alt = turn ? `The world after turn ${turn}` : "The world at the start";
+    image.alt = turn ? `The environment after turn ${turn}` : "The environment at the start";
     if (!image.isConnected) refill(box, image);
   }
 
@@ -218,7 +218,7 @@ export function episodePage({ main, parts, params, navigate }) {
   }
 
   function setMode(to) {
-    if (to === "tokens" && !episode.tokens) return say("The tokens of this episode were not kept");
+    if (to === "tokens" && !episode.tokens) return say("The tokens of this episode are not stored");
     mode = to;
     remember();
     for (const button of main.querySelectorAll("[aria-label=View] button")) button.setAttribute("aria-pressed", String((button.textContent === "Tokens") === (mode === "tokens")));
@@ -234,7 +234,7 @@ export function episodePage({ main, parts, params, navigate }) {
   }
 
   async function copyLink() {
-    await navigator.clipboard.writeText(location.href).then(() => say("The link is copied"), () => say("The browser does not allow to copy"));
+    await navigator.clipboard.writeText(location.href).then(() => say("Link copied"), () => say("The browser does not allow copying"));
   }
 
   function jump() {
@@ -249,21 +249,21 @@ export function episodePage({ main, parts, params, navigate }) {
   return {
     leave: () => { left = true; stop(); },
     keys: [
-      ["ArrowRight, j", "next turn", () => go(turn + 1)], ["ArrowLeft, k", "turn before", () => go(turn - 1)],
+      ["ArrowRight, j", "next turn", () => go(turn + 1)], ["ArrowLeft, k", "previous turn", () => go(turn - 1)],
       ["Home", "start", () => go(0)], ["End", "last turn", () => go(episode.turns.length)],
-      ["Space", "play or pause", toggle], ["t", "conversation or tokens", () => setMode(mode === "tokens" ? "text" : "tokens")],
-      ["n", "next episode of the table", () => document.getElementById("next")?.click()], ["p", "episode before", () => document.getElementById("previous")?.click()],
-      ["#", "go to a turn by its number", jump], ["c", "compare with another of this task", () => { const box = main.querySelector(".related"); box.open = true; box.querySelector("summary").focus(); }],
+      ["Space", "play or pause", toggle], ["t", "switch between conversation and tokens", () => setMode(mode === "tokens" ? "text" : "tokens")],
+      ["n", "next episode in the table", () => document.getElementById("next")?.click()], ["p", "previous episode in the table", () => document.getElementById("previous")?.click()],
+      ["#", "go to a turn by number", jump], ["c", "compare with another episode of this task", () => { const box = main.querySelector(".related"); box.open = true; box.querySelector("summary").focus(); }],
       ["y", "copy the link", copyLink], ["u", "back to the table", () => navigate(address("/trajectories", list))],
     ],
   };
 }
 
-/** What is known of an episode, as a list. */
+/** The properties of an episode, as a list. */
 export function facts(episode) {
   const rows = [["environment", episode.env], ["category", episode.category], ["split", episode.split], ["policy", episode.policy],
     ["reward", number(episode.turns.reduce((sum, t) => sum + (t.reward ?? 0), 0))], ["score", number(episode.score)],
-    ["turns", `${episode.turns.length} of at most ${episode.horizon}`], ["optimizer step", episode.step >= 0 ? number(episode.step) : null],
+    ["turns", `${episode.turns.length} (maximum ${episode.horizon})`], ["optimizer step", episode.step >= 0 ? number(episode.step) : null],
     ["group", episode.group >= 0 ? number(episode.group) : null], ["seed", episode.seed], ["time", episode.seconds ? duration(episode.seconds) : null],
     ["attempts", episode.attempts > 1 ? number(episode.attempts) : null]];
   return h("dl", { class: "facts" }, rows.filter(([, value]) => value != null && value !== "").map(([name, value]) => [h("dt", {}, name), h("dd", {}, line(String(value)))]));

@@ -1,17 +1,17 @@
-// What the table is narrowed by: values with how often they occur, and ranges of numbers.
+// The filters of the table: values with their frequency, and ranges of numbers.
 
 import { h, refill } from "./dom.js";
 import { get } from "./api.js";
 import { number } from "./format.js";
 import { line, plain, shown } from "./text.js";
 
-const FACETS = { outcome: "Outcome", success: "Solved", run: "Run", file: "Played for", env: "Environment",
+const FACETS = { outcome: "Outcome", success: "Solved", run: "Run", file: "File", env: "Environment",
   category: "Category", split: "Split", policy: "Policy" };
 const RANGES = { turns: "Turns", step: "Step", reward: "Reward" };
 const MOST_SHOWN = 6;
 const REFRESH_MS = 5000;
 
-/** The panel of filters; `get()` gives those that are set, `set(name, values)` changes one. */
+/** The panel of filters; `get()` returns the active filters, `set(name, values)` changes one. */
 export function filterPanel({ get: current, set }) {
   const element = h("div", { class: "panel" });
   let held = null;
@@ -42,8 +42,8 @@ export function filterPanel({ get: current, set }) {
       const text = String(value);
       const box = h("input", { type: "checkbox", id: `f-${name}-${i}`, checked: chosen.includes(text), onchange: () =>
         set(name, box.checked ? [...chosen, text] : chosen.filter((one) => one !== text)) });
-      const told = name === "success" ? (value ? "solved" : "not solved") : name === "outcome" ? text.replaceAll("_", " ") : text;
-      return h("label", {}, box, line(told), times != null && h("span", { class: "soft number" }, number(times)));
+      const label = name === "success" ? (value ? "solved" : "not solved") : name === "outcome" ? text.replaceAll("_", " ") : text;
+      return h("label", {}, box, line(label), times != null && h("span", { class: "soft number" }, number(times)));
     }), !open && h("button", { type: "button", class: "quiet small", id: `more-${name}`, onclick: () => { opened.add(name); draw(); } }, `${all.length - some.length} more`));
   }
 
@@ -61,7 +61,7 @@ export function filterPanel({ get: current, set }) {
   return { element, update };
 }
 
-/** The filters that are set, each with a button that takes it away. */
+/** The active filters, each with a button that removes it. */
 export function chips(filters, set) {
   const entries = [...filters].filter(([name]) => name !== "sort" && name !== "q");
   return [entries.map(([name, value]) => {

@@ -1,6 +1,6 @@
-// Numbers and times as they are shown.
+// Formats numbers and times.
 
-/** A number with as many figures as say something. */
+/** A number with its significant digits. */
 export function number(value) {
   if (value == null || Number.isNaN(value)) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en").replace("-", "−");
@@ -16,7 +16,7 @@ export function signed(value) {
   return value > 0 ? `+${number(value)}` : number(value);
 }
 
-/** A share as percent. */
+/** A fraction as percent. */
 export function percent(value) {
   return value == null ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
 }
@@ -37,14 +37,14 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
 }
 
-/** An outcome's name in words, and the class of its badge. */
+/** An outcome's name, and the class of its badge. */
 export function outcomeOf(row) {
   const lost = ["environment_lost", "engine_lost", "environment_error"].includes(row.outcome);
   const kind = lost ? "lost" : row.success ? "success" : row.outcome === "failure" ? "failure" : "other";
   return { words: row.outcome.replaceAll("_", " ") || "unknown", kind };
 }
 
-/** The colour of the n-th run. */
+/** The color of the n-th run. */
 export function runColor(position) {
   return `var(--run-${position % 8})`;
 }

@@ -1,22 +1,22 @@
-// Keyboard shortcuts: one list, shown by `?`, which can be switched off.
+// Keyboard shortcuts: `?` shows them, and they can be turned off.
 
 import { h, refill } from "./dom.js";
 
 let page = [];
 const everywhere = [
-  ["?", "show these keys", showHelp],
+  ["?", "show the shortcuts", showHelp],
   ["g r", "go to the runs", () => go("/")],
   ["g t", "go to the trajectories", () => go("/trajectories")],
 ];
 let go = () => {};
 let before = "";
 
-/** The present page's keys: [keys, what they do, function]; several keys are parted by a comma. */
+/** Set the current page's shortcuts: [keys, description, function]; a comma separates keys. */
 export function setKeys(list) {
   page = list;
 }
 
-/** Begin to listen; `navigate` opens an address. */
+/** Start listening; `navigate` opens a URL. */
 export function listen(navigate) {
   go = navigate;
   document.addEventListener("keydown", pressed);
@@ -33,7 +33,7 @@ function pressed(event) {
     return;
   }
   const key = event.key === " " ? "Space" : event.key;
-  // A focused control keeps the keys that work it.
+  // A focused control handles its own keys.
   if (["Space", "Enter"].includes(key) && target.closest("button, a, summary, input")) return;
   if (key.startsWith("Arrow") && target.closest("input[type=range], [data-own-keys]")) return;
   if (key.length === 1 && localStorage.getItem("keys") === "off" && key !== "?") return;
@@ -63,10 +63,10 @@ function showHelp() {
     h("dd", {}, what),
   ]);
   refill(dialog,
-    h("div", { class: "bar" }, h("h2", { id: "keys-title" }, "Keys"), h("span", { class: "space" }),
+    h("div", { class: "bar" }, h("h2", { id: "keys-title" }, "Keyboard shortcuts"), h("span", { class: "space" }),
       h("button", { type: "button", onclick: () => dialog.close() }, "Close")),
     h("dl", {}, rows),
-    h("label", { class: "field" }, single, "Keys of one letter do something"));
+    h("label", { class: "field" }, single, "Enable single-letter shortcuts"));
   document.body.append(dialog);
   dialog.showModal();
 }

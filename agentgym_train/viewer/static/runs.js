@@ -1,4 +1,4 @@
-// The first page: runs side by side, with their curves.
+// The first page: all runs with their curves.
 
 import { h, refill } from "./dom.js";
 import { address, get } from "./api.js";
@@ -7,15 +7,15 @@ import { ago, number, percent, runColor } from "./format.js";
 import { line, plain, shown } from "./text.js";
 
 const FIRST = ["reward", "success", "horizon", "turns", "sampled_tokens", "kl", "engine/kl",
-  "tokens a second", "environment steps a second"];
+  "tokens per second", "environment steps per second"];
 const WORDS = {
   reward: "Reward", success: "Success", horizon: "Horizon (turns)", turns: "Turns taken",
-  sampled_tokens: "Tokens sampled a step", kl: "KL from the start", "engine/kl": "KL of engine and trainer",
+  sampled_tokens: "Sampled tokens per step", kl: "KL to the reference", "engine/kl": "KL between engine and trainer",
   entropy: "Entropy", loss: "Loss", grad_norm: "Gradient norm", staleness: "Staleness (updates)",
-  env_steps: "Environment steps a step", seconds: "Seconds a step", lost: "Lost episodes",
-  learning_rate: "Learning rate", reward_std: "Reward, deviation", rollout_seconds: "Seconds of rollout",
+  env_steps: "Environment steps per step", seconds: "Seconds per step", lost: "Lost episodes",
+  learning_rate: "Learning rate", reward_std: "Reward, standard deviation", rollout_seconds: "Rollout seconds",
 };
-const AXES = { step: "Optimizer step", env: "Environment steps", time: "Hours of training" };
+const AXES = { step: "Optimizer step", env: "Environment steps", time: "Training hours" };
 const UNITS = { step: "step", env: "env steps", time: "hours" };
 const MOST_SHOWN = 8;
 
@@ -60,7 +60,7 @@ export function runsPage({ main, params, navigate }) {
   function drawNotes() {
     const said = runs.flatMap((run) => run.missing.map((text) => [run.name, text]));
     refill(notes, said.length > 0 && h("div", { class: "notice", role: "note" },
-      h("strong", {}, "Some of what is on disk could not be read. All else is shown."),
+      h("strong", {}, "Some files could not be read."),
       h("ul", {}, said.map(([name, text]) => h("li", {}, h("bdi", {}, shown(name)), ": ", shown(text))))));
   }
 
@@ -79,17 +79,17 @@ export function runsPage({ main, params, navigate }) {
     if (tools.contains(document.activeElement) && tools.childElementCount) return;
     const smooth = h("input", { type: "range", id: "smooth", min: 1, max: 50, value: view.smooth,
       oninput: () => { view.smooth = Number(smooth.value); shownSmooth(); remember(); redraw(); } });
-    const told = h("output", { for: "smooth", class: "soft" });
-    const shownSmooth = () => { told.textContent = view.smooth > 1 ? `mean of ${view.smooth}` : "off"; };
+    const label = h("output", { for: "smooth", class: "soft" });
+    const shownSmooth = () => { label.textContent = view.smooth > 1 ? `mean of ${view.smooth}` : "off"; };
     shownSmooth();
     const reset = h("button", { type: "button", class: "reset", disabled: !view.zoom, onclick: () => zoom(null) }, "Show all");
     const table = h("button", { type: "button", "aria-pressed": String(asTable), onclick: () => {
       asTable = !asTable;
       table.setAttribute("aria-pressed", String(asTable));
       drawCharts();
-    } }, "As a table");
+    } }, "Show as table");
     refill(tools, h("h2", {}, "Curves"), h("span", { class: "space" }),
-      h("div", { class: "group", role: "group", "aria-label": "Along" }, Object.entries(AXES).map(([key, words]) =>
+      h("div", { class: "group", role: "group", "aria-label": "X axis" }, Object.entries(AXES).map(([key, words]) =>
         h("button", { type: "button", "aria-pressed": String(axis === key), onclick: (event) => {
           axis = key;
           view.zoom = null;
@@ -97,13 +97,13 @@ export function runsPage({ main, params, navigate }) {
           remember();
           drawCharts();
         } }, words))),
-      h("label", { class: "field", for: "smooth" }, "Smoothing", smooth, told), reset, table, moreFigures());
+      h("label", { class: "field", for: "smooth" }, "Smoothing", smooth, label), reset, table, moreFigures());
   }
 
   function moreFigures() {
     const names = every().filter((name) => !FIRST.includes(name));
     if (!names.length) return null;
-    return h("details", { class: "menu" }, h("summary", { class: "button" }, "More figures"),
+    return h("details", { class: "menu" }, h("summary", { class: "button" }, "More metrics"),
       h("div", { class: "card" }, names.map((name) => {
         const box = h("input", { type: "checkbox", checked: more.has(name), onchange: () => {
           if (box.checked) more.add(name); else more.delete(name);
@@ -130,7 +130,7 @@ export function runsPage({ main, params, navigate }) {
     charts = [];
     tools.hidden = !runs.some((run) => metrics.get(run.name)?.step?.length);
     if (!drawn.length) {
-      return refill(grid, tools.hidden ? null : h("p", { class: "empty" }, "No run is chosen."));
+      return refill(grid, tools.hidden ? null : h("p", { class: "empty" }, "No run is selected."));
     }
     if (asTable) return refill(grid, table(drawn, AXES[axis]));
     charts = drawn.map(([name, curves]) => chart({
@@ -176,8 +176,8 @@ export function runsPage({ main, params, navigate }) {
     update: () => load().catch(fail),
     leave: () => { left = true; },
     keys: [
-      ["s", "smooth more", () => nudge(1)], ["S", "smooth less", () => nudge(-1)],
-      ["0", "show the whole of the curves", () => zoom(null)],
+      ["s", "more smoothing", () => nudge(1)], ["S", "less smoothing", () => nudge(-1)],
+      ["0", "reset the zoom", () => zoom(null)],
     ],
   };
 
@@ -190,7 +190,7 @@ export function runsPage({ main, params, navigate }) {
 }
 
 const FACTS = [["run", "Run"], ["state", "State"], ["lift", "Held-out success"], ["env", "Environment"], ["algorithm", "Algorithm"],
-  ["policy", "Policy"], ["horizon", "Horizon"], ["seed", "Seed"], ["written", "Written"]];
+  ["policy", "Policy"], ["horizon", "Horizon"], ["seed", "Seed"], ["written", "Last change"]];
 
 function runsTable(runs, hidden, toggle) {
   return h("table", { class: "run-table" }, h("thead", {}, h("tr", {}, FACTS.map(([name, words]) => h("th", { scope: "col", class: name }, words)))),
@@ -198,15 +198,15 @@ function runsTable(runs, hidden, toggle) {
 }
 
 function runRow(run, position, on, toggle) {
-  const { told } = run;
+  const { settings } = run;
   const box = h("input", { type: "checkbox", checked: on, "data-run": run.name, "aria-label": plain(`Show the curves of ${run.name}`), onchange: () => {
     toggle(run, box.checked);
     row.classList.toggle("off", !box.checked);
   } });
   const lift = run.before == null ? null : [percent(run.before), h("span", { class: "soft" }, run.after == null ? " before" : " → "),
     run.after != null && h("strong", {}, percent(run.after))];
-  const cells = { state: h("span", { class: `badge ${run.state}` }, run.state), lift, env: text(told.env), algorithm: text(told.algorithm),
-    policy: text(told.policy?.split("/").at(-1)), horizon: text(told.horizon), seed: text(told.seed), written: run.written && ago(run.written) };
+  const cells = { state: h("span", { class: `badge ${run.state}` }, run.state), lift, env: text(settings.env), algorithm: text(settings.algorithm),
+    policy: text(settings.policy?.split("/").at(-1)), horizon: text(settings.horizon), seed: text(settings.seed), written: run.written && ago(run.written) };
   const row = h("tr", { class: on ? null : "off" }, h("th", { scope: "row", class: "run" }, h("span", { class: "field" }, box,
     h("span", { class: "swatch", style: { background: runColor(position) } }), h("a", { href: address("/trajectories", new URLSearchParams({ run: run.name })), title: plain(run.path) }, line(run.name)))),
     FACTS.slice(1).map(([name, words]) => h("td", { class: `${name}${cells[name] ? "" : " none"}`, "data-name": words }, cells[name] || h("span", { class: "soft" }, "–"))));
@@ -220,8 +220,8 @@ function text(value) {
 function playedTable(runs) {
   const rows = runs.flatMap((run, i) => run.played.map((part) => ({ run, i, part })));
   if (!rows.length) return null;
-  const titles = ["Run", "Played for", "Policy", "Episodes", "Tasks", "Lost", "Success", "Reward", "Turns"];
-  return [h("h2", {}, "What was played"), h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "What was played" }, h("table", {},
+  const titles = ["Run", "File", "Policy", "Episodes", "Tasks", "Lost", "Success", "Reward", "Turns"];
+  return [h("h2", {}, "Episodes"), h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Episodes" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((words, i) => h("th", { scope: "col", class: i > 2 && "number" }, words)))),
     h("tbody", {}, rows.map(({ run, i, part }) => h("tr", {},
       h("th", { scope: "row" }, h("span", { class: "field" }, h("span", { class: "swatch", style: { background: runColor(i) } }), line(run.name))),
@@ -231,10 +231,10 @@ function playedTable(runs) {
         .map((value) => h("td", { class: "number" }, value)))))))];
 }
 
-/** [[x, y], ...] of one figure; those that are made of others are made here. */
+/** [[x, y], ...] of a metric; rates are computed from other metrics. */
 export function pointsOf(columns, name, axis) {
   const rate = (over) => columns[over] && columns.seconds && columns[over].map((v, i) => (v != null && columns.seconds[i] > 0 ? v / columns.seconds[i] : null));
-  const values = name === "tokens a second" ? rate("sampled_tokens") : name === "environment steps a second" ? rate("env_steps") : columns[name];
+  const values = name === "tokens per second" ? rate("sampled_tokens") : name === "environment steps per second" ? rate("env_steps") : columns[name];
   if (!values) return [];
   let sum = 0;
   const along = axis === "step" ? columns.step : (columns[axis === "env" ? "env_steps" : "seconds"] ?? []).map((v) => {

@@ -1,14 +1,14 @@
-// A table of any length: only the rows in sight exist, and pages of rows are fetched as needed.
+// A virtualized table: only visible rows are in the DOM, and pages of rows are fetched on demand.
 
 import { h, refill } from "./dom.js";
 
 const PAGE = 100;
 const SPARE = 12;
-const MOST_PIXELS = 12_000_000;  // a browser's boxes end at some 30 million
+const MOST_PIXELS = 12_000_000;  // browsers limit the height of a box to about 30 million
 
 /**
- * `fetchPage(offset, limit, signal)` gives rows, `makeRow(row, position)` fills `element` for one,
- * `head` is the row of column titles.
+ * `fetchPage(offset, limit, signal)` returns rows, `makeRow(row, position)` creates the element of a
+ * row, `head` is the row of column titles.
  */
 export function longTable({ label, head, fetchPage, makeRow, onError }) {
   const body = h("div", { class: "rows", role: "rowgroup" });
@@ -25,7 +25,7 @@ export function longTable({ label, head, fetchPage, makeRow, onError }) {
   box.addEventListener("scroll", () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(draw); }, { passive: true });
   new ResizeObserver(() => { measure(); draw(); }).observe(box);
 
-  /** Forget all rows; the first page may be given. */
+  /** Remove all rows; the first page may be passed. */
   function reset(count, first = null, keepPlace = false) {
     controller.abort();
     controller = new AbortController();
@@ -67,7 +67,7 @@ export function longTable({ label, head, fetchPage, makeRow, onError }) {
       if (data) row.dataset.full = "yes";
       old?.remove();
       made.set(position, row);
-      // The order of elements is that of the rows, which is the order of the Tab key.
+      // Elements are in the order of rows, since the Tab key follows the order of elements.
       const next = made.get(position + 1);
       body.insertBefore(row, next?.parentElement === body ? next : null);
     }
@@ -88,7 +88,7 @@ export function longTable({ label, head, fetchPage, makeRow, onError }) {
     }
   }
 
-  /** Move the keyboard's place among the rows; gives the link that has it. */
+  /** Move the keyboard focus by a number of rows. */
   function move(by) {
     const now = [...made].find(([, row]) => row.contains(document.activeElement))?.[0];
     const top = Math.ceil(box.scrollTop / height);
@@ -109,7 +109,7 @@ export function cell(name, ...children) {
   return h("div", { role: "cell", class: `cell ${name}` }, ...children);
 }
 
-/** The row of titles; those that can be sorted by are buttons. */
+/** The row of titles; titles of sortable columns are buttons. */
 export function headRow(columns, sort, onSort) {
   const row = h("div", { role: "row", class: "row titles", "aria-rowindex": 1 });
   refill(row, columns.map(([name, words, key]) => {

@@ -1,32 +1,32 @@
-// Text of models and worlds, shown as text: what would steer the screen is written out.
+// Text of models and environments, shown as plain text: control characters are escaped.
 
 import { h } from "./dom.js";
 import { get } from "./api.js";
 
-// The same list as in visible.py.
+// The same list as in query.py.
 const STEERING = /[\u{0}-\u{8}\u{b}-\u{1f}\u{7f}\u{80}-\u{9f}\u{61c}\u{200b}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}-\u{202e}\u{2060}-\u{2064}\u{2066}-\u{206f}\u{feff}\u{fff9}-\u{fffb}\u{e0000}-\u{e007f}\u{d800}-\u{dfff}]/gu;
 const TREE_LINE = /^(\t*)(\[[^\]\s]{1,12}\] )?([A-Za-z]{3,30})( '.*)$/;
 const CHUNK = 20000;
 
-/** How a steering character is written. */
+/** The escaped form of a control character. */
 export function nameOf(character) {
   const code = character.codePointAt(0);
   if (code < 0x20) return String.fromCodePoint(0x2400 + code);
   return code === 0x7f ? "␡" : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 
-/** Text in one string, for titles, labels and attributes. */
+/** Escaped text as a string, for titles, labels and attributes. */
 export function plain(text) {
   return String(text).replace(STEERING, nameOf);
 }
 
-/** Text as nodes, in which steering characters are marked. */
+/** Escaped text as nodes, in which control characters are marked. */
 export function shown(text) {
   const nodes = [];
   let from = 0;
   for (const found of text.matchAll(STEERING)) {
     if (found.index > from) nodes.push(text.slice(from, found.index));
-    const name = `a character that is not shown: U+${found[0].codePointAt(0).toString(16).toUpperCase()}`;
+    const name = `invisible or control character U+${found[0].codePointAt(0).toString(16).toUpperCase()}`;
     nodes.push(h("span", { class: "mark", title: name }, nameOf(found[0])));
     from = found.index + found[0].length;
   }
@@ -34,12 +34,12 @@ export function shown(text) {
   return nodes;
 }
 
-/** One line of text that is cut where its room ends. */
+/** One line of text, truncated at the end of its box. */
 export function line(text, props = {}) {
   return h("span", { class: "line", title: plain(text), ...props }, shown(text.slice(0, 300)));
 }
 
-/** A block of text; of a long one the beginning, with a button for the rest. */
+/** A block of text; a long text is truncated and has a button that loads the rest. */
 export function block(value, whole = null, props = {}) {
   const isCut = typeof value === "object";
   const text = isCut ? value.text : value;
@@ -67,8 +67,8 @@ export function block(value, whole = null, props = {}) {
 }
 
 /**
- * A long text in blocks, of which the browser lays out only those in sight: a line of a megabyte
- * takes it many seconds. Blocks end where lines do; one that ends within a line is marked.
+ * A long text in blocks, so that the browser lays out only the visible ones; a line of a megabyte
+ * would take many seconds. Blocks end at line ends; a block that ends within a line is marked.
  */
 function pieces(text) {
   const parts = [];
@@ -82,7 +82,7 @@ function pieces(text) {
   return parts;
 }
 
-/** The text of a value that may be cut. */
+/** The text of a value that may be truncated. */
 export function textOf(value) {
   return typeof value === "object" ? value.text : value;
 }
@@ -92,7 +92,7 @@ function looksLikeTree(text) {
   return lines.filter((l) => TREE_LINE.test(l)).length > Math.max(4, lines.length / 2);
 }
 
-/** A web page's accessibility tree: roles and numbers apart from the names. */
+/** A web page's accessibility tree, with ids and roles highlighted. */
 function tree(text) {
   return text.split("\n").flatMap((row, i) => {
     const end = i ? "\n" : "";

@@ -9,8 +9,8 @@ const SHARES = [0.9, 0.5, 0.2, 0.05, 0.01];
 const FAR = [0.66, 0.33, 0.02];
 
 /**
- * `tokens` is the server's answer; `turns` is how many turns the episode has. Gives the element and
- * its `segments`, the sampled ones marked with their turn where turns and samples correspond.
+ * The view of an episode's tokens. `tokens` is the server's response, `turns` the number of turns.
+ * Returns the element and its `segments`; sampled segments have their turn, if each turn has one.
  */
 export function tokenView(tokens, { colours, turns, onColours }) {
   const list = flat(tokens);
@@ -23,13 +23,13 @@ export function tokenView(tokens, { colours, turns, onColours }) {
 
   const legend = h("div", { class: "legend" });
   const inspector = h("p", { class: "inspector", "aria-live": "polite" });
-  const text = h("div", { class: "tokens", tabindex: 0, role: "group", "data-own-keys": true, "aria-label": "Tokens; arrow keys go from token to token" });
+  const text = h("div", { class: "tokens", tabindex: 0, role: "group", "data-own-keys": true, "aria-label": "Tokens; use the arrow keys to move between tokens" });
   const segments = grouped(list).map((part) => segment(part));
   const spans = segments.flatMap((one) => [...one.querySelectorAll(".tk")]);
   refill(text, segments);
   const choice = h("div", { class: "group", role: "group", "aria-label": "Colour by" }, Object.entries(COLOURS).map(([key, words]) =>
     h("button", { type: "button", "aria-pressed": String(key === now), disabled: !known.has(key),
-      title: known.has(key) ? null : "Advantages were not kept with these tokens", onclick: (event) => {
+      title: known.has(key) ? null : "The advantages of these tokens are not stored", onclick: (event) => {
         now = key;
         for (const b of choice.children) b.setAttribute("aria-pressed", String(b === event.target));
         paint();
@@ -49,12 +49,12 @@ export function tokenView(tokens, { colours, turns, onColours }) {
   const without = Object.keys(tokens.pieces).length === 0;
   return {
     element: h("div", { class: "token-view card" }, h("div", { class: "bar" }, choice, legend),
-      without && h("p", { class: "notice" }, "The texts of these tokens were not kept; their ids are shown."), text, inspector),
+      without && h("p", { class: "notice" }, "The texts of these tokens are not stored; their ids are shown."), text, inspector),
     segments,
   };
 
   function segment(part) {
-    const name = part.kind === "prompt" ? "prompt" : part.kind === "world" ? "world" : `sampled, turn ${part.sample}`;
+    const name = part.kind === "prompt" ? "prompt" : part.kind === "world" ? "environment" : `sampled, turn ${part.sample}`;
     const exact = sampled === turns;
     return h("section", { class: `segment ${part.kind}`, "data-turn": part.kind === "prompt" ? 0 : part.kind === "sampled" && exact ? part.sample : null },
       h("h2", { class: "who" }, name, ` · ${part.tokens.length} token${part.tokens.length > 1 ? "s" : ""}`),
@@ -80,14 +80,14 @@ export function tokenView(tokens, { colours, turns, onColours }) {
       spans[active]?.classList.add("active");
     }
     const t = list[i];
-    refill(inspector, t ? described(t, i) : [h("span", { class: "soft" }, "Point at a token, or use the arrow keys.")]);
+    refill(inspector, t ? described(t, i) : [h("span", { class: "soft" }, "Hover over a token, or use the arrow keys.")]);
   }
 
   function described(t, i) {
     const text = tokens.pieces[t.id];
-    return [h("strong", {}, h("bdi", {}, text == null ? "–" : `“${plain(text).replaceAll("\n", "↵")}”`)), ` id ${t.id}, place ${i}`,
-      t.mask ? [` · sampled with the weights of update ${t.version} · probability ${number(Math.exp(t.logprob))} (log ${number(t.logprob)})`,
-        t.advantage != null && ` · advantage ${signed(t.advantage)}`] : " · not sampled: no loss on it"];
+    return [h("strong", {}, h("bdi", {}, text == null ? "–" : `“${plain(text).replaceAll("\n", "↵")}”`)), ` id ${t.id}, position ${i}`,
+      t.mask ? [` · sampled with weight version ${t.version} · probability ${number(Math.exp(t.logprob))} (log ${number(t.logprob)})`,
+        t.advantage != null && ` · advantage ${signed(t.advantage)}`] : " · not sampled, not in the loss"];
   }
 
   function nextSample(way) {
@@ -97,7 +97,7 @@ export function tokenView(tokens, { colours, turns, onColours }) {
   }
 }
 
-/** All tokens in order: those of each row's prompt, then its completion. */
+/** All tokens in order: for each row, its prompt and its completion. */
 function flat(tokens) {
   const list = [];
   let before = 0;
@@ -145,6 +145,6 @@ function classOf(t, by, most, versions) {
 function entries(by, most, versions) {
   if (by === "logprob") return SHARES.map((least, i) => [`p${i}`, `${i ? "" : "p "}≥ ${least}`]).concat([[`p${SHARES.length}`, "less"], ["off", "not sampled"]]);
   if (by === "advantage") return [["up3", `up to ${signed(most)}`], ["up1", "above 0"], ["zero", "0"], ["down1", "below 0"], ["down3", `down to ${signed(-most)}`], ["off", "not sampled"]];
-  if (by === "version") return versions.slice(0, 12).map((v, i) => [`v${i % 6}`, `update ${v}`]).concat([["off", "not sampled"]]);
+  if (by === "version") return versions.slice(0, 12).map((v, i) => [`v${i % 6}`, `version ${v}`]).concat([["off", "not sampled"]]);
   return [["on", "sampled: in the loss"], ["off", "not in the loss"]];
 }

@@ -1,4 +1,4 @@
-// The table of all episodes: search, filters, and two of them to compare.
+// The page with the table of all episodes: search, filters, and selection of two to compare.
 
 import { h, refill, say } from "./dom.js";
 import { address, filtersOf, get, nameOfEpisode } from "./api.js";
@@ -22,7 +22,7 @@ export function trajectoriesPage({ main, params, navigate }) {
   let refreshed = 0;
   let following = 0;
 
-  const search = h("input", { type: "search", id: "search", placeholder: "Search in all that was said", value: filters.get("q") ?? "",
+  const search = h("input", { type: "search", id: "search", placeholder: "Search texts", value: filters.get("q") ?? "",
     "aria-label": "Search texts of episodes", autocomplete: "off", spellcheck: "false", oninput: () => {
       clearTimeout(waiting);
       waiting = setTimeout(() => set("q", search.value ? [search.value] : []), DEBOUNCE_MS);
@@ -67,9 +67,9 @@ export function trajectoriesPage({ main, params, navigate }) {
         total > 0 && h("span", { class: "soft" }, ` · ${percent(found.solved / total)} solved · reward ${number(found.reward)} · ${number(found.turns)} turns`));
       fresh.hidden = true;
       table.reset(total, found.rows, keepPlace);
-      refill(active, chips(filters, set), total === 0 && h("p", { class: "soft" }, "No episode fits."));
+      refill(active, chips(filters, set), total === 0 && h("p", { class: "soft" }, "No episode matches."));
       main.querySelector("#export").href = address("/export/trajectories.jsonl", filters);
-      if (!found.searches && filters.has("q")) refill(wrong, h("p", { class: "notice" }, "This Python's SQLite has no FTS5: only tasks are searched."));
+      if (!found.searches && filters.has("q")) refill(wrong, h("p", { class: "notice" }, "SQLite was built without FTS5, so only tasks are searched."));
       panel.update();
     } catch (error) {
       if (own === asked) fail(error);
@@ -106,7 +106,7 @@ export function trajectoriesPage({ main, params, navigate }) {
 
   function drawPicked() {
     const [a, b] = picked;
-    refill(compare, picked.length > 0 && h("span", { class: "soft" }, `${picked.length} of 2 chosen`),
+    refill(compare, picked.length > 0 && h("span", { class: "soft" }, `${picked.length} of 2 selected`),
       picked.length === 2 && h("a", { class: "button", href: `/compare?${new URLSearchParams({ a, b })}` }, "Compare"),
       picked.length > 0 && h("button", { type: "button", class: "quiet", onclick: () => { picked = []; remember(); drawPicked(); table.redraw(); } }, "Clear"));
   }
@@ -133,22 +133,22 @@ export function trajectoriesPage({ main, params, navigate }) {
 
   return {
     update() {
-      // A run that writes all the time is looked at every other second.
+      // Limit the refresh rate for runs that write continuously.
       clearTimeout(following);
       following = setTimeout(follow, Math.max(0, LIVE_MS - (Date.now() - refreshed)));
     },
     leave: () => { left = true; clearTimeout(waiting); clearTimeout(following); },
     keys: [
       ["/", "search", () => { search.focus(); search.select(); }],
-      ["ArrowDown, j", "next row", () => table.move(1)], ["ArrowUp, k", "row before", () => table.move(-1)],
+      ["ArrowDown, j", "next row", () => table.move(1)], ["ArrowUp, k", "previous row", () => table.move(-1)],
       ["Enter", "open the row", () => document.activeElement.closest?.("a")?.click()],
-      ["x", "choose the row, to compare", () => document.activeElement.closest?.(".row")?.querySelector(".pick input")?.click()],
-      ["c", "compare the two that are chosen", () => compare.querySelector("a")?.click()],
+      ["x", "select the row for comparison", () => document.activeElement.closest?.(".row")?.querySelector(".pick input")?.click()],
+      ["c", "compare the selected episodes", () => compare.querySelector("a")?.click()],
     ],
   };
 
   async function follow() {
-    // Rows do not move under a reader: at the top the table follows, further down it offers to.
+    // Do not move visible rows: at the top the table updates, further down it shows a button.
     if (!table.scrolled) return load({ keepPlace: true });
     refreshed = Date.now();
     const page = new URLSearchParams(filters);

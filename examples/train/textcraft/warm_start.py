@@ -31,7 +31,7 @@ from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_servers.worlds.textcraft.recipes import recipe_book
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import SFTConfig
-from agentgym_train.data.tokenize import Replay, training_row
+from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.trainers.sft import imitate
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -52,7 +52,7 @@ class Stage:
     learning_rate: float
     careless: float = 0.0
     """Share of moves that are aimless."""
-    imitates_aimless: bool = False
+    trains_aimless: bool = False
     """Whether the policy learns the aimless moves too, or only how to go on after them."""
     renamed: float = 0.8
     """Share of episodes under made-up names."""
@@ -63,7 +63,7 @@ class Stage:
 STAGES = (
     Stage("copy", 2000, 2e-3, grows=True),
     Stage("solve", 2200, 1.5e-3, careless=0.2, renamed=0.5),
-    Stage("wander", 250, 5e-4, careless=0.5, imitates_aimless=True, renamed=0.5),
+    Stage("wander", 250, 5e-4, careless=0.5, trains_aimless=True, renamed=0.5),
 )
 
 
@@ -96,14 +96,16 @@ def main() -> None:
 def fit(model: Any, tokenizer: Any, stage: Stage, seed: int, out: Path) -> dict[str, float]:
     """Take the model through one stage, in place; the figures of the fit."""
 
-    def imitates(turn: Turn) -> bool:
-        return stage.imitates_aimless or not turn.info
+    def is_trained(turn: Turn) -> bool:
+        return stage.trains_aimless or not turn.info
 
-    replay = Replay(tokenizer, PolicyConfig(instruction=""), imitates=imitates)
+    episode_tokenizer = EpisodeTokenizer(
+        tokenizer, PolicyConfig(instruction=""), is_trained=is_trained
+    )
     rows = [
         training_row(tokens)
         for episode in demonstrations(stage, seed)
-        for tokens in replay.rows(episode)
+        for tokens in episode_tokenizer.rows(episode)
     ]
     rows = [row for row in rows if len(row["input_ids"]) <= MAX_ROW_TOKENS]
     rows = by_length(rows, ROWS_PER_STEP, random.Random(seed))
@@ -148,7 +150,7 @@ def demonstrate(
 ) -> Trajectory:
     """The expert's episode, with all but `distractors` of the needless recipes left out.
 
-    A share `careless` of the moves is any that is listed; the expert goes on from there.
+    A share `careless` of the moves is any that is listed; the expert continues from there.
     """
     seed = rng.randrange(10**9)
     observation, _ = env.reset(seed=seed, options={"task": task})

@@ -67,7 +67,7 @@ class Load:
         return 1000 * ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-class Player(Protocol):
+class Actor(Protocol):
     """Plays one session over its own connection."""
 
     async def reset(self, play: Play) -> None:
@@ -121,16 +121,16 @@ def in_process_load(env: TextEnv, plays: Sequence[Play], seconds: float) -> Load
     return load
 
 
-async def single_load(players: Sequence[Player], plays: Sequence[Play], seconds: float) -> Load:
-    """Every player at its own pace, one call a step."""
+async def single_load(actors: Sequence[Actor], plays: Sequence[Play], seconds: float) -> Load:
+    """Every actor at its own pace, one call a step."""
     load, began = Load(), time.perf_counter()
 
-    async def one(player: Player, mine: Iterator[Play]) -> None:
+    async def one(actor: Actor, mine: Iterator[Play]) -> None:
         for play in mine:
-            await player.reset(play)
+            await actor.reset(play)
             for action in play.actions:
                 before = time.perf_counter()
-                ended = await player.step(action)
+                ended = await actor.step(action)
                 now = time.perf_counter()
                 load.latencies_s.append(now - before)
                 load.steps += 1
@@ -139,7 +139,7 @@ async def single_load(players: Sequence[Player], plays: Sequence[Play], seconds:
                 if ended:
                     break
 
-    await asyncio.gather(*(one(p, islice(cycle(plays), i, None)) for i, p in enumerate(players)))
+    await asyncio.gather(*(one(p, islice(cycle(plays), i, None)) for i, p in enumerate(actors)))
     load.seconds = time.perf_counter() - began
     return load
 
@@ -367,8 +367,8 @@ def measure(address: str, mode: str, count: int, plays: Sequence[Play], seconds:
         async with connected(address, count if mode == "single" else 1) as connections:
             names = await open_sessions(connections[0], count)
             if mode == "single":
-                players = [SessionPlayer(c, n) for c, n in zip(connections, names, strict=True)]
-                load = await single_load(players, plays, seconds)
+                actors = [SessionPlayer(c, n) for c, n in zip(connections, names, strict=True)]
+                load = await single_load(actors, plays, seconds)
             else:
                 load = await batched_load([(connections[0], names)], plays, seconds)
             await close_sessions(connections[0], names)

@@ -55,7 +55,7 @@ class Ask(Struct, array_like=True, frozen=True):
     body: bytes
 
 
-class Told(Struct, array_like=True, frozen=True):
+class Answer(Struct, array_like=True, frozen=True):
     """Its answer."""
 
     number: int
@@ -96,10 +96,10 @@ class Channel:
     async def _listen(self) -> None:
         try:
             while True:
-                told = msgspec.msgpack.decode(await read_frame(self._reader), type=Told)
-                future = self._waiting.get(told.number)
+                received = msgspec.msgpack.decode(await read_frame(self._reader), type=Answer)
+                future = self._waiting.get(received.number)
                 if future is not None and not future.done():
-                    future.set_result(told.body)
+                    future.set_result(received.body)
         except (asyncio.IncompleteReadError, ConnectionError):
             logger.debug("the other process hung up")
         finally:
@@ -119,7 +119,7 @@ def answer(table: SessionTable, figures: Figures, ask: Ask) -> bytes:
     else:
         requests = decode(ask.body, _POSTS[ask.path].takes)
         body = encode_replies(table.answer(ask.path, requests), JSON, table)[1]
-    return pack(Told(ask.number, body))
+    return pack(Answer(ask.number, body))
 
 
 def read_replies(path: str, body: bytes) -> list[Any]:
@@ -147,7 +147,7 @@ def failed_replies(path: str, requests: Sequence[Any], code: str, text: str) -> 
     ]
 
 
-def pack(message: Ask | Told) -> bytes:
+def pack(message: Ask | Answer) -> bytes:
     """A message as a frame."""
     content = msgspec.msgpack.encode(message)
     return len(content).to_bytes(_HEADER, "big") + content

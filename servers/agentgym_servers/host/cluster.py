@@ -163,7 +163,7 @@ def main() -> None:
     os.dup2(2, 1)
     configure_logs(sys.stderr, settings.log_level, as_json=settings.log_json)
 
-    def tell() -> None:
+    def report_ready() -> None:
         report.write("ready\n")
         report.close()
 
@@ -174,7 +174,7 @@ def main() -> None:
                 app,
                 listener,
                 max_socket_bytes=settings.max_socket_bytes,
-                when_ready=tell,
+                when_ready=report_ready,
                 follow_parent=True,
             )
         )

@@ -16,7 +16,7 @@ import time
 
 import msgspec
 
-from agentgym_servers.host.channel import Ask, Told, answer, pack, read_frame_from
+from agentgym_servers.host.channel import Answer, Ask, answer, pack, read_frame_from
 from agentgym_servers.host.logs import configure_logs, event, where
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.sessions import reap_period_s
@@ -47,7 +47,7 @@ def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> N
         message = f"{type(error).__name__}: {error}"
         event(logger, logging.ERROR, "world_not_made", message=message, where=where(error))
         sys.exit(1)
-    line.sendall(pack(Told(first.number, b"")))
+    line.sendall(pack(Answer(first.number, b"")))
     period_s = reap_period_s(table.ttl_s)
     while True:
         try:

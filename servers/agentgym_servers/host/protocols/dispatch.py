@@ -95,7 +95,7 @@ async def _send_outgoing(outgoing: Outgoing, send: Send) -> bool:
 
 
 def _as_text(content: bytes) -> str:
-    # A binary frame is read as text is; what is no UTF-8 is no JSON either.
+    # Binary frames are decoded like text; invalid UTF-8 is rejected later as invalid JSON.
     return content.decode("utf-8", "replace")
 
 

@@ -215,7 +215,7 @@ def index(
     b: Annotated[float, typer.Option(help="BM25: how much the length of a passage counts.")] = 0.75,
     chunk_passages: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Make an index of a corpus, or go on with one that was stopped."""
+    """Build the index of a corpus, or resume an interrupted build."""
     more: dict[str, Any] = {} if chunk_passages is None else {"chunk_passages": chunk_passages}
     dense = {"query_prefix": query_prefix, "passage_prefix": passage_prefix}
     if backend is not BackendName.BM25:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "shared" / "data"
+FOLDER = Path(__file__).parents[3] / "shared" / "data"
 
 
 def recorded(world: str) -> list[dict[str, Any]]:
