@@ -8,8 +8,10 @@ import yaml
 
 from agentgym_env import TaskSet, TextEnv
 from agentgym_env.cli import main
+from agentgym_env.errors import BadRequest
 from agentgym_env.registration import load_named, register
 from agentgym_env.run_store import RunStore
+from agentgym_train.audit.audit import subject_of
 from agentgym_train.runs import preflight
 from agentgym_train.viewer.query import NoPicture, Pictures, Stored
 from tests.env.test_trust import NAMED, PLACES, agentgym, folder
