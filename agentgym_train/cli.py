@@ -158,6 +158,11 @@ TurnMaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per turn
 
 MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per episode.")]
 
+Wrappers = Annotated[
+    list[str] | None,
+    typer.Option("--wrapper", help="Gymnasium wrapper, as module:Class; repeatable."),
+]
+
 Success = Annotated[
     bool, typer.Option("--success", help="Keep only episodes that solved their task.")
 ]
@@ -236,6 +241,7 @@ def collect(
     env_kwargs: Annotated[
         str, typer.Option(help="Keyword arguments of the environment, as a JSON object.")
     ] = "{}",
+    wrapper: Wrappers = None,
     success: Success = False,
     min_reward: MinReward = None,
     min_turns: MinTurns = 1,
@@ -256,7 +262,7 @@ def collect(
         chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
         keep_reasoning=keep_reasoning,
         max_tokens=max_tokens, env_kwargs=json_object("--env-kwargs", env_kwargs),
-        servers=server or [],
+        servers=server or [], wrappers=wrapper or [],
         keep=EpisodeFilter(
             success=success, min_reward=min_reward, min_turns=min_turns,
             max_turns=max_turns, max_episode_tokens=max_episode_tokens, tokenizer=tokenizer,
@@ -427,6 +433,7 @@ def evaluate(
     env_kwargs: Annotated[
         str, typer.Option(help="Keyword arguments of the environment, as a JSON object.")
     ] = "{}",
+    wrapper: Wrappers = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the report to this JSON file.")
     ] = None,
@@ -451,7 +458,11 @@ def evaluate(
     }  # fmt: skip
     kwargs = json_object("--env-kwargs", env_kwargs)
     with RolloutRunner(
-        env, server or [], env_kwargs=kwargs, concurrency=concurrency or 256
+        env,
+        server or [],
+        env_kwargs=kwargs,
+        wrappers=wrapper or [],
+        concurrency=concurrency or 256,
     ) as rollout_runner:
         check_served(env, rollout_runner.card.env)
         ids, split = chosen_tasks(rollout_runner.tasks, tasks, split, limit, per_category)
@@ -469,6 +480,7 @@ def evaluate(
                 instruction=rollout_runner.card.instruction if instruction is None else instruction,
             ),
             policies=policies,
+            wrappers=wrapper or [],
         )
         _carry_out(plan, specs, rollout_runner, out, fresh, baseline, json_path)
 

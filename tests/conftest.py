@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,24 +26,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 LONG_S = 900
-_without_browser = 0
+_without_browser: Counter[str] = Counter()
+"""What is missing for tests in a browser -> how many tests were skipped."""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Count the tests that a browser is missing for."""
-    global _without_browser
-    if report.skipped and "Chromium" in str(report.longrepr):
-        _without_browser += 1
+    """Count the tests that need a browser, or the environment that drives it."""
+    reason = str(report.longrepr)
+    if report.skipped and "make setup-web" in reason:
+        _without_browser["BrowserGym's environment is missing: make setup-web"] += 1
+    elif report.skipped and "Chromium" in reason:
+        _without_browser["Chromium is missing: apt install chromium-headless-shell"] += 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Name in the last line the tests that a browser is missing for, and how to get one."""
-    if _without_browser and not hasattr(config, "workerinput"):
-        sys.stdout.write(
-            f"\n{_without_browser} tests were skipped because there is no Chromium: "
-            "apt install chromium-headless-shell\n"
-        )
+    """Report in the last lines how many tests need a browser, and how to install it."""
+    if not hasattr(config, "workerinput"):
+        for missing, count in _without_browser.items():
+            sys.stdout.write(f"\n{count} tests were skipped because {missing}\n")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

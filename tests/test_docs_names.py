@@ -33,6 +33,9 @@ FOLDERS = [
 """Where a path may begin."""
 STILL_USED = {"kl", "policy", "trl"}
 """Old names of config keys that are other names today."""
+READERS_OWN = {"my_maze.py", "test_my_maze.py", "group_baseline.py", "app.py"}
+"""Files that a reader makes, or that another project has."""
+MODULES = {path.name for path in ROOT.glob("[!.]*/**/*.py")}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)+\.(py|md|yaml|toml|tsv|txt|js)|\w+/(\w+/)*")
 
@@ -90,6 +93,10 @@ def test_links_and_paths_lead_to_files():
                 headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.M)
                 if section not in map(anchor, headings):
                     yield target
+        for name in inline(text):
+            bare = re.fullmatch(r"\w+\.py", name)
+            if bare and name not in READERS_OWN and name not in MODULES:
+                yield name
         words = inline(text) + " ".join(map(" ".join, command_lines(text))).split()
         for word in words:
             word = word.split("::")[0]

@@ -42,7 +42,7 @@ _SCORING: Final = frozenset(
 
 """TRL's settings that affect masks and log-probabilities."""
 
-_IMPORTED: Final = ("env", "agent")
+_IMPORTED: Final = ("env", "agent", "horizon_schedule")
 
 """The settings of a run that refer to code which an audit imports."""
 

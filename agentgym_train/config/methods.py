@@ -86,6 +86,8 @@ class RLConfig(RunConfig):
     `all` episodes, or of `none`. Per-turn advantages are kept unless it is none."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.horizon, int):  # as in a YAML file
+            object.__setattr__(self, "horizon", [self.horizon])
         self.check_common()
         self.make_horizon()
         trained_outcomes(self.train_outcomes)
@@ -153,7 +155,13 @@ def config_from(values: Mapping[str, Any]) -> RLConfig:
     method = values.get("method", "rl")
     if method != "rl":
         raise ConfigError(f"an RL config is needed here, got method {method}")
-    return converted(values, RLConfig)
+    return converted(_with_stages(values), RLConfig)
+
+
+def _with_stages(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`horizon: 30` is short for one stage."""
+    turns = values.get("horizon")
+    return {**values, "horizon": [turns]} if isinstance(turns, int) else values
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> RLConfig:
@@ -492,7 +500,7 @@ def method_config(values: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"no method {method!r}; choose from {', '.join(CONFIGS)}")
     if method == "evolve":
         check_worlds(values)
-    return converted(values, CONFIGS[method])
+    return converted(_with_stages(values) if method == "rl" else values, CONFIGS[method])
 
 
 def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

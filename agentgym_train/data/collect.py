@@ -85,6 +85,8 @@ class CollectConfig(PolicyConfig):
     seed: int = 0
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     servers: list[str] = field(default_factory=list)
+    wrappers: list[str] = field(default_factory=list)
+    """Gymnasium wrappers of the environment, `module:Class`, innermost first."""
     keep: EpisodeFilter = field(default_factory=EpisodeFilter)
     method: Literal["collect"] = "collect"
 
@@ -256,7 +258,11 @@ def _collect(config: CollectConfig, console: Console, concurrency: int, api_key:
     spec = PolicySpec(config, api_key=api_key)
     _check_counting(config)
     with RolloutRunner(
-        config.env, config.servers, env_kwargs=config.env_kwargs, concurrency=concurrency
+        config.env,
+        config.servers,
+        env_kwargs=config.env_kwargs,
+        wrappers=config.wrappers,
+        concurrency=concurrency,
     ) as rollout_runner:
         config = replace(config, env=rollout_runner.env_id)
         starts = starts_of(config, rollout_runner.tasks)

@@ -245,6 +245,8 @@ class EvalPlan:
     policy: PolicyConfig
     """The settings of all policies; each has its own model."""
     policies: Sequence[PolicyPlan] = field(default_factory=tuple)
+    wrappers: Sequence[str] = ()
+    """Gymnasium wrappers of the environment, innermost first."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as JSON returns them."""
@@ -335,7 +337,12 @@ def folder_digest(folder: Path) -> str:
 def _check_same(store: RunStore, plan: EvalPlan) -> None:
     now = plan.as_dict()
     # Evaluations of earlier versions lack these keys.
-    before = {"chat_template_kwargs": {}, "keep_reasoning": False, **read_plan(store)}
+    before = {
+        "chat_template_kwargs": {},
+        "keep_reasoning": False,
+        "wrappers": [],
+        **read_plan(store),
+    }
     other = [name for name in now if before.get(name) != now[name]]
     if other:
         raise ConfigError(

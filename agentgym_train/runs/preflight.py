@@ -189,7 +189,13 @@ def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:
 
     Raises `ConfigError` if there is none, or if it contains code or addresses and is not trusted.
     """
-    values = (RunStore.open(path).read_json("run.json") or {}).get("config")
+    metadata = RunStore.open(path).read_json("run.json") or {}
+    if objects := metadata.get("objects"):
+        raise ConfigError(
+            f"{path} was trained with Python objects ({', '.join(map(str, objects))}), which its "
+            "config cannot restore; resume it with AgentTrainer.train(resume_from_checkpoint=True)"
+        )
+    values = metadata.get("config")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a training run: its run.json has no config")
     # Check this first: creating the config imports the agent.

@@ -118,13 +118,19 @@ def method_of(config: RunConfig) -> Method:
     return method
 
 
-def new_folder(config: RunConfig, path: Path, console: Console) -> None:
-    """Create a run folder; an earlier one is moved aside."""
+def new_folder(
+    config: RunConfig, path: Path, console: Console, objects: Sequence[str] = ()
+) -> None:
+    """Create a run folder; an earlier one is moved aside.
+
+    `objects` are settings that were passed as Python objects: no config can restore them.
+    """
     if not is_unused(path):
         console.print(
             f"{path} contains an earlier run; moving it to {next_free_name(path)}.", soft_wrap=True
         )
-    RunStore.create(path, run_metadata(config.as_dict()))
+    metadata = run_metadata(config.as_dict())
+    RunStore.create(path, {**metadata, "objects": list(objects)} if objects else metadata)
     (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
 
 
@@ -266,6 +272,8 @@ class Run:
         show_end(store, picture, self.method.next_commands(config, store), console)
 
 
+_BUILT_IN: Final = frozenset(ALGORITHMS.values())
+
 _FOLDER: Final = "another output_dir"
 
 
@@ -275,14 +283,11 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
     ```python
     from agentgym_train import AgentTrainer, RLConfig
 
-    trainer = AgentTrainer(
-        model="Qwen/Qwen3-0.6B",
-        env="agentgym/TextCraft-v0",
-        args=RLConfig(output_dir="runs/craft", horizon=[5, 10], horizon_every=50, steps=100),
-    )
-    trainer.train()
-    print(trainer.evaluate())
-    trainer.save_model("craft-model")
+    args = RLConfig(output_dir="runs/craft", horizon=[5, 10], horizon_every=50, steps=100)
+    with AgentTrainer("Qwen/Qwen3-0.6B", "agentgym/TextCraft-v0", args) as trainer:
+        trainer.train()
+        print(trainer.evaluate())
+        trainer.save_model("craft-model")
     ```
 
     The method follows from `args`: `RLConfig`, `SFTConfig` or `DPOConfig`. Each setting is given
@@ -324,6 +329,12 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             self._objects["algorithm"] = algorithm
         if horizon is not None:
             self._objects["horizon"] = as_horizon(horizon)
+        given = {"algorithm": algorithm, "horizon": horizon, "agent": agent}
+        self._named_objects = [
+            f"{name}: {getattr(value, '__qualname__', type(value).__qualname__)}"
+            for name, value in given.items()
+            if value is not None and not (name == "algorithm" and type(value) in _BUILT_IN)
+        ]
         quiet_libraries()
         here = place()
         state = join(here.processes)
@@ -377,7 +388,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         with folder_lock(path, _FOLDER) if is_main else nullcontext():
             gathered(None)
             if is_main and not resume_from_checkpoint:
-                new_folder(self.args, path, self._console)
+                new_folder(self.args, path, self._console, self._named_objects)
             gathered(None)
             store = RunStore.open(path)
             checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
@@ -443,7 +454,7 @@ def _complete(
 ) -> RunConfig:
     """Merge the arguments into the config. Raises `ConfigError` for settings given twice."""
     if isinstance(args, AgentEvolConfig):
-        raise ConfigError("AgentEvol trains several times; use `agentgym train` or `train(config)`")
+        raise ConfigError("AgentEvol trains several times; use `agentgym train`")
     given: dict[str, Any] = {
         "model": model if isinstance(model, str) else getattr(model, "name_or_path", "") or "model",
         "env": env if isinstance(env, str) else _path_of(env),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -11,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.base import RunConfig
+from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
 from agentgym_train.evaluation.evaluate import EvalReport
 from agentgym_train.evaluation.tables import category_grid
@@ -227,7 +230,8 @@ def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
             "evaluate the trained policy on another split",
         ),
         (
-            f"agentgym eval --env {config.env} --policy expert --split {config.eval_split}",
+            f"agentgym eval --env {config.env} --policy expert --split {config.eval_split} "
+            f"--horizon {config.fixed_eval_horizon}",
             "evaluate the oracle",
         ),
         (
@@ -248,7 +252,7 @@ def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str
         ),
         (
             f"agentgym collect --env {env} --policy {run}/model --split train "
-            f"--out {run}/model-episodes",
+            f"--out {run}/model-episodes{policy_options(config)}",
             "collect its episodes: pairs for method: dpo, or more data for method: sft",
         ),
         (
@@ -259,11 +263,32 @@ def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str
 
 
 def _eval_command(config: RunConfig, env: str, run: Path, split: str, horizon: int) -> str:
-    instruction = ' --instruction ""' if config.instruction == "" else ""
     return (
         f"agentgym eval --env {env} --policy {run}/model --split {split} "
-        f"--horizon {horizon}{instruction}"
+        f"--horizon {horizon}{policy_options(config)}"
     )
+
+
+_POLICY_OPTIONS = (
+    "instruction", "action_format", "agent", "chat_template_kwargs", "turn_max_tokens",
+    "max_tokens",
+)  # fmt: skip
+
+
+def policy_options(config: RunConfig) -> str:
+    """The options of `agentgym eval` and `collect` that describe a run's policy."""
+    defaults = {f.name: getattr(PolicyConfig(), f.name) for f in fields(PolicyConfig)}
+    words = []
+    for name in _POLICY_OPTIONS:
+        value = getattr(config, name)
+        if value != defaults[name]:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            words += [f"--{name.replace('_', '-')}", shlex.quote(text)]
+    words += ["--keep-reasoning"] if config.keep_reasoning else []
+    for wrapper in config.wrappers:
+        if isinstance(wrapper, str):
+            words += ["--wrapper", wrapper]
+    return "".join(f" {word}" for word in words)
 
 
 def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Console) -> None:

@@ -139,7 +139,7 @@ def test_an_open_ended_task_reaches_its_sites_and_no_others():
 
 @needs_chromium
 def test_a_family_that_is_not_there_is_named_with_what_to_install():
-    with pytest.raises(BadRequest, match=r"no tasks 'workarena'.*browsergym-workarena"):
+    with pytest.raises(BadRequest, match=r"no tasks of the family 'workarena'.*-workarena"):
         gymnasium.make(BROWSERGYM, server="inprocess", family="workarena")
     with pytest.raises(BadRequest, match="a family is a name"):
         gymnasium.make(BROWSERGYM, server="inprocess", family="../x")

@@ -125,7 +125,7 @@ def test_the_settings_of_an_environment_are_found_by_its_local_server(folder, mo
     monkeypatch.chdir(folder)
     env = RemoteEnv("agentgym/WebArena-v0", judge="coin_sides:SIDES")
     env.close()
-    with pytest.raises(ServerStartFailed, match="the judge 'coin_sides:EDGE' is not there"):
+    with pytest.raises(ServerStartFailed, match="the judge 'coin_sides:EDGE' cannot be loaded"):
         RemoteEnv("agentgym/WebArena-v0", judge="coin_sides:EDGE")
 
 

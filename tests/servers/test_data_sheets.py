@@ -18,7 +18,7 @@ SECTIONS = (
 SPLIT = re.compile(r"\| `(train|dev|test)` \|(.*)\|")
 SHEETS = {
     entry.env_id: entry
-    for entry in registration.BUILT_IN
+    for entry in registration.registered()
     if entry.entry_point.startswith("agentgym_servers.")
 }
 

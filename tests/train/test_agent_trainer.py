@@ -16,7 +16,10 @@ import agentgym_train
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer, Algorithm, RLConfig, SFTConfig, TokenBatch
+from agentgym_train.config.methods import config_from
 from agentgym_train.rollout.agent import Agent
+from agentgym_train.runs.preflight import resumed_config
+from agentgym_train.trainers.run_summary import policy_options
 from tests.train.command import Command, finish
 from tests.train.small import textcraft_tokenizer, tiny_model
 
@@ -128,6 +131,8 @@ def test_algorithm_horizon_agent_and_model_are_passed_as_objects(tmp_path):
     config = store.read_json("run.json")["config"]
     assert config["algorithm"].endswith("test_agent_trainer:Doubled")
     assert (config["algorithm_args"], config["horizon"]) == ({"factor": 3.0}, [1, 2])
+    with pytest.raises(ConfigError, match=r"trained with Python objects .*agent: Shouting"):
+        resumed_config(tmp_path / "run", trusted=True)
 
 
 def test_a_setting_is_given_once():
@@ -165,3 +170,21 @@ def test_the_package_has_at_most_15_names_and_loads_no_torch():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"
+
+
+def test_one_number_is_a_horizon():
+    assert RLConfig(horizon=3).horizon == [3]
+    needed = {"model": "m", "env": TEXTCRAFT, "output_dir": "o"}
+    assert config_from({**needed, "horizon": 3}).horizon == [3]
+
+
+def test_suggested_commands_describe_the_policy_of_the_run():
+    args = RLConfig(
+        instruction="", turn_max_tokens=32, chat_template_kwargs={"enable_thinking": False},
+        keep_reasoning=True, wrappers=["agentgym_env.wrappers:AvailableActions"],
+    )  # fmt: skip
+    assert policy_options(args) == (
+        " --instruction '' --chat-template-kwargs '{\"enable_thinking\": false}'"
+        " --turn-max-tokens 32 --keep-reasoning"
+        " --wrapper agentgym_env.wrappers:AvailableActions"
+    )

@@ -134,3 +134,19 @@ def test_a_training_run_and_its_audit_use_the_arguments_of_the_chat_template(tmp
     status, output = finish(Command("audit", tmp_path / "run", "--trust"))
     assert "FAIL" not in output, output
     assert status == 0
+
+
+def test_eval_and_collect_apply_wrappers(tmp_path):
+    words = ["--env", TEXTCRAFT, "--policy", "expert", "--horizon", 1,
+             "--wrapper", "agentgym_env.wrappers:AvailableActions"]  # fmt: skip
+    collected = Command("collect", *words, "--n", 1, "--out", tmp_path / "collected")
+    evaluated = Command("eval", *words, "--limit", 1, "--out", tmp_path / "evaluated")
+    for command, name in ((collected, "collected"), (evaluated, "expert")):
+        status, output = finish(command)
+        assert status == 0, output
+        folder = tmp_path / ("collected" if name == "collected" else "evaluated")
+        (episode,), _ = RunStore.open(folder).trajectories(name)
+        assert "vailable actions" in episode.observation
+    again = Command("eval", *words[:-2], "--limit", 1, "--out", tmp_path / "evaluated")
+    status, output = finish(again)
+    assert status == 2 and "wrappers" in output, output

@@ -31,7 +31,7 @@ def test_on_transformers_a_kept_conversation_costs_each_of_its_tokens_once():
     again = measured.on_transformers(tiny_model(), ONE, keeps=False)
     kept = measured.on_transformers(tiny_model(), ONE, keeps=True)
     assert (again.computed, kept.computed) == (AGAIN, KEPT)
-    assert kept.said == again.said and [len(ids) for ids in kept.said] == [24]
+    assert kept.sampled == again.sampled and [len(ids) for ids in kept.sampled] == [24]
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -40,7 +40,7 @@ def test_conversations_side_by_side_are_counted_together(keeps):
     held = measured.on_transformers(tiny_model(), many, keeps=keeps)
     least = 3 * (KEPT if keeps else AGAIN)
     assert least <= held.computed <= 1.2 * least, "rows of unlike length are padded"
-    assert len({tuple(said) for said in held.said}) == 3
+    assert len({tuple(ids) for ids in held.sampled}) == 3
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here; nothing is left out")

@@ -8,8 +8,10 @@ import yaml
 
 from agentgym_env import TaskSet, TextEnv
 from agentgym_env.cli import main
+from agentgym_env.errors import BadRequest
 from agentgym_env.registration import load_named, register
 from agentgym_env.run_store import RunStore
+from agentgym_train.audit.audit import subject_of
 from agentgym_train.runs import preflight
 from agentgym_train.viewer.query import NoPicture, Pictures, Stored
 from tests.env.test_trust import NAMED, PLACES, agentgym, folder
@@ -95,3 +97,12 @@ def test_pictures_are_drawn_with_settings_that_name_code_only_if_trusted(folder)
     assert len(Pictures().of(key, episode, {})) == 1
     assert len(Pictures(trusted=True).of(key, episode, settings)) == 1
     assert (folder / "imported").exists()
+
+
+def test_an_audit_does_not_import_the_horizon_schedule_of_an_untrusted_run(tmp_path):
+    run = tmp_path / "run"
+    config = {"model": "m", "env": "agentgym/TextCraft-v0", "output_dir": str(run),
+              "horizon_schedule": "evil.module:Schedule"}  # fmt: skip
+    RunStore.create(run, {"config": config})
+    with pytest.raises(BadRequest, match=r"horizon_schedule"):
+        subject_of(str(run), "float32", {})
