@@ -383,6 +383,11 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         run in the folder from its last checkpoint. Raises `KeyboardInterrupt` after Ctrl-C, with a
         checkpoint, and `FolderInUse` if another process writes to the folder.
         """
+        if self.trainer is not None and self.args.lora is not None:
+            raise ConfigError(
+                "this AgentTrainer has trained its adapters; create another one with the saved "
+                "model, or with resume_from_checkpoint"
+            )
         path = Path(self.args.output_dir)
         is_main = PartialState().is_main_process
         with folder_lock(path, _FOLDER) if is_main else nullcontext():
@@ -392,6 +397,8 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             gathered(None)
             store = RunStore.open(path)
             checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
+            if self.args.lora is not None:
+                keep_base(self.policy.model, self.policy.tokenizer, self.args.model, store.path)
             self.trainer = self._make_trainer(store, **self._objects)
             with closing(self.trainer):
                 train(self.trainer, checkpoint, self._method, store, self._console, self.callbacks)
@@ -459,6 +466,9 @@ def _complete(
         "model": model if isinstance(model, str) else getattr(model, "name_or_path", "") or "model",
         "env": env if isinstance(env, str) else _path_of(env),
     }
+    if not isinstance(model, str):
+        given["dtype"] = str(model.dtype).removeprefix("torch.")
+        args = replace(args, dtype=given["dtype"])
     for name, value in given.items():
         before = getattr(args, name)
         if value and before and value != before:
