@@ -87,7 +87,6 @@ def audit(
     if not Path(run_or_model).is_dir():
         check_available(run_or_model)
     from agentgym_train.audit import audit as check
-    from agentgym_train.audit import audit as report
     from agentgym_train.models.loading import quiet_libraries
 
     quiet_libraries()
@@ -111,10 +110,10 @@ def audit(
     findings = []
     for finding in check.audit(subject):
         findings.append(finding)
-        report.print_finding(console, finding)
-    report.print_summary(console, subject, findings, show)
+        check.print_finding(console, finding)
+    check.print_summary(console, subject, findings, show)
     if json_path is not None:
-        text = json.dumps(report.as_json(subject, findings), indent=2, allow_nan=False)
+        text = json.dumps(check.as_json(subject, findings), indent=2, allow_nan=False)
         json_path.write_text(text + "\n", encoding="utf-8")
     if any(finding.status == "FAIL" for finding in findings):
         raise typer.Exit(1)

@@ -26,7 +26,7 @@ from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec
-from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner, progress_bar
+from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 
 
 @dataclass(slots=True)
@@ -194,11 +194,7 @@ def play(
     form = config.form
     lost: dict[Key, Trajectory] = {}
     with progress_bar(console) as progress:
-        live = (
-            ConcurrencyText(rollout_runner.concurrency_limits)
-            if progress.console.is_terminal
-            else ""
-        )
+        live = live_status(rollout_runner, progress)
         bar = progress.add_task("collecting", total=len(starts), status=live)
 
         def keep(trajectory: Trajectory) -> None:

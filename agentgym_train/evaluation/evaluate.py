@@ -38,7 +38,7 @@ from agentgym_train.evaluation.report import (
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicyName, PolicySpec
-from agentgym_train.rollout.runner import ConcurrencyText, RolloutRunner, progress_bar
+from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 
 __all__ = [
     "CategoryReport",
@@ -170,11 +170,7 @@ def evaluate(
     every = eval_starts(rollout_runner.tasks, split, samples, seed, limit, per_category)
     starts = every[rank::processes]
     with progress_bar(console or Console(quiet=True)) as progress:
-        live = (
-            ConcurrencyText(rollout_runner.concurrency_limits)
-            if progress.console.is_terminal
-            else ""
-        )
+        live = live_status(rollout_runner, progress)
         bar = progress.add_task(label, total=len(starts), status=live)
         played = rollout_runner.collect(
             new_actor,
@@ -439,11 +435,7 @@ def play_rest(
     _show_stored(console, label, stored, len(starts) - len(left), len(starts))
     if left:
         with load_actors() as new_actor, progress_bar(console) as progress:
-            live = (
-                ConcurrencyText(rollout_runner.concurrency_limits)
-                if progress.console.is_terminal
-                else ""
-            )
+            live = live_status(rollout_runner, progress)
             bar = progress.add_task(
                 escape(one_line(label, 40)), total=len(starts), status=live,
                 completed=len(starts) - len(left),

@@ -367,6 +367,13 @@ class ConcurrencyText:
         )
 
 
+def live_status(rollout_runner: RolloutRunner, progress: Progress) -> ConcurrencyText | str:
+    """The status text of a bar over a runner's episodes; empty unless on a terminal."""
+    if not progress.console.is_terminal:
+        return ""
+    return ConcurrencyText(rollout_runner.concurrency_limits)
+
+
 class RolloutBar:
     """Progress bar of a step's episodes, visible during rollouts and on a terminal only."""
 

@@ -466,14 +466,13 @@ def _complete(
         "model": model if isinstance(model, str) else getattr(model, "name_or_path", "") or "model",
         "env": env if isinstance(env, str) else _path_of(env),
     }
-    if not isinstance(model, str):
-        given["dtype"] = str(model.dtype).removeprefix("torch.")
-        args = replace(args, dtype=given["dtype"])
     for name, value in given.items():
         before = getattr(args, name)
         if value and before and value != before:
             raise ConfigError(f"{name} is given twice: {value!r}, and {before!r} in args")
         given[name] = value or before
+    if not isinstance(model, str):
+        given["dtype"] = str(model.dtype).removeprefix("torch.")
     if algorithm is not None:
         names = [name for name, kind in ALGORITHMS.items() if kind is type(algorithm)]
         given["algorithm"] = names[0] if names else _label(type(algorithm))
