@@ -213,9 +213,9 @@ def a_seed_gives_the_same_episode(subject: Subject) -> str:
     env = subject.make()
     first = [play(env, script) for script in subject.scripts]
     again = [play(env, script) for script in reversed(subject.scripts)][::-1]
-    _compare(first, again, "in another order, ")
+    _compare(first, again, "when its episodes are played in another order: ")
     fresh = [play(subject.make(), script) for script in subject.scripts]
-    _compare(first, fresh, "in a fresh environment, ")
+    _compare(first, fresh, "in a fresh environment: ")
     return f"{len(first)} episodes, 3 times"
 
 

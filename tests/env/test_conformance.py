@@ -33,7 +33,7 @@ def test_what_an_environment_does_not_have_is_not_counted_against_it():
     [
         ("NarrowSpace", "Gymnasium's checker passes without a warning", "observation"),
         ("NoDefaultSplit", "the splits are disjoint", "default_split 'training' names no task"),
-        ("GlobalRandom", "a seed and a task determine the episode", "played again"),
+        ("GlobalRandom", "a seed and a task determine the episode", "in another order"),
         ("HashOrder", "other processes give the same episode", "hash seed"),
         ("ProcessBound", "other processes give the same episode", "hash seed 1"),
         ("ProcessBound", "in-process and HTTP responses are identical", "over HTTP"),
@@ -41,7 +41,7 @@ def test_what_an_environment_does_not_have_is_not_counted_against_it():
         (
             "DrawsWhenAsked",
             "available_actions and expert_action change nothing",
-            "when it is asked",
+            "when it is queried",
         ),
         ("BadExpert", "the expert solves the tasks it acts on", "gives up after 1 turns"),
         ("GoesOnAfterTheEnd", "a step outside an episode is an error", "EpisodeOver"),
