@@ -508,10 +508,17 @@ def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return method_config(read_values(path, overrides))
 
 
-_RUNNERS: Final = {"evolve": "agentgym_train.runs.agent_evol"}
-"""Methods that consist of several trainings; `agentgym_train.runs.run` runs the others."""
+TRAINERS: Final = {
+    "rl": "agentgym_train.trainers.trainer",
+    "sft": "agentgym_train.trainers.sft",
+    "dpo": "agentgym_train.trainers.dpo",
+}
+"""The module with the `METHOD` of each method that is one training."""
 
 
 def runner_of(config: RunConfig) -> Any:
-    """The module with `start` and `resume` of a config's method; loads torch."""
-    return import_module(_RUNNERS.get(config.method, "agentgym_train.runs.run"))
+    """The module with `start` and `resume` of a config's method; loads torch and the trainer."""
+    if config.method not in TRAINERS:
+        return import_module("agentgym_train.runs.agent_evol")
+    import_module(TRAINERS[config.method])
+    return import_module("agentgym_train.runs.run")

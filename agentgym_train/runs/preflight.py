@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,19 +78,24 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Context in which transformers is imported without scikit-learn.
+    """Context in which torch, transformers and TRL are imported in three quarters of the time.
 
-    transformers uses it for assisted generation only, and importing it takes half a second.
+    Garbage collection pauses, as it finds nothing to free among modules; those that exist
+    afterwards are left out of later collections. scikit-learn and SciPy are hidden, which
+    transformers uses only for assisted generation and for models that detect objects.
     """
-    name = "sklearn"
-    hidden = name not in sys.modules
-    if hidden:
-        sys.modules[name] = None  # type: ignore[assignment]
+    hidden = [name for name in ("sklearn", "scipy") if name not in sys.modules]
+    collects = gc.isenabled()
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    gc.disable()
     try:
         yield
     finally:
-        if hidden:
+        for name in hidden:
             del sys.modules[name]
+        if collects:
+            gc.freeze()
+            gc.enable()
 
 
 def check_libraries() -> None:

@@ -27,7 +27,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import trust_option
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
 from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.config.methods import TRAINERS, AgentEvolConfig, RLConfig
 from agentgym_train.evaluation.evaluate import EvalReport, evaluate
 from agentgym_train.models.distributed import gathered, join
 from agentgym_train.models.loading import keep_base, load_tokenizer, quiet_libraries, use_attention
@@ -51,14 +51,6 @@ from agentgym_train.trainers.run_summary import show_end, success_table
 INTERRUPTED = 130
 
 """Exit status of a run that was interrupted with Ctrl-C, as in a shell."""
-
-_METHODS: Final = {
-    "rl": "agentgym_train.trainers.trainer",
-    "sft": "agentgym_train.trainers.sft",
-    "dpo": "agentgym_train.trainers.dpo",
-}
-
-"""The module with the `METHOD` of each training method; imported only when it is used."""
 
 
 def start(
@@ -113,7 +105,7 @@ def notifier(console: Console) -> Notify:
 
 def method_of(config: RunConfig) -> Method:
     """The `Method` of a config."""
-    module = importlib.import_module(_METHODS[config.method])
+    module = importlib.import_module(TRAINERS[config.method])
     method: Method = module.METHOD
     return method
 
