@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from agentgym_env.cli.options import json_object
-from agentgym_env.errors import ConfigError
+from agentgym_env.cli.options import EnvKwargs, choice_option, json_object, with_option_groups
+from agentgym_env.errors import BadRequest, ConfigError, WrapperFailed
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
+from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.values import EpisodeFilter, read_yaml
 from agentgym_train.evaluation.evaluate import (
     EvalPlan,
     check_served,
@@ -35,6 +38,19 @@ from agentgym_train.rollout.policy_spec import PolicyName, PolicySpec, parse_lab
 from agentgym_train.rollout.runner import RolloutRunner
 
 _DTYPES = ("float32", "bfloat16", "float16")
+
+Instruction = Annotated[
+    str | None,
+    typer.Option(help='System prompt instead of the environment\'s own; "" for none.'),
+]
+
+ChatTemplateKwargs = Annotated[
+    str,
+    typer.Option(
+        help="Arguments of the chat template, as a JSON object, such as "
+        "'{\"enable_thinking\": false}' for Qwen3."
+    ),
+]
 
 
 def audit(
@@ -50,9 +66,7 @@ def audit(
             help="Tolerance per log-probability; default: 1e-4 in float32, 2e-2 in 16 bits.",
         ),
     ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Data type of the weights: " + ", ".join(_DTYPES) + ".")
-    ] = "float32",
+    dtype: Annotated[str, choice_option(_DTYPES, "Data type of the weights")] = "float32",
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this JSON file.")
     ] = None,
@@ -78,8 +92,6 @@ def audit(
     trust: Trust = False,
 ) -> None:
     """Check that a model is trained on exactly the tokens it samples; exit with 1 if not."""
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype {dtype!r} is invalid; choose from {', '.join(_DTYPES)}")
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
     from agentgym_train.models.local import check_available
@@ -119,92 +131,123 @@ def audit(
         raise typer.Exit(1)
 
 
-Temperature = Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")]
+@dataclass(frozen=True, kw_only=True)
+class EnvOptions:
+    """The options of `eval` and `collect` that describe the environment."""
 
-Instruction = Annotated[
-    str | None,
-    typer.Option(help='System prompt instead of the environment\'s own; "" for none.'),
-]
+    env: Annotated[str, typer.Option(help="Id of the environment.")]
+    env_kwargs: EnvKwargs = "{}"
+    server: Annotated[
+        list[str] | None, typer.Option(help="Address of a running environment server; repeatable.")
+    ] = None
+    wrapper: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Gymnasium wrapper, the innermost first: module:Class, or with arguments "
+            "'{wrapper: module:Class, scale: 2}', as in a config file; repeatable.",
+        ),
+    ] = None
+    horizon: Annotated[int, typer.Option(min=1, help="Maximum turns per episode.")] = 50
+    seed: Annotated[int, typer.Option(help="Seed for tasks, environments and sampling.")] = 0
 
-ActionFormatName = Annotated[str, typer.Option("--action-format", help="plain, react or act.")]
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of the environment."""
+        return json_object("--env-kwargs", self.env_kwargs)
 
-AgentName = Annotated[
-    str,
-    typer.Option(
-        "--agent",
-        help="How the conversation is built: plain, react, act_only, plan_then_act, reflect, "
-        "window:K, summary:K or package.module:Class.",
-    ),
-]
-
-ChatTemplateKwargs = Annotated[
-    str,
-    typer.Option(
-        help="Arguments of the chat template, as a JSON object, such as "
-        "'{\"enable_thinking\": false}' for Qwen3."
-    ),
-]
-
-KeepReasoning = Annotated[
-    bool,
-    typer.Option(
-        "--keep-reasoning",
-        help="Keep earlier reasoning in the context where the chat template would drop it.",
-    ),
-]
-
-TurnMaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per turn.")]
-
-MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens per episode.")]
-
-Wrappers = Annotated[
-    list[str] | None,
-    typer.Option("--wrapper", help="Gymnasium wrapper, as module:Class; repeatable."),
-]
-
-Success = Annotated[
-    bool, typer.Option("--success", help="Keep only episodes that solved their task.")
-]
-
-MinReward = Annotated[
-    float | None, typer.Option("--min-reward", help="Keep only episodes with at least this reward.")
-]
-
-MinTurns = Annotated[
-    int,
-    typer.Option("--min-turns", min=0, help="Keep only episodes with at least this many turns."),
-]
-
-MaxTurns = Annotated[
-    int | None,
-    typer.Option("--max-turns", min=1, help="Keep only episodes with at most this many turns."),
-]
-
-MaxEpisodeTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-episode-tokens", min=1, help="Keep only episodes with at most this many tokens."
-    ),
-]
-
-Tokenizer = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
-        help="Model whose tokenizer counts the tokens, for policies without token ids.",
-    ),
-]
-
-Unique = Annotated[
-    bool,
-    typer.Option(
-        "--unique", help="Keep only the first of episodes with the same task and actions."
-    ),
-]
+    def wrappers(self) -> list[Any]:
+        """The wrappers as in a config file: names, or mappings of a name and its arguments."""
+        return [_wrapper_spec(text) for text in self.wrapper or []]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """The options of `eval` and `collect` that are fields of `PolicyConfig`."""
+
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
+    ] = 1.0
+    instruction: Instruction = None
+    action_format: Annotated[str, typer.Option(help="plain, react or act.")] = "plain"
+    agent: Annotated[
+        str,
+        typer.Option(
+            help="How the conversation is built: plain, react, act_only, plan_then_act, reflect, "
+            "window:K, summary:K or package.module:Class.",
+        ),
+    ] = "plain"
+    chat_template_kwargs: ChatTemplateKwargs = "{}"
+    keep_reasoning: Annotated[
+        bool,
+        typer.Option(
+            "--keep-reasoning",
+            help="Keep earlier reasoning in the context where the chat template would drop it.",
+        ),
+    ] = False
+    turn_max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per turn.")] = 512
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per episode.")] = 8192
+
+    def values(self) -> dict[str, Any]:
+        """The fields of `PolicyConfig`."""
+        kwargs = json_object("--chat-template-kwargs", self.chat_template_kwargs)
+        return {**asdict(self), "chat_template_kwargs": kwargs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterOptions:
+    """The options of `collect` and `export` that are fields of `EpisodeFilter`."""
+
+    success: Annotated[
+        bool, typer.Option("--success", help="Keep only episodes that solved their task.")
+    ] = False
+    min_reward: Annotated[
+        float | None, typer.Option(help="Keep only episodes with at least this reward.")
+    ] = None
+    min_turns: Annotated[
+        int, typer.Option(min=0, help="Keep only episodes with at least this many turns.")
+    ] = 1
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, help="Keep only episodes with at most this many turns.")
+    ] = None
+    max_episode_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Keep only episodes with at most this many tokens.")
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Model whose tokenizer counts the tokens, for policies without token ids."
+        ),
+    ] = None
+    unique: Annotated[
+        bool,
+        typer.Option(
+            "--unique", help="Keep only the first of episodes with the same task and actions."
+        ),
+    ] = False
+
+
+def _wrapper_spec(text: str) -> Any:
+    try:
+        spec = read_yaml(text) if text.lstrip().startswith("{") else text
+        named_wrappers([spec])
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--wrapper is not valid YAML: {text}") from error
+    except BadRequest as error:
+        raise ConfigError(f"--wrapper: {error}") from error
+    return spec
+
+
+@contextmanager
+def _naming_wrapper_option() -> Iterator[None]:
+    """Name the option in the error of a wrapper, which names the key of a config."""
+    try:
+        yield
+    except WrapperFailed as error:
+        raise WrapperFailed(str(error).replace("`wrappers`", "`--wrapper`")) from error
+
+
+@with_option_groups
 def collect(
-    env: Annotated[str, typer.Option(help="Id of the environment.")],
+    env_options: EnvOptions,
     policy: Annotated[
         str, typer.Option(help="expert, random, hf:PATH_OR_ID, vllm:URL or openai:MODEL@URL.")
     ],
@@ -219,56 +262,28 @@ def collect(
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per start.")] = 1,
-    horizon: Annotated[int, typer.Option(min=1, help="Maximum turns per episode.")] = 50,
-    server: Annotated[
-        list[str] | None, typer.Option(help="Address of a running environment server; repeatable.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed for task order, environments and sampling.")] = 0,
-    temperature: Temperature = 1.0,
-    instruction: Instruction = None,
-    action_format: ActionFormatName = "plain",
-    agent: AgentName = "plain",
-    chat_template_kwargs: ChatTemplateKwargs = "{}",
-    keep_reasoning: KeepReasoning = False,
-    turn_max_tokens: TurnMaxTokens = 512,
-    max_tokens: MaxTokens = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum concurrent episodes.")] = 256,
     api_key_env: Annotated[
         str,
         typer.Option(help="Environment variable with the API key of an openai: or vllm: policy."),
     ] = "OPENAI_API_KEY",
-    env_kwargs: Annotated[
-        str, typer.Option(help="Keyword arguments of the environment, as a JSON object.")
-    ] = "{}",
-    wrapper: Wrappers = None,
-    success: Success = False,
-    min_reward: MinReward = None,
-    min_turns: MinTurns = 1,
-    max_turns: MaxTurns = None,
-    max_episode_tokens: MaxEpisodeTokens = None,
-    tokenizer: Tokenizer = None,
-    unique: Unique = False,
+    *,
+    policy_options: PolicyOptions,
+    filter_options: FilterOptions,
 ) -> None:
     """Collect episodes of a policy; an interrupted collection resumes where it stopped."""
-    from agentgym_train.config.values import EpisodeFilter
     from agentgym_train.data.collect import CollectConfig
     from agentgym_train.data.collect import collect as play
 
     config = CollectConfig(
-        env=env, model=policy, output_dir=str(out), split=split, n=n, samples=samples,
-        horizon=horizon, seed=seed, temperature=temperature, instruction=instruction,
-        action_format=action_format, agent=agent, turn_max_tokens=turn_max_tokens,
-        chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
-        keep_reasoning=keep_reasoning,
-        max_tokens=max_tokens, env_kwargs=json_object("--env-kwargs", env_kwargs),
-        servers=server or [], wrappers=wrapper or [],
-        keep=EpisodeFilter(
-            success=success, min_reward=min_reward, min_turns=min_turns,
-            max_turns=max_turns, max_episode_tokens=max_episode_tokens, tokenizer=tokenizer,
-            unique=unique,
-        ),
+        **policy_options.values(), env=env_options.env, model=policy, output_dir=str(out),
+        split=split, n=n, samples=samples, horizon=env_options.horizon, seed=env_options.seed,
+        env_kwargs=env_options.kwargs(), servers=env_options.server or [],
+        wrappers=env_options.wrappers(), keep=EpisodeFilter(**asdict(filter_options)),
     )  # fmt: skip
-    status = play(config, Console(), concurrency=concurrency, api_key=os.environ.get(api_key_env))
+    key = os.environ.get(api_key_env)
+    with _naming_wrapper_option():
+        status = play(config, Console(), concurrency=concurrency, api_key=key)
     raise typer.Exit(status)
 
 
@@ -351,11 +366,12 @@ INTERRUPTED = 130
 
 _KEYS = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+_COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 
 
+@with_option_groups
 def evaluate(
-    env: Annotated[str, typer.Option(help="Id of the environment.")],
+    env_options: EnvOptions,
     policy: Annotated[
         list[str],
         typer.Option(
@@ -368,7 +384,6 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Tasks instead of a split: ids, or files with one id per line."),
     ] = None,
-    horizon: Annotated[int, typer.Option(min=1, help="Maximum turns per episode.")] = 50,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per task, for pass@k.")] = 1,
     out: Annotated[
         Path | None,
@@ -385,18 +400,6 @@ def evaluate(
     baseline: Annotated[
         str | None, typer.Option(help="Label of the policy that the others are compared with.")
     ] = None,
-    server: Annotated[
-        list[str] | None, typer.Option(help="Address of a running environment server; repeatable.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed for environments and sampling.")] = 0,
-    temperature: Temperature = 1.0,
-    instruction: Instruction = None,
-    action_format: ActionFormatName = "plain",
-    agent: AgentName = "plain",
-    chat_template_kwargs: ChatTemplateKwargs = "{}",
-    keep_reasoning: KeepReasoning = False,
-    turn_max_tokens: TurnMaxTokens = 512,
-    max_tokens: MaxTokens = 8192,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")] = None,
     per_category: Annotated[
         int | None, typer.Option(min=1, help="Only the first N tasks of each category.")
@@ -408,7 +411,10 @@ def evaluate(
         ),
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help="Compute data type of hf: models; auto is bfloat16 on a GPU.")
+        str,
+        choice_option(
+            _COMPUTE_DTYPES, "Compute data type of hf: models; auto is bfloat16 on a GPU"
+        ),
     ] = "auto",
     tokenizer: Annotated[
         str | None,
@@ -429,24 +435,20 @@ def evaluate(
             min=0.0, help="Rate limit of an openai: endpoint, including prompts; 0 sets none."
         ),
     ] = 0.0,
-    env_kwargs: Annotated[
-        str, typer.Option(help="Keyword arguments of the environment, as a JSON object.")
-    ] = "{}",
-    wrapper: Wrappers = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the report to this JSON file.")
     ] = None,
+    *,
+    policy_options: PolicyOptions,
 ) -> None:
     """Evaluate policies on the same tasks; an interrupted evaluation resumes where it stopped."""
     named = [parse_labelled(text) for text in policy]
     policies = policy_plans(named)
     check_baseline([plan.label for plan in policies], baseline)
     shared = PolicyConfig(
-        compute_dtype=None if dtype == "auto" else dtype, instruction=instruction,
-        action_format=action_format, agent=agent, keep_reasoning=keep_reasoning,
-        chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
-        turn_max_tokens=turn_max_tokens, max_tokens=max_tokens, temperature=temperature,
-    )  # fmt: skip
+        compute_dtype=None if dtype == "auto" else dtype,  # type: ignore[arg-type]
+        **policy_options.values(),
+    )
     specs = {
         label: PolicySpec(
             replace(shared, model=str(name)), api_key=_api_key(name, api_key_env),
@@ -455,33 +457,28 @@ def evaluate(
         )
         for label, name in named
     }  # fmt: skip
-    kwargs = json_object("--env-kwargs", env_kwargs)
-    with RolloutRunner(
-        env,
-        server or [],
-        env_kwargs=kwargs,
-        wrappers=wrapper or [],
-        concurrency=concurrency or 256,
-    ) as rollout_runner:
-        check_served(env, rollout_runner.card.env)
-        ids, split = chosen_tasks(rollout_runner.tasks, tasks, split, limit, per_category)
+    env, wrappers = env_options.env, env_options.wrappers()
+    instruction = policy_options.instruction
+    with (
+        _naming_wrapper_option(),
+        RolloutRunner(
+            env,
+            env_options.server or [],
+            env_kwargs=env_options.kwargs(),
+            wrappers=wrappers,
+            concurrency=concurrency or 256,
+        ) as runner,
+    ):
+        check_served(env, runner.card.env)
+        ids, split = chosen_tasks(runner.tasks, tasks, split, limit, per_category)
+        instruction = runner.card.instruction if instruction is None else instruction
         plan = EvalPlan(
-            env=rollout_runner.card.env,
-            env_kwargs=kwargs,
-            env_version=rollout_runner.card.version,
-            split=split,
-            tasks=ids,
-            samples=samples,
-            horizon=horizon,
-            seed=seed,
-            policy=replace(
-                shared,
-                instruction=rollout_runner.card.instruction if instruction is None else instruction,
-            ),
-            policies=policies,
-            wrappers=wrapper or [],
-        )
-        _carry_out(plan, specs, rollout_runner, out, fresh, baseline, json_path)
+            env=runner.card.env, env_kwargs=env_options.kwargs(), env_version=runner.card.version,
+            split=split, tasks=ids, samples=samples, horizon=env_options.horizon,
+            seed=env_options.seed, policy=replace(shared, instruction=instruction),
+            policies=policies, wrappers=wrappers,
+        )  # fmt: skip
+        _carry_out(plan, specs, runner, out, fresh, baseline, json_path)
 
 
 def _carry_out(
@@ -518,6 +515,7 @@ def _api_key(name: PolicyName, variable: str | None) -> str | None:
 _MAX_NAMED = 10
 
 
+@with_option_groups
 def export(
     sources: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or files of episodes.")
@@ -526,13 +524,6 @@ def export(
     form: Annotated[
         str, typer.Option("--format", help="conversations, messages, dpo or trajectories.")
     ] = "messages",
-    success: Success = False,
-    min_reward: MinReward = None,
-    min_turns: MinTurns = 1,
-    max_turns: MaxTurns = None,
-    max_episode_tokens: MaxEpisodeTokens = None,
-    tokenizer: Tokenizer = None,
-    unique: Unique = False,
     shorter: Annotated[
         bool, typer.Option("--shorter", help="dpo: of two successes, prefer the shorter.")
     ] = False,
@@ -543,20 +534,18 @@ def export(
     tokens: Annotated[
         bool, typer.Option("--tokens/--no-tokens", help="Include sampled token ids.")
     ] = True,
+    *,
+    filter_options: FilterOptions,
 ) -> None:
     """Export episodes to files for other programs."""
-    from agentgym_train.config.values import EpisodeFilter, PairRules
+    from agentgym_train.config.values import PairRules
     from agentgym_train.data.datasets import read_demonstrations
     from agentgym_train.data.formats import format_named, rows_of, write_rows
 
     console = Console()
     name = format_named(form)
     rules = PairRules(shorter=shorter, reward_gap=reward_gap, most=pairs or None)
-    keep = EpisodeFilter(
-        success=success, min_reward=min_reward, min_turns=min_turns,
-        max_turns=max_turns, max_episode_tokens=max_episode_tokens, tokenizer=tokenizer,
-        unique=unique,
-    )  # fmt: skip
+    keep = EpisodeFilter(**asdict(filter_options))
     selected, read = read_demonstrations(sources, keep, pairs=name == "dpo")
     _report_broken(console, read.broken)
     rows = rows_of(selected.selected, name, rules=rules, tokens=tokens)

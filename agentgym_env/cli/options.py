@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, ConfigError
 
 EnvId = Annotated[str, typer.Argument(help="Environment id, short name or module:Class.")]
 EnvKwargs = Annotated[
@@ -28,3 +32,61 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest(f"{option} must be a JSON object, got {text}")
     return value
+
+
+def choice_option(values: Sequence[str], help: str) -> Any:
+    """An option with a fixed set of values; another value is rejected with a suggestion."""
+
+    def check(param: typer.CallbackParam, value: str | None) -> str | None:
+        if value is None or value in values:
+            return value
+        near = difflib.get_close_matches(value[:100], values, n=1)
+        hint = f"did you mean {near[0]}? Choose" if near else "choose"
+        raise ConfigError(f"{param.opts[0]} {value!r} is invalid; {hint} from {', '.join(values)}")
+
+    return typer.Option(help=f"{help}: {', '.join(values)}.", callback=check)
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter that is annotated with a dataclass by an option per field.
+
+    Commands share options this way: a field of the dataclass is an option of all of them.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if is_dataclass(parameter.annotation)
+    }
+    parameters = []
+    for parameter in signature.parameters.values():
+        if parameter.name in groups:
+            parameters += _options_of(groups[parameter.name])
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def expanded(**values: Any) -> None:
+        made = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **made)
+
+    expanded.__doc__ = command.__doc__
+    expanded.__name__ = command.__name__
+    expanded.__annotations__ = {p.name: p.annotation for p in parameters}
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return expanded
+
+
+def _options_of(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(group)
+    ]
