@@ -23,7 +23,7 @@ from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.values import EpisodeFilter, read_yaml
 from agentgym_train.evaluation.evaluate import (
     EvalPlan,
@@ -291,6 +291,8 @@ ANOTHER_FOLDER = "output_dir=FOLDER"
 
 """How to choose another run folder."""
 
+METHODS = ("rl", "sft", "dpo", "evolve")
+
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -304,13 +306,19 @@ def train(
     num_processes: Annotated[
         int | None, typer.Option(help="Start this many processes, one per GPU, or on CPUs.")
     ] = None,
+    help_keys: Annotated[
+        str | None, choice_option(METHODS, "List the keys of a config file for a method, and exit")
+    ] = None,
     trust: Trust = False,
 ) -> None:
-    """Train a policy by RL, SFT, DPO or AgentEvol, as the file's `method` says.
+    """Train a policy by RL, SFT, DPO or AgentEvol: the key `method` of the config file.
 
-    Any value of the file can be given as key=value or --key value.
+    Options after CONFIG replace keys of the file: `steps=100`, `--steps 100`, or for keys that
+    are true or false `--keep-reasoning` and `--no-keep-reasoning`. `--help-keys rl` lists all
+    keys of RL with their types and defaults.
     """
-    from agentgym_train.config.methods import read_method_config, runner_of
+    from agentgym_train.config.keys import key_lines
+    from agentgym_train.config.methods import runner_of
     from agentgym_train.runs.preflight import (
         is_complete,
         launch_if_asked,
@@ -321,10 +329,13 @@ def train(
         resumed_config,
     )
 
+    if help_keys is not None:
+        typer.echo("\n".join(key_lines(help_keys)))
+        return
     here = place()
     console = Console(quiet=not here.is_first)
     if resume is None and config is not None:
-        values, words = read_method_config(config, context.args), [str(config), *context.args]
+        values, words = _config_and_words(config, context.args)
     elif resume is None:
         raise ConfigError("pass a config file, or a run with --resume RUN")
     elif config is not None or context.args:
@@ -356,6 +367,17 @@ def train(
         else:
             status = runner.resume(resume, values, console, stage, here.processes)
     raise typer.Exit(status)
+
+
+def _config_and_words(config: Path, words: Sequence[str]) -> tuple[RunConfig, list[str]]:
+    """The config with the options of the command line, and a command line without flags."""
+    from agentgym_train.config.keys import expand_flags
+    from agentgym_train.config.methods import read_method_config
+
+    if str(config).startswith("-"):
+        raise ConfigError(f"write the config file before {config}: agentgym train CONFIG {config}")
+    overrides = expand_flags(words)
+    return read_method_config(config, overrides), [str(config), *overrides]
 
 
 train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]

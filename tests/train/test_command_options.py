@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
+from typing import get_type_hints
 
 import pytest
 
 from agentgym_env.cli import main
+from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train.cli import FilterOptions, PolicyOptions
+from agentgym_train.cli import METHODS, FilterOptions, PolicyOptions
 from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.keys import boolean_keys, expand_flags, key_lines
+from agentgym_train.config.methods import CONFIGS, method_config
 from agentgym_train.config.values import EpisodeFilter
 
 SHORT = ["--env", "textcraft", "--policy", "expert", "--horizon", "40"]
@@ -61,3 +66,68 @@ def test_errors_of_a_wrapper_name_the_option_and_not_the_key(command, capsys, tm
     assert "--wrapper: " in failure(capsys, *words, "agentgym_env.wrappers")
     assert "--wrapper: " in failure(capsys, *words, "{scale: 2}")
     assert "--wrapper is not valid YAML" in failure(capsys, *words, "{wrapper: a:b")
+
+
+@pytest.mark.parametrize(
+    ("words", "expanded"),
+    [
+        ("--keep-reasoning", "keep_reasoning=true"),
+        ("--keep_reasoning --seed 3", "keep_reasoning=true --seed 3"),
+        ("--no-keep-reasoning steps=3", "keep_reasoning=false steps=3"),
+        ("--keep-reasoning false --packing null", "keep_reasoning=false packing=null"),
+        ("--eval-before=false --no-eval-after", "--eval-before=false eval_after=false"),
+        ("keep_reasoning=true", "keep_reasoning=true"),
+        # A key with a value takes the next word, whatever it is.
+        ("--model --keep-reasoning", "--model --keep-reasoning"),
+        ("--model true --keep-reasoning", "--model true keep_reasoning=true"),
+        ("--keep-reasoning other.yaml", "keep_reasoning=true other.yaml"),
+    ],
+)
+def test_a_boolean_key_is_a_flag_that_may_have_a_value(words, expanded):
+    assert expand_flags(words.split()) == expanded.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--no-keep-reasoning=true", "write --keep-reasoning=true or --keep-reasoning=false"),
+        ("--no-keep-reasoning true", "write --keep-reasoning=true or --keep-reasoning=false"),
+        ("--keep-reasonin", "did you mean keep_reasoning"),
+        ("--no-steps", "unknown key no_steps"),
+    ],
+)
+def test_an_invalid_flag_is_rejected_with_the_way_to_write_it(words, message):
+    with pytest.raises(ConfigError, match=message):
+        expand_flags(words.split())
+
+
+def test_a_key_is_a_flag_in_every_method_or_in_none():
+    for key in boolean_keys():
+        hints = [get_type_hints(config).get(key) for config in CONFIGS.values()]
+        assert {hint for hint in hints if hint is not None} <= {bool, bool | None}, key
+
+
+def test_train_reads_flags_as_values_of_the_config(capsys, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("method: sft\ndata: [x]\nmodel: m\n")
+    said = failure(capsys, "train", str(path), "--no-unique", "--keep-reasoning", "--dtype", "x")
+    assert "dtype" in said and "unique" not in said and "keep_reasoning" not in said
+    assert "write the config file before --unique" in failure(capsys, "train", "--unique", "x")
+
+
+@pytest.mark.parametrize("method", list(CONFIGS))
+def test_help_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--help-keys", method])
+    assert not end.value.code
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} == {f.name for f in fields(CONFIGS[method])}
+    assert all(re.fullmatch(r"\w+ +\S.*; (default .+|required)\. \S.*\.", line) for line in lines)
+
+
+def test_help_keys_names_what_a_config_must_have():
+    required = [line.split()[0] for line in key_lines("rl") if "; required." in line]
+    with pytest.raises(ConfigError) as error:
+        method_config({"method": "rl"})
+    assert sorted(re.findall(r"model|output_dir|env", str(error.value))) == sorted(required)
+    assert tuple(CONFIGS) == METHODS
