@@ -19,8 +19,8 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Import the code and connect to the addresses that the run's own files name. They "
-        "can name anything: use it only for files from people you trust.",
+        help="Import the code and connect to the addresses that the run's files name. They can "
+        "name anything, so use this option only for files that you trust.",
     ),
 ]
 """The option of every command that reads a run folder."""

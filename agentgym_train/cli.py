@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from agentgym_env.cli.options import EnvKwargs, choice_option, json_object, with_option_groups
-from agentgym_env.errors import BadRequest, ConfigError, WrapperFailed
+from agentgym_env.cli.options import choice_option, json_object, with_option_groups
+from agentgym_env.errors import ConfigError
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
-from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.base import PolicyConfig, RunConfig
-from agentgym_train.config.values import EpisodeFilter, read_yaml
+from agentgym_train.config.options import (
+    ChatTemplateKwargs,
+    EnvOptions,
+    FilterOptions,
+    Instruction,
+    PolicyOptions,
+    naming_wrapper_option,
+)
+from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.evaluation.evaluate import (
     EvalPlan,
     check_served,
@@ -34,23 +40,12 @@ from agentgym_train.evaluation.evaluate import (
     policy_plans,
 )
 from agentgym_train.evaluation.tables import check_baseline, comparisons_of, conclude, reports_of
-from agentgym_train.rollout.policy_spec import PolicyName, PolicySpec, parse_labelled
+from agentgym_train.rollout.policy_spec import _FORMS, PolicyName, PolicySpec, parse_labelled
 from agentgym_train.rollout.runner import RolloutRunner
 
+_POLICIES = f"expert, random, {', '.join(_FORMS)}"
+
 _DTYPES = ("float32", "bfloat16", "float16")
-
-Instruction = Annotated[
-    str | None,
-    typer.Option(help='System prompt instead of the environment\'s own; "" for none.'),
-]
-
-ChatTemplateKwargs = Annotated[
-    str,
-    typer.Option(
-        help="Arguments of the chat template, as a JSON object, such as "
-        "'{\"enable_thinking\": false}' for Qwen3."
-    ),
-]
 
 
 def audit(
@@ -63,17 +58,19 @@ def audit(
         float | None,
         typer.Option(
             min=0.0,
-            help="Tolerance per log-probability; default: 1e-4 in float32, 2e-2 in 16 bits.",
+            help="Tolerance per log-probability. Default: 1e-4 in float32, 2e-2 in 16 bits.",
         ),
     ] = None,
     dtype: Annotated[str, choice_option(_DTYPES, "Data type of the weights")] = "float32",
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this JSON file.")
     ] = None,
-    show: Annotated[int, typer.Option(min=0, help="Number of episodes to print in detail.")] = 1,
+    show: Annotated[
+        int, typer.Option(min=0, help="Number of episodes whose tokens are printed.")
+    ] = 1,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=1e-3, help="Sampling temperature; default: the run's, or 1.")
+        float | None, typer.Option(min=1e-3, help="Sampling temperature. Default: the run's, or 1.")
     ] = None,
     instruction: Instruction = None,
     action_format: Annotated[str | None, typer.Option(help="plain, react or act.")] = None,
@@ -83,15 +80,18 @@ def audit(
         typer.Option(help="Keep earlier reasoning where the chat template would drop it."),
     ] = None,
     turn_max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens per turn; default: the run's, or 64.")
+        int | None, typer.Option(min=1, help="Maximum tokens per turn. Default: the run's, or 64.")
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Maximum tokens per episode; default: the run's, or 4096."),
+        typer.Option(min=1, help="Maximum tokens per episode. Default: the run's, or 4096."),
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Check that a model is trained on exactly the tokens it samples; exit with 1 if not."""
+    """Check that a model is trained on exactly the tokens that it samples.
+
+    The exit status is 1 if a rule fails.
+    """
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
     from agentgym_train.models.local import check_available
@@ -131,134 +131,18 @@ def audit(
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvOptions:
-    """The options of `eval` and `collect` that describe the environment."""
-
-    env: Annotated[str, typer.Option(help="Id of the environment.")]
-    env_kwargs: EnvKwargs = "{}"
-    server: Annotated[
-        list[str] | None, typer.Option(help="Address of a running environment server; repeatable.")
-    ] = None
-    wrapper: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Gymnasium wrapper, the innermost first: module:Class, or with arguments "
-            "'{wrapper: module:Class, scale: 2}', as in a config file; repeatable.",
-        ),
-    ] = None
-    horizon: Annotated[int, typer.Option(min=1, help="Maximum turns per episode.")] = 50
-    seed: Annotated[int, typer.Option(help="Seed for tasks, environments and sampling.")] = 0
-
-    def kwargs(self) -> dict[str, Any]:
-        """The keyword arguments of the environment."""
-        return json_object("--env-kwargs", self.env_kwargs)
-
-    def wrappers(self) -> list[Any]:
-        """The wrappers as in a config file: names, or mappings of a name and its arguments."""
-        return [_wrapper_spec(text) for text in self.wrapper or []]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyOptions:
-    """The options of `eval` and `collect` that are fields of `PolicyConfig`."""
-
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
-    ] = 1.0
-    instruction: Instruction = None
-    action_format: Annotated[str, typer.Option(help="plain, react or act.")] = "plain"
-    agent: Annotated[
-        str,
-        typer.Option(
-            help="How the conversation is built: plain, react, act_only, plan_then_act, reflect, "
-            "window:K, summary:K or package.module:Class.",
-        ),
-    ] = "plain"
-    chat_template_kwargs: ChatTemplateKwargs = "{}"
-    keep_reasoning: Annotated[
-        bool,
-        typer.Option(
-            "--keep-reasoning",
-            help="Keep earlier reasoning in the context where the chat template would drop it.",
-        ),
-    ] = False
-    turn_max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per turn.")] = 512
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per episode.")] = 8192
-
-    def values(self) -> dict[str, Any]:
-        """The fields of `PolicyConfig`."""
-        kwargs = json_object("--chat-template-kwargs", self.chat_template_kwargs)
-        return {**asdict(self), "chat_template_kwargs": kwargs}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterOptions:
-    """The options of `collect` and `export` that are fields of `EpisodeFilter`."""
-
-    success: Annotated[
-        bool, typer.Option("--success", help="Keep only episodes that solved their task.")
-    ] = False
-    min_reward: Annotated[
-        float | None, typer.Option(help="Keep only episodes with at least this reward.")
-    ] = None
-    min_turns: Annotated[
-        int, typer.Option(min=0, help="Keep only episodes with at least this many turns.")
-    ] = 1
-    max_turns: Annotated[
-        int | None, typer.Option(min=1, help="Keep only episodes with at most this many turns.")
-    ] = None
-    max_episode_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Keep only episodes with at most this many tokens.")
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Model whose tokenizer counts the tokens, for policies without token ids."
-        ),
-    ] = None
-    unique: Annotated[
-        bool,
-        typer.Option(
-            "--unique", help="Keep only the first of episodes with the same task and actions."
-        ),
-    ] = False
-
-
-def _wrapper_spec(text: str) -> Any:
-    try:
-        spec = read_yaml(text) if text.lstrip().startswith("{") else text
-        named_wrappers([spec])
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--wrapper is not valid YAML: {text}") from error
-    except BadRequest as error:
-        raise ConfigError(f"--wrapper: {error}") from error
-    return spec
-
-
-@contextmanager
-def _naming_wrapper_option() -> Iterator[None]:
-    """Name the option in the error of a wrapper, which names the key of a config."""
-    try:
-        yield
-    except WrapperFailed as error:
-        raise WrapperFailed(str(error).replace("`wrappers`", "`--wrapper`")) from error
-
-
 @with_option_groups
 def collect(
     env_options: EnvOptions,
-    policy: Annotated[
-        str, typer.Option(help="expert, random, hf:PATH_OR_ID, vllm:URL or openai:MODEL@URL.")
-    ],
+    policy: Annotated[str, typer.Option(help=f"{_POLICIES}.")],
     out: Annotated[
-        Path, typer.Option(help="Run folder; a collection with the same settings is resumed.")
+        Path, typer.Option(help="Run folder. A collection with the same settings in it is resumed.")
     ],
     split: Annotated[str, typer.Option(help="Split of tasks.")] = "train",
     n: Annotated[
         int | None,
         typer.Option(
-            "--n", min=1, help="Number of starts, drawn from the tasks; default: each task once."
+            "--n", min=1, help="Number of starts, drawn from the tasks. Default: each task once."
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per start.")] = 1,
@@ -271,7 +155,10 @@ def collect(
     policy_options: PolicyOptions,
     filter_options: FilterOptions,
 ) -> None:
-    """Collect episodes of a policy; an interrupted collection resumes where it stopped."""
+    """Collect episodes of a policy as training data.
+
+    An interrupted collection resumes where it stopped.
+    """
     from agentgym_train.data.collect import CollectConfig
     from agentgym_train.data.collect import collect as play
 
@@ -282,7 +169,7 @@ def collect(
         wrappers=env_options.wrappers(), keep=EpisodeFilter(**asdict(filter_options)),
     )  # fmt: skip
     key = os.environ.get(api_key_env)
-    with _naming_wrapper_option():
+    with naming_wrapper_option():
         status = play(config, Console(), concurrency=concurrency, api_key=key)
     raise typer.Exit(status)
 
@@ -299,23 +186,25 @@ TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="YAML config file.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume the run in this folder, with its own config.")
+    ] = None,
     accelerate: Annotated[
-        Path | None, typer.Option(help="Start the processes that this accelerate config describes.")
+        Path | None, typer.Option(help="Start the processes of this accelerate config file.")
     ] = None,
     num_processes: Annotated[
-        int | None, typer.Option(help="Start this many processes, one per GPU, or on CPUs.")
+        int | None, typer.Option(help="Start this many processes: one per GPU, or several on CPUs.")
     ] = None,
     help_keys: Annotated[
         str | None, choice_option(METHODS, "List the keys of a config file for a method, and exit")
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Train a policy by RL, SFT, DPO or AgentEvol: the key `method` of the config file.
+    """Train a policy by RL, SFT, DPO or AgentEvol.
 
-    Options after CONFIG replace keys of the file: `steps=100`, `--steps 100`, or for keys that
-    are true or false `--keep-reasoning` and `--no-keep-reasoning`. `--help-keys rl` lists all
-    keys of RL with their types and defaults.
+    The key `method` of the config file selects the method. Options after CONFIG replace keys of
+    the file: `steps=100`, `--steps 100`, or for keys that are true or false `--keep-reasoning` and
+    `--no-keep-reasoning`. `--help-keys rl` lists all keys of RL with their types and defaults.
     """
     from agentgym_train.config.keys import key_lines
     from agentgym_train.config.methods import runner_of
@@ -396,21 +285,21 @@ def evaluate(
     env_options: EnvOptions,
     policy: Annotated[
         list[str],
-        typer.Option(
-            help="expert, random, hf:PATH_OR_ID, vllm:URL or openai:MODEL@URL, with LABEL= before "
-            "it if need be; may be repeated."
-        ),
+        typer.Option(help=f"{_POLICIES}; LABEL=POLICY sets its name in the report; repeatable."),
     ],
     split: Annotated[str, typer.Option(help="Split of tasks.")] = "test",
     tasks: Annotated[
         list[str] | None,
-        typer.Option(help="Tasks instead of a split: ids, or files with one id per line."),
+        typer.Option(
+            help="Tasks instead of a split: an id, or a file with one id per line; repeatable."
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per task, for pass@k.")] = 1,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the evaluation, which resumes an earlier one; default: in runs/eval."
+            help="Folder of the evaluation; an interrupted one in it is resumed. Default: in "
+            "runs/eval."
         ),
     ] = None,
     fresh: Annotated[
@@ -420,7 +309,10 @@ def evaluate(
         ),
     ] = False,
     baseline: Annotated[
-        str | None, typer.Option(help="Label of the policy that the others are compared with.")
+        str | None,
+        typer.Option(
+            help="Label of the policy that the others are compared with. Default: the first."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")] = None,
     per_category: Annotated[
@@ -429,7 +321,7 @@ def evaluate(
     concurrency: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Maximum concurrent episodes; default: 256, and 16 requests to an endpoint."
+            min=1, help="Maximum concurrent episodes. Default: 256, and 16 requests to an endpoint."
         ),
     ] = None,
     dtype: Annotated[
@@ -440,12 +332,14 @@ def evaluate(
     ] = "auto",
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="Tokenizer of a vllm: policy, if not at the server's own path."),
+        typer.Option(
+            help="Tokenizer of a vllm: policy. Default: the model that the server loaded."
+        ),
     ] = None,
     api_key_env: Annotated[
         str | None,
         typer.Option(
-            help="Environment variable with the API key; default: OPENAI_API_KEY, or VLLM_API_KEY."
+            help="Environment variable with the API key. Default: OPENAI_API_KEY or VLLM_API_KEY."
         ),
     ] = None,
     requests_per_minute: Annotated[
@@ -463,7 +357,10 @@ def evaluate(
     *,
     policy_options: PolicyOptions,
 ) -> None:
-    """Evaluate policies on the same tasks; an interrupted evaluation resumes where it stopped."""
+    """Evaluate policies on the same tasks.
+
+    An interrupted evaluation resumes where it stopped.
+    """
     named = [parse_labelled(text) for text in policy]
     policies = policy_plans(named)
     check_baseline([plan.label for plan in policies], baseline)
@@ -482,7 +379,7 @@ def evaluate(
     env, wrappers = env_options.env, env_options.wrappers()
     instruction = policy_options.instruction
     with (
-        _naming_wrapper_option(),
+        naming_wrapper_option(),
         RolloutRunner(
             env,
             env_options.server or [],
@@ -547,10 +444,11 @@ def export(
         str, typer.Option("--format", help="conversations, messages, dpo or trajectories.")
     ] = "messages",
     shorter: Annotated[
-        bool, typer.Option("--shorter", help="dpo: of two successes, prefer the shorter.")
+        bool, typer.Option("--shorter", help="dpo: of two successes, prefer the shorter one.")
     ] = False,
     reward_gap: Annotated[
-        float | None, typer.Option(help="dpo: prefer the reward that is higher by at least this.")
+        float | None,
+        typer.Option(help="dpo: prefer an episode whose reward is higher by at least this."),
     ] = None,
     pairs: Annotated[int, typer.Option(min=0, help="dpo: maximum pairs per start; 0 for all.")] = 4,
     tokens: Annotated[
@@ -559,7 +457,7 @@ def export(
     *,
     filter_options: FilterOptions,
 ) -> None:
-    """Export episodes to files for other programs."""
+    """Export episodes to files for training with other libraries."""
     from agentgym_train.config.values import PairRules
     from agentgym_train.data.datasets import read_demonstrations
     from agentgym_train.data.formats import format_named, rows_of, write_rows
@@ -589,11 +487,18 @@ def import_(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSON or JSON lines.")],
     out: Annotated[Path, typer.Option(help="Run folder to create.")],
     form: Annotated[
-        str, typer.Option("--format", help="Format of the files; auto detects it per row.")
+        str,
+        typer.Option(
+            "--format",
+            help="conversations, messages, dpo or trajectories; auto detects it per row.",
+        ),
     ] = "auto",
-    env: Annotated[str, typer.Option(help="Environment id of rows without one.")] = "",
+    env: Annotated[str, typer.Option(help="Environment id of rows that do not name one.")] = "",
 ) -> None:
-    """Import episodes from files, including those of AgentGym, into a run folder."""
+    """Import episodes from files, including those of AgentGym.
+
+    Writes them to a new run folder.
+    """
     from agentgym_env.run_store import RunStore, run_metadata
     from agentgym_train.data.formats import Reading, format_named, read_episodes
 
@@ -634,18 +539,22 @@ def _text_of(line: BrokenLine) -> str:
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="With --save: a folder, a hub id, pip:PACKAGE or FILE.gguf."),
+        typer.Argument(
+            help="Model to save with --save: a folder, a hub id, pip:PACKAGE or FILE.gguf."
+        ),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Save the model and its tokenizer to this folder.")
     ] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(help="With --save: chatml adds a chat template to a model without one."),
+        typer.Option(help="With --save: `chatml` adds this chat template to a model without one."),
     ] = None,
     folder: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder to search, with its subfolders; repeatable. Default: here."),
+        typer.Option(
+            help="Folder to search, with its subfolders; repeatable. Default: the current folder."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -680,7 +589,7 @@ def models(
 
 def _save(name: str, folder: Path, template: str | None, console: Console) -> None:
     if template not in (None, "chatml"):
-        raise ConfigError(f"no chat template {template!r}; there is chatml")
+        raise ConfigError(f"no chat template {template!r}; the only one is chatml")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; choose a new folder")
     from agentgym_train.models.local import check_available

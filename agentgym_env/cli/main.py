@@ -48,13 +48,13 @@ SUMMARIES: Final = {
     "bench": "Measure steps per second and latency of an environment.",
     "index": "Build a search index of a corpus.",
     "serve-retriever": "Serve a search index over HTTP.",
-    "train": "Train a policy.",
-    "eval": "Evaluate a policy.",
+    "train": "Train a policy by RL, SFT, DPO or AgentEvol.",
+    "eval": "Evaluate policies on the same tasks.",
     "audit": "Check that a model is trained on exactly the tokens that it samples.",
     "collect": "Collect episodes of a policy as training data.",
-    "export": "Export episodes to the formats of other libraries.",
-    "import": "Import episodes from the formats of other libraries.",
-    "models": "List locally available models, or save one as a folder.",
+    "export": "Export episodes to files for training with other libraries.",
+    "import": "Import episodes from files, including those of AgentGym.",
+    "models": "List locally available models, or save one to a folder.",
     "view": "View runs and trajectories in the browser.",
 }
 """One line for each command, so that listing the commands imports none of them."""

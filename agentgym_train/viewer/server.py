@@ -425,15 +425,21 @@ def view(
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.")
     ] = 8600,
     index: Annotated[
-        Path | None, typer.Option(help="Index file; created if it does not exist.")
+        Path | None,
+        typer.Option(
+            help="File of the index that makes the pages fast; created if it does not exist."
+        ),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = False,
     trust: Trust = False,
 ) -> None:
-    """View runs and trajectories in the browser, with live updates."""
+    """View runs and trajectories in the browser.
+
+    The pages update while a run is being written.
+    """
     console = Console(highlight=False)
     app = make_app(runs, index or _default_index(), host, trusted=trust)
     if host not in ("127.0.0.1", "localhost", "::1"):

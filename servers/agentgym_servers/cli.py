@@ -6,34 +6,23 @@ import json
 import logging
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
 
-from agentgym_env.cli.options import EnvId, EnvKwargs, json_object
+from agentgym_env.cli.options import EnvId, EnvKwargs, choice_option, json_object
 from agentgym_env.errors import BadRequest
 from agentgym_env.registration import env_class, full_id
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.logs import configure_logs
-from agentgym_servers.host.protocols.dispatch import check_protocol, implied_kwargs
+from agentgym_servers.host.protocols.dispatch import check_protocol, client_address, implied_kwargs
 from agentgym_servers.host.request_guard import ALLOWED_HOST_HELP, checked_host, is_loopback
 from agentgym_servers.host.serving import listen, make_service, run_server
-from agentgym_servers.host.settings import ServeSettings
+from agentgym_servers.host.settings import OWN, PROTOCOLS, ServeSettings
 from agentgym_servers.host.supervisor import run_cluster
 
 logger = logging.getLogger(__name__)
-
-
-class Protocol(StrEnum):
-    """The protocols of `--protocol`."""
-
-    OWN = "agentgym-sdk"
-    AGENTGYM = "agentgym"
-    OPENENV = "openenv"
-    NEMO_GYM = "nemo-gym"
-    MCP = "mcp"
 
 
 def serve(
@@ -74,9 +63,11 @@ def serve(
     ] = None,
     env_kwargs: EnvKwargs = "{}",
     protocol: Annotated[
-        Protocol,
-        typer.Option(help="Protocol: our own, or that of another framework (docs/adapters.md)."),
-    ] = Protocol.OWN,
+        str,
+        choice_option(
+            PROTOCOLS, "Protocol: our own, or that of another framework (docs/adapters.md)"
+        ),
+    ] = OWN,
     log_json: Annotated[bool, typer.Option(help="Log as JSON lines.")] = False,
     log_actions: Annotated[
         bool, typer.Option(help="Log every step with the text of its action.")
@@ -90,7 +81,7 @@ def serve(
     configure_logs(sys.stderr, level, as_json=log_json)
     env_id = env_id if entry_point else full_id(env_id)
     env_settings = {
-        **implied_kwargs(protocol.value, env_id),
+        **implied_kwargs(protocol, env_id),
         **json_object("--env-kwargs", env_kwargs),
     }
     env_type = env_class(entry_point or env_id).for_serving(env_settings)
@@ -111,7 +102,7 @@ def serve(
         workers=max(1, min(workers or _default_workers(isolated), most)),
         isolated=isolated,
         step_timeout_s=_positive("--step-timeout", step_timeout or env_type.step_timeout_s),
-        protocol=protocol.value,
+        protocol=protocol,  # type: ignore[arg-type]
         log_level=level,
         log_json=log_json,
         log_actions=log_actions,
@@ -128,7 +119,12 @@ def serve(
 
 def _run(settings: ServeSettings, report: TextIO | None) -> int:
     def report_ready(port: int) -> None:
-        logger.info("serving %s on http://%s:%d", settings.env_id, settings.host, port)
+        address = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{address}:{port}"
+        logger.info(
+            "serving %s on %s (protocol %s, clients connect to %s)",
+            settings.env_id, url, settings.protocol, client_address(settings.protocol, url),
+        )  # fmt: skip
         if report is not None:
             report.write(json.dumps({"port": port}) + "\n")
             report.close()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agentgym_env.cli.main import _OWN, SUMMARIES, _commands, _ending_on_errors, _naming_the_extra
+from agentgym_env.cli.main import SUMMARIES, _commands, _ending_on_errors, _naming_the_extra
 from agentgym_env.errors import MissingExtra
 
 
@@ -48,8 +48,7 @@ def test_help_imports_no_command_and_no_library_of_one():
 
 def test_the_list_of_commands_says_of_each_what_its_own_help_says():
     for name, load in _commands().items():
-        if name in _OWN:
-            assert inspect.getdoc(load()).partition("\n")[0] == SUMMARIES[name], name
+        assert inspect.getdoc(load()).partition("\n")[0] == SUMMARIES[name], name
 
 
 @pytest.mark.slow

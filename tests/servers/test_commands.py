@@ -48,6 +48,7 @@ def test_the_settings_are_kept(run, tmp_path):
         (["worlds:Guess", "--env-kwargs", "{"], "--env-kwargs is not valid JSON"),
         (["worlds:Guess", "--env-kwargs", "[]"], "--env-kwargs must be a JSON object"),
         (["worlds:Guess", "--token-file", "/no/such/file"], "cannot read the token file"),
+        (["worlds:Guess", "--protocol", "openevn"], "'openevn' is invalid; did you mean openenv?"),
         (["worlds:Guess", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
         (["worlds:Guess", "--max-sessions", "0"], "max_sessions is at least 1, got 0"),
     ],
@@ -57,3 +58,25 @@ def test_what_cannot_be_served_is_one_line(run, arguments, message):
     _, errors = served.process.communicate(timeout=20)
     assert served.process.returncode == 1
     assert message in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("protocol", "said"),
+    [
+        ("agentgym-sdk", "clients connect to {0})"),
+        ("mcp", "clients connect to {0}/mcp)"),
+    ],
+)
+def test_the_protocol_and_the_address_for_its_clients_are_printed(run, protocol, said):
+    if protocol == "mcp":
+        pytest.importorskip("mcp")
+    served = run("worlds:Guess", "--port", "0", "--protocol", protocol)
+    address = served.address()
+    assert f"protocol {protocol}, " + said.format(address) in served.errors
+
+
+def test_an_address_of_ipv6_is_printed_in_brackets(run):
+    served = run("worlds:Guess", "--port", "0", "--host", "::1")
+    address = served.address()
+    assert address.startswith("http://[::1]:")
+    assert requests.get(address + "/v1/env", timeout=5).status_code == 200

@@ -14,7 +14,7 @@ from agentgym_adapters.openenv_wire import ResetData
 from agentgym_adapters.served import Refused
 from agentgym_adapters.validation import InvalidMessage, convert
 from agentgym_env.errors import BadRequest
-from agentgym_servers.host.protocols.dispatch import check_protocol
+from agentgym_servers.host.protocols.dispatch import check_protocol, client_address
 from agentgym_servers.host.protocols.single_calls import SingleCalls
 from agentgym_servers.host.settings import ServeSettings
 from hosting import Clock
@@ -119,3 +119,11 @@ def test_a_misfit_says_where_and_what(given, kind, where):
     (error,) = invalid.value.errors
     assert (error["type"], error["loc"]) == (kind, where) and error["msg"]
     assert "$" not in error["msg"]
+
+
+def test_each_protocol_names_the_address_for_its_clients():
+    url = "http://h:1"
+    addresses = {name: client_address(name, url) for name in ("agentgym-sdk", *MODULES)}
+    assert addresses.pop("mcp") == "http://h:1/mcp"
+    assert addresses.pop("agentgym") == "http://h:1, or agentgym+http://h:1 in agentgym-sdk"
+    assert set(addresses.values()) == {url}

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.worlds.search.retrieval.build import BackendName, build_index, index
+from agentgym_servers.worlds.search.retrieval.build import build_index, index
 from agentgym_servers.worlds.search.retrieval.corpus import Graph, Passage, read_manifest
 from agentgym_servers.worlds.search.retrieval.dense import DenseMaker
 from agentgym_servers.worlds.search.retrieval.dense_encoder import Encoder
@@ -144,7 +144,7 @@ def test_an_encoder_that_moved_is_named_when_the_index_is_opened(tmp_path, flat,
 
 def test_the_command_makes_a_dense_index(tmp_path, folder, capsys):
     corpus = write_corpus(tmp_path / "c.jsonl", zipf_passages(20))
-    index(corpus, tmp_path / "i", BackendName.HNSW, str(folder), query_prefix="w1 ")
+    index(corpus, tmp_path / "i", "hnsw", str(folder), query_prefix="w1 ")
     assert "20 passages, hnsw" in capsys.readouterr().out
     settings = read_manifest(tmp_path / "i").settings
     assert (settings.graph, settings.query_prefix) == (Graph(), "w1 ")

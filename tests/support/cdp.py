@@ -133,7 +133,7 @@ class Page:
         await self.call("Input.dispatchMouseEvent", type="mouseReleased", **at)
 
     async def look_like(self, width: int, height: int, *, dark: bool = False) -> None:
-        """The size of the window, and the colours that the reader prefers."""
+        """The size of the window, and the colors that the reader prefers."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 700,

@@ -114,7 +114,7 @@ async def test_tokens_are_coloured_by_what_is_known_of_them(run, tmp_path):
         await page.js("[...document.querySelectorAll('.token-view button')][2].click()")
         told = "off off off up2 up2 off off off down2 down2 off off off up3 up3"
         assert await page.js(classes) == told
-        assert "colours=advantage" in await page.js("location.search")
+        assert "colors=advantage" in await page.js("location.search")
         await page.js("[...document.querySelectorAll('.token-view button')][1].click()")
         assert await page.js(classes) != told
         await page.js("[...document.querySelectorAll('.token-view button')][3].click()")
@@ -263,7 +263,7 @@ PAGES = {
     "runs": "/",
     "table": "/trajectories?outcome=success",
     "episode": "/episode/small/train/0?turn=1",
-    "tokens": "/episode/small/train/0?view=tokens&colours=advantage",
+    "tokens": "/episode/small/train/0?view=tokens&colors=advantage",
     "compare": "/compare?a=small/train/0&b=small/eval_after/0",
 }
 READY = {

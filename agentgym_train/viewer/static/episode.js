@@ -14,7 +14,7 @@ export function episodePage({ main, parts, params, navigate }) {
   let episode = null;
   let turn = Number(params.get("turn") ?? 0) || 0;
   let mode = params.get("view") === "tokens" ? "tokens" : "text";
-  let colours = params.get("colours") ?? "mask";
+  let colors = params.get("colors") ?? "mask";
   let playing = 0;
   let speed = 1600;
   let tokens = null;
@@ -70,7 +70,7 @@ export function episodePage({ main, parts, params, navigate }) {
   function carry() {
     const kept = new URLSearchParams(list);
     if (mode === "tokens") kept.set("view", "tokens");
-    if (colours !== "mask") kept.set("colours", colours);
+    if (colors !== "mask") kept.set("colors", colors);
     return kept.size ? `?${kept}` : "";
   }
 
@@ -109,7 +109,7 @@ export function episodePage({ main, parts, params, navigate }) {
         return refill(stage, h("p", { class: "notice wrong", role: "alert" }, shown(error.message)));
       }
       if (left || mode !== "tokens") return;
-      const view = tokenView(tokens, { colours, turns: episode.turns.length, onColours: (value) => { colours = value; remember(); } });
+      const view = tokenView(tokens, { colors, turns: episode.turns.length, onColors: (value) => { colors = value; remember(); } });
       refill(stage, view.element);
       elements.push(...view.segments);
     } else {
@@ -229,7 +229,7 @@ export function episodePage({ main, parts, params, navigate }) {
     const kept = new URLSearchParams(list);
     if (turn > 0) kept.set("turn", turn);
     if (mode === "tokens") kept.set("view", "tokens");
-    if (colours !== "mask") kept.set("colours", colours);
+    if (colors !== "mask") kept.set("colors", colors);
     navigate(address(location.pathname, kept), { replace: true, quietly: true });
   }
 

@@ -1,10 +1,10 @@
-// An episode's tokens, coloured by loss mask, log-probability, advantage or weight version.
+// An episode's tokens, colored by loss mask, log-probability, advantage or weight version.
 
 import { h, refill } from "./dom.js";
 import { number, signed } from "./format.js";
 import { plain, shown } from "./text.js";
 
-const COLOURS = { mask: "Loss mask", logprob: "Log-probability", advantage: "Advantage", version: "Weight version" };
+const COLORS = { mask: "Loss mask", logprob: "Log-probability", advantage: "Advantage", version: "Weight version" };
 const SHARES = [0.9, 0.5, 0.2, 0.05, 0.01];
 const FAR = [0.66, 0.33, 0.02];
 
@@ -12,13 +12,13 @@ const FAR = [0.66, 0.33, 0.02];
  * The view of an episode's tokens. `tokens` is the server's response, `turns` the number of turns.
  * Returns the element and its `segments`; sampled segments have their turn, if each turn has one.
  */
-export function tokenView(tokens, { colours, turns, onColours }) {
+export function tokenView(tokens, { colors, turns, onColors }) {
   const list = flat(tokens);
   const most = list.reduce((most, t) => Math.max(most, Math.abs(t.advantage ?? 0)), 1e-9);
   const versions = [...new Set(list.filter((t) => t.mask).map((t) => t.version))].sort((a, b) => a - b);
   const sampled = list.reduce((last, t) => Math.max(last, t.sample), 0);
   const known = new Set(["mask", "logprob", "version", ...(tokens.advantages ? ["advantage"] : [])]);
-  let now = known.has(colours) ? colours : "mask";
+  let now = known.has(colors) ? colors : "mask";
   let active = -1;
 
   const legend = h("div", { class: "legend" });
@@ -27,13 +27,13 @@ export function tokenView(tokens, { colours, turns, onColours }) {
   const segments = grouped(list).map((part) => segment(part));
   const spans = segments.flatMap((one) => [...one.querySelectorAll(".tk")]);
   refill(text, segments);
-  const choice = h("div", { class: "group", role: "group", "aria-label": "Colour by" }, Object.entries(COLOURS).map(([key, words]) =>
+  const choice = h("div", { class: "group", role: "group", "aria-label": "Color by" }, Object.entries(COLORS).map(([key, words]) =>
     h("button", { type: "button", "aria-pressed": String(key === now), disabled: !known.has(key),
       title: known.has(key) ? null : "The advantages of these tokens are not stored", onclick: (event) => {
         now = key;
         for (const b of choice.children) b.setAttribute("aria-pressed", String(b === event.target));
         paint();
-        onColours(now);
+        onColors(now);
       } }, words)));
   text.addEventListener("pointerover", (event) => inspect(spans.indexOf(event.target.closest(".tk")), false));
   text.addEventListener("click", (event) => inspect(spans.indexOf(event.target.closest(".tk")), true));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 
@@ -14,6 +14,8 @@ from agentgym_servers.host.request_guard import RequestGuard
 from agentgym_servers.host.router import name_prefix, share_of
 from agentgym_servers.host.sessions import SessionTable
 
+Protocol = Literal["agentgym-sdk", "agentgym", "openenv", "nemo-gym", "mcp"]
+PROTOCOLS: Final[tuple[str, ...]] = get_args(Protocol)
 OWN: Final = "agentgym-sdk"
 AGENTGYM: Final = "agentgym"
 OPENENV: Final = "openenv"
@@ -40,7 +42,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     isolated: bool = False
     """Whether worlds step in processes that serve nothing else, under a deadline."""
     step_timeout_s: float = 60.0
-    protocol: Literal["agentgym-sdk", "agentgym", "openenv", "nemo-gym", "mcp"] = OWN
+    protocol: Protocol = OWN
     """Our own protocol, or one of another framework."""
     log_level: int = 20
     log_json: bool = False

@@ -155,6 +155,16 @@ _MAKERS: Final[dict[str, Callable[[Service, ServeSettings], App]]] = {
 }
 
 
+def client_address(protocol: str, url: str) -> str:
+    """The address that clients of a protocol connect to, on the server at `url`."""
+    if protocol == "mcp":
+        from agentgym_adapters.mcp_server import PATH
+
+        return f"{url}{PATH}"
+    # AgentGym's own clients take the URL; ours choose the protocol by the prefix.
+    return f"{url}, or agentgym+{url} in agentgym-sdk" if protocol == AGENTGYM else url
+
+
 def check_protocol(settings: ServeSettings) -> None:
     """Raise for settings that a protocol does not support, and for a missing extra."""
     if settings.protocol == OPENENV and importlib.util.find_spec("websockets") is None:

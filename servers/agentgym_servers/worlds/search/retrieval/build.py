@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Protocol
@@ -21,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from agentgym_env.cli.options import choice_option
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.search.retrieval.corpus import (
     LINES_FILE,
@@ -44,6 +44,8 @@ from agentgym_servers.worlds.search.retrieval.corpus import (
     write_manifest,
     write_passages,
 )
+
+BACKENDS: Final = ("bm25", "flat", "hnsw")
 
 PLAN_FILE: Final = "plan.json"
 
@@ -185,40 +187,40 @@ _STAGES: dict[Stage, str] = {
 }
 
 
-class BackendName(StrEnum):
-    """The kinds of index."""
-
-    BM25 = "bm25"
-    FLAT = "flat"
-    HNSW = "hnsw"
-
-
 def index(
     corpus: Annotated[
-        Path, typer.Argument(help="JSONL with `id` and `contents` in each line; .gz too.")
+        Path,
+        typer.Argument(help="JSON lines with `id` and `contents`; may be compressed (.gz)."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the index.")],
-    backend: Annotated[BackendName, typer.Option(help="The kind of index.")] = BackendName.BM25,
+    out: Annotated[Path, typer.Option(help="Folder to write the index to.")],
+    backend: Annotated[
+        str, choice_option(BACKENDS, "Type of index; flat and hnsw use an encoder")
+    ] = "bm25",
     encoder: Annotated[
         str | None,
-        typer.Option(help="Of a dense index: a sentence-transformers model's name or folder."),
+        typer.Option(
+            help="Encoder of flat and hnsw: name or folder of a sentence-transformers model."
+        ),
     ] = None,
     query_prefix: Annotated[
-        str | None, typer.Option(help="Put before each query. Default: the encoder's own.")
+        str | None, typer.Option(help="Text before each query. Default: set by the encoder.")
     ] = None,
     passage_prefix: Annotated[
-        str | None, typer.Option(help="Put before each passage. Default: the encoder's own.")
+        str | None, typer.Option(help="Text before each passage. Default: set by the encoder.")
     ] = None,
-    k1: Annotated[
-        float, typer.Option(help="BM25: how soon a word that is repeated is enough.")
-    ] = 1.5,
-    b: Annotated[float, typer.Option(help="BM25: how much the length of a passage counts.")] = 0.75,
+    k1: Annotated[float, typer.Option(help="BM25: how much repeated words count.")] = 1.5,
+    b: Annotated[
+        float, typer.Option(help="BM25: how much the passage length counts, from 0 to 1.")
+    ] = 0.75,
     chunk_passages: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Build the index of a corpus, or resume an interrupted build."""
+    """Build a search index of a corpus.
+
+    An interrupted build resumes where it stopped.
+    """
     more: dict[str, Any] = {} if chunk_passages is None else {"chunk_passages": chunk_passages}
     dense = {"query_prefix": query_prefix, "passage_prefix": passage_prefix}
-    if backend is not BackendName.BM25:
+    if backend != "bm25":
         maker = _dense_maker(backend, encoder, **dense, **more)
     elif encoder is None and dense == dict.fromkeys(dense):
         maker = _bm25_maker(k1=k1, b=b, **more)
@@ -227,7 +229,7 @@ def index(
     with _progress() as progress:
         manifest = build_index(corpus, out, maker, progress)
     size = sum(manifest.files.values())
-    typer.echo(f"{out}: {manifest.passages:,} passages, {backend.value}, {size / 2**20:,.1f} MiB")
+    typer.echo(f"{out}: {manifest.passages:,} passages, {backend}, {size / 2**20:,.1f} MiB")
 
 
 def _bm25_maker(**options: Any) -> IndexMaker:
@@ -237,15 +239,13 @@ def _bm25_maker(**options: Any) -> IndexMaker:
     return maker
 
 
-def _dense_maker(backend: BackendName, encoder: str | None, **options: Any) -> IndexMaker:
+def _dense_maker(backend: str, encoder: str | None, **options: Any) -> IndexMaker:
     if encoder is None:
-        raise BadRequest(
-            f"--backend {backend.value} needs an --encoder, such as intfloat/e5-base-v2"
-        )
+        raise BadRequest(f"--backend {backend} needs an --encoder, such as intfloat/e5-base-v2")
     # Each needs its own extra.
     dense = import_module("agentgym_servers.worlds.search.retrieval.dense")
     dense_encoder = import_module("agentgym_servers.worlds.search.retrieval.dense_encoder")
-    graph = Graph() if backend is BackendName.HNSW else None
+    graph = Graph() if backend == "hnsw" else None
     maker: IndexMaker = dense.DenseMaker(dense_encoder.Encoder(encoder), graph=graph, **options)
     return maker
 

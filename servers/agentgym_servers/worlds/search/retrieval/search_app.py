@@ -164,19 +164,25 @@ async def _live(pool: ThreadPoolExecutor, receive: Receive, send: Send) -> None:
 def serve_retriever(
     index: Annotated[Path, typer.Argument(help="Folder of an index.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    topk: Annotated[int, typer.Option(help="Passages for a call that does not say.")] = 3,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free port.")] = 8000,
+    topk: Annotated[
+        int, typer.Option(help="Passages per query, for requests that do not set `topk`.")
+    ] = 3,
     threads: Annotated[
-        int | None, typer.Option(help="Searches side by side. Default: one a core.")
+        int | None, typer.Option(help="Maximum concurrent searches. Default: number of cores.")
     ] = None,
     encoder: Annotated[
-        str | None, typer.Option(help="Of a dense index, if not where it was made.")
+        str | None,
+        typer.Option(help="Encoder of a flat or hnsw index, if its folder was moved."),
     ] = None,
     allowed_host: Annotated[list[str] | None, typer.Option(help=ALLOWED_HOST_HELP)] = None,
-    max_body_mb: Annotated[int, typer.Option(help="Largest request body, in MiB.")] = 16,
-    log_json: Annotated[bool, typer.Option(help="Log JSON lines.")] = False,
+    max_body_mb: Annotated[int, typer.Option(help="Maximum size of a request body, in MiB.")] = 16,
+    log_json: Annotated[bool, typer.Option(help="Log as JSON lines.")] = False,
 ) -> None:
-    """Serve an index over HTTP, on Search-R1's route."""
+    """Serve a search index over HTTP.
+
+    The API is that of Search-R1.
+    """
     configure_logs(sys.stderr, logging.INFO, as_json=log_json)
     if not 1 <= topk <= MAX_HITS:
         raise BadRequest(f"--topk is 1 to {MAX_HITS}, got {topk}")
@@ -192,7 +198,7 @@ def serve_retriever(
         threads=threads or os.cpu_count() or 1,
     )
     if not is_loopback(host):
-        logger.warning("%s is open to the network, and no token is asked for here", host)
+        logger.warning("%s is open to the network, and this server has no authentication", host)
     with listen(host, port) as listener:
         address = f"http://{host}:{listener.getsockname()[1]}"
         sys.exit(
