@@ -396,7 +396,7 @@ def _row(mode: str, count: int, load: Load) -> dict[str, Any]:
 
 def _show(console: Console, report: dict[str, Any]) -> None:
     base = report["rows"][0]["steps_per_s"]
-    table = Table("road", "sessions", "steps/s", "of in-process", *(f"p{p} ms" for p in _PERCENT))
+    table = Table("mode", "sessions", "steps/s", "of in-process", *(f"p{p} ms" for p in _PERCENT))
     for column in table.columns[1:]:
         column.justify = "right"
     for row in report["rows"]:
@@ -408,8 +408,8 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     console.print(f"{report['environment']} on {report['machine']}", highlight=False)
     console.print(table)
     console.print(
-        "Random play of at most 20 turns, resets included. Latency is a call's: of one step, or "
-        "of a batch of one step for each session.",
+        "Random play with at most 20 turns per episode; rates include resets. Latency is per "
+        "call: one step, or a batch with one step of each session.",
         highlight=False,
     )
 
