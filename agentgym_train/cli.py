@@ -68,7 +68,9 @@ def audit(
     show: Annotated[
         int, typer.Option(min=0, help="Number of episodes whose tokens are printed.")
     ] = 1,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed for sampling. Default: the run's, or 0.")
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=1e-3, help="Sampling temperature. Default: the run's, or 1.")
     ] = None,

@@ -373,4 +373,4 @@ def test_the_command_speaks_it(run):
 def test_several_processes_cannot_share_its_numbers(run):
     served = run("textcraft", "--protocol", "agentgym", "--workers", "2")
     _, errors = served.process.communicate(timeout=20)
-    assert served.process.returncode == 1 and "leave --workers" in errors
+    assert served.process.returncode == 1 and "omit --workers" in errors

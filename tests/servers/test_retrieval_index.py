@@ -126,7 +126,7 @@ def test_the_size_of_a_chunk_changes_no_file_but_the_manifest(tmp_path):
 
 
 def test_a_corpus_without_a_word_is_refused(tmp_path):
-    with pytest.raises(BadRequest, match="no passage of the corpus has a word to find it by"):
+    with pytest.raises(BadRequest, match="no passage of the corpus contains a word"):
         bm25_index(tmp_path, [Passage("a", ""), Passage("b", "the of")])
 
 
@@ -140,7 +140,7 @@ def test_a_gzipped_corpus_goes_on_where_it_was_and_gives_the_same_index(tmp_path
     ours, theirs = contents_of(tmp_path / "i"), contents_of(plain)
     assert {n for n in ours if ours[n] != theirs[n]} == {"index.json"}
     corpus.write_bytes(corpus.read_bytes()[:-20])
-    with pytest.raises(BadRequest, match="not a whole gzip file"):
+    with pytest.raises(BadRequest, match="not a complete gzip file"):
         build_index(corpus, tmp_path / "j", Bm25Maker())
 
 
@@ -221,7 +221,7 @@ def test_a_second_build_in_the_same_folder_spoils_nothing(tmp_path):
         if stage == "read" and done:
             build_index(corpus, tmp_path / "i", Bm25Maker(chunk_passages=10))
 
-    with pytest.raises(BadRequest, match="no other build uses it, and run the same command again"):
+    with pytest.raises(BadRequest, match="no other build uses it, then run the same command again"):
         build_index(corpus, tmp_path / "i", Bm25Maker(chunk_passages=10), meanwhile)
     assert len(open_retriever(str(tmp_path / "i")).search(["w0"], 3)[0]) == 3
 
@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         (["EMPTY"], "contains no passages"),
         (["EMPTY", "--k1", "-1"], "k1 of at least 0 and b of 0 to 1, got k1 -1.0"),
         (["EMPTY", "--backend", "flat"], "--backend flat needs an --encoder"),
-        (["EMPTY", "--encoder", "x"], "an encoder and prefixes are for --backend flat or hnsw"),
+        (["EMPTY", "--encoder", "x"], "--encoder and the prefixes are only for --backend"),
     ],
 )
 def test_a_wrong_command_is_one_line(tmp_path, words, message):

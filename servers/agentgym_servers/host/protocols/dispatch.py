@@ -176,7 +176,7 @@ def check_protocol(settings: ServeSettings) -> None:
     several = settings.workers > 1 and not settings.isolated
     if several and settings.protocol not in (OWN, OPENENV):
         raise BadRequest(
-            f"--protocol {settings.protocol} keeps its sessions in one process; leave --workers"
+            f"--protocol {settings.protocol} keeps its sessions in one process; omit --workers"
         )
 
 

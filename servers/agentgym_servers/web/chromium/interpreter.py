@@ -38,8 +38,8 @@ def web_python() -> str:
     if beside.is_file():
         return str(beside)
     raise MissingExtra(
-        "Chromium is driven by BrowserGym, which wants an environment of its own: run "
-        "`make setup-web` in a checkout, or make one with `python -m venv web-env && "
+        "BrowserGym, which controls Chromium, needs its own virtual environment: run "
+        "`make setup-web` in a checkout, or `python -m venv web-env && "
         "web-env/bin/pip install 'agentgym-sdk[chromium]'` and set "
         f"{VARIABLE}=web-env/bin/python"
     )

@@ -219,8 +219,8 @@ def judge_case(case: Mapping[str, Any]) -> dict[str, Any]:
 def _judge_elsewhere(case: Mapping[str, Any]) -> Any:
     if package_folder("webarena_verified") is None:
         raise MissingExtra(
-            "WebArena-Verified is neither here nor in the browser's environment: run "
-            "`make setup-web`, or pip install 'agentgym-sdk[webarena-verified]' there"
+            "WebArena-Verified is not installed, neither here nor in the web environment: run "
+            "`make setup-web`, or pip install 'agentgym-sdk[webarena-verified]'"
         )
     done = subprocess.run(
         [web_python(), "-P", "-m", "agentgym_servers.web.evaluation.verified"],

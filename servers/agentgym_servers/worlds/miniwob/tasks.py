@@ -59,8 +59,7 @@ def miniwob_pages() -> Path:
     folder = package_folder("miniwob")
     if folder is None or not (folder / "html").is_dir():
         raise MissingExtra(
-            "MiniWoB needs the pages of the distribution miniwob, and they are neither here nor in "
-            "the browser's environment: run `make setup-web` in a checkout, or pip install "
-            "'agentgym-sdk[chromium]' there"
+            "MiniWoB needs the package miniwob in the web environment: run `make setup-web` in a "
+            "checkout, or pip install 'agentgym-sdk[chromium]' in that environment"
         )
     return folder / "html"

@@ -81,7 +81,7 @@ class Bm25Maker:
             tokens, passages = tokens + int(lengths.sum()), passages + len(lengths)
             progress(done + 1, 2 * len(chunks))
         if not terms:
-            raise BadRequest("no passage of the corpus has a word to find it by")
+            raise BadRequest("no passage of the corpus contains a word")
         starts: Ints = np.concatenate([[0], np.cumsum(texts_with)])  # (terms + 1,)
         np.save(folder / STARTS_FILE, starts)
         (folder / TERMS_FILE).write_bytes(msgspec.json.encode(terms))

@@ -101,8 +101,8 @@ def build_index(
             manifest = _finish(out, plan, chunks, maker, progress)
     except OSError as error:
         raise BadRequest(
-            f"the index {out} cannot be written: {error}; make sure that there is room and that "
-            "no other build uses it, and run the same command again: it resumes"
+            f"the index {out} cannot be written: {error}; check that there is space and that "
+            "no other build uses it, then run the same command again: it resumes"
         ) from error
     shutil.rmtree(work, ignore_errors=True)
     return manifest
@@ -225,7 +225,7 @@ def index(
     elif encoder is None and dense == dict.fromkeys(dense):
         maker = _bm25_maker(k1=k1, b=b, **more)
     else:
-        raise BadRequest("an encoder and prefixes are for --backend flat or hnsw")
+        raise BadRequest("--encoder and the prefixes are only for --backend flat or hnsw")
     with _progress() as progress:
         manifest = build_index(corpus, out, maker, progress)
     size = sum(manifest.files.values())

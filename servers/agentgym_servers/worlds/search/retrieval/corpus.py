@@ -141,7 +141,7 @@ def read_chunks(
                 progress(raw.tell())
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise BadRequest(
-                f"{corpus} is not a whole gzip file ({error}); fetch it again"
+                f"{corpus} is not a complete gzip file ({error}); download it again"
             ) from error
 
 
@@ -165,7 +165,7 @@ def _parse(corpus: Path, line: int, raw: bytes) -> Passage:
             'a line looks like {"id": "7", "contents": "\\"Title\\"\\nText"}'
         ) from error
     if row.id == "":
-        raise BadRequest(f"{corpus}, line {line} has an empty id; give every passage its own")
+        raise BadRequest(f"{corpus}, line {line} has an empty id; give each passage its own id")
     return Passage(str(row.id), row.contents)
 
 
@@ -246,7 +246,7 @@ def refuse_twins(corpus: Path, chunks: Sequence[Path]) -> None:
         if passage_id in seen:
             raise BadRequest(
                 f"{corpus}, line {line} has the id {passage_id!r} of line {seen[passage_id]}; "
-                "give every passage its own"
+                "give each passage its own id"
             )
         seen[passage_id] = line
 
