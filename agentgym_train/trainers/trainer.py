@@ -449,7 +449,7 @@ def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPO
         "max_completion_length": config.max_tokens,
         "temperature": config.temperature,
         # Above 0 loads a reference model, which an algorithm may need for its rewards.
-        "beta": config.beta or getattr(algorithm, "kl", 0.0),
+        "beta": config.beta or float(algorithm.needs_reference),
         **asdict(algorithm.loss),
         "seed": config.seed,
         "use_cpu": not on_gpu,
