@@ -22,6 +22,7 @@ from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
 from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.values import ANOTHER_FOLDER, INTERRUPTED
 from agentgym_train.evaluation.evaluate import (
     EvalPlan,
     check_served,
@@ -272,10 +273,6 @@ def collect(
     raise typer.Exit(status)
 
 
-ANOTHER_FOLDER = "output_dir=FOLDER"
-
-"""How to choose another run folder."""
-
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -344,10 +341,6 @@ def train(
 
 
 train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]
-
-INTERRUPTED = 130
-
-"""Exit status after Ctrl-C, by the shell's convention."""
 
 _KEYS = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from agentgym_env.errors import TEACHES, ConfigError
 from agentgym_env.registration import full_id
@@ -26,6 +26,8 @@ from agentgym_train.config.values import (
     trained_outcomes,
 )
 from agentgym_train.rollout.horizon import Horizon, make_horizon
+
+_C = TypeVar("_C", bound=RunConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,6 +468,21 @@ def method_config(values: Mapping[str, Any]) -> RunConfig:
     if method == "evolve":
         check_worlds(values)
     return converted(_with_stages(values) if method == "rl" else values, CONFIGS[method])
+
+
+def stored_config(
+    path: Path,
+    values: Mapping[str, Any],
+    read: Callable[[Mapping[str, Any]], _C] = method_config,  # type: ignore[assignment]
+) -> _C:
+    """The config in the run.json of a run's folder; an error names the file to edit."""
+    try:
+        return read(values)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the config in {path}/run.json is not one of this version: {error}. Edit it in "
+            "run.json and config.yaml, or start a new run"
+        ) from error
 
 
 def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -14,6 +14,12 @@ import yaml
 from agentgym_env.errors import TEACHES, ConfigError, Outcome, teaches
 from agentgym_env.trajectory import Trajectory
 
+INTERRUPTED: Final = 130
+"""Exit status after Ctrl-C, by the shell's convention."""
+
+ANOTHER_FOLDER: Final = "output_dir=FOLDER"
+"""How to choose another run folder, in a command and in a config in Python."""
+
 RENAMED: Final[Mapping[str, str]] = {
     "steps_ahead": "async_steps",
     "oversample": "oversampling_ratio",

@@ -9,7 +9,9 @@ from math import inf, nan
 import pytest
 
 from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
+from agentgym_train.audit.audit import subject_of
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.methods import (
@@ -31,6 +33,7 @@ from agentgym_train.config.values import (
     parse_overrides,
 )
 from agentgym_train.data.collect import CollectConfig
+from agentgym_train.runs.preflight import resumed_config
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
 
@@ -157,6 +160,23 @@ def test_numbers_in_mappings_are_checked_too():
     ):
         with pytest.raises(ConfigError, match=said):
             RLConfig(**changes)
+
+
+def test_a_run_folder_that_is_incomplete_or_of_an_earlier_version_says_what_to_do(tmp_path):
+    config = {**config_from(NEEDED).as_dict(), "output_dir": str(tmp_path)}
+    store = RunStore(tmp_path)
+    store.write_json("run.json", {"config": config})
+    with pytest.raises(ConfigError, match="it has no folder trajectories"):
+        resumed_config(tmp_path)
+    (tmp_path / "trajectories").mkdir()
+    assert resumed_config(tmp_path).as_dict() == config
+    config["group_size"] = config.pop("num_generations")
+    store.write_json("run.json", {"config": config})
+    said = r"group_size was renamed to num_generations. Edit it in run.json and config.yaml"
+    with pytest.raises(ConfigError, match=said):
+        resumed_config(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        subject_of(str(tmp_path), "float32", {})
 
 
 def test_a_wrong_key_in_python_is_named_with_the_right_one():
