@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import IO, Any, Final, cast
 
@@ -28,11 +28,93 @@ _AGENTGYM: Final = "from agentgym_env.cli import main; main()"
 """Runs a command of `agentgym`; the package that has it is found by its entry point."""
 
 
+class SharedServer:
+    """A server's process; it ends when its last `LocalServer` is closed."""
+
+    address: str
+    """`http://127.0.0.1:port`."""
+    process: subprocess.Popen[bytes]
+
+    def __init__(self) -> None:
+        self.holds = 0
+        self.owner = os.getpid()
+        self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._listener: threading.Thread | None = None
+
+    def listen(self, stream: IO[bytes] | None, level: int) -> None:
+        """Log the lines of an output in a thread, and keep the last ones."""
+
+        def read() -> None:
+            with cast("IO[bytes]", stream) as lines:
+                for raw in lines:
+                    line = raw.decode("utf-8", "replace").rstrip()
+                    self.last_lines.append(line)
+                    logger.log(level, "[server %d] %s", self.process.pid, line)
+
+        self._listener = threading.Thread(target=read, daemon=True)
+        self._listener.start()
+
+    def last_output(self) -> str:
+        """The last lines of a process that has ended."""
+        if self._listener is not None:
+            self._listener.join(1.0)
+        return "\n".join(self.last_lines) or "(no output)"
+
+    def end(self) -> None:
+        """End the process."""
+        raise NotImplementedError
+
+
+class SharedServers:
+    """The servers of one kind that this process started, by their settings."""
+
+    def __init__(self) -> None:
+        self._renew_lock()
+        self._running: dict[tuple[object, ...], SharedServer] = {}
+        atexit.register(self._end_all)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew_lock)
+
+    def get(self, settings: tuple[object, ...], start: Callable[[], SharedServer]) -> SharedServer:
+        """The running server with these settings, or a new one; `release` it in the end."""
+        # A forked process has its parent's table but must not end its parent's servers.
+        key = (os.getpid(), *settings)
+        with self._lock:
+            shared = self._running.get(key)
+            if shared is None or shared.process.poll() is not None:
+                shared = self._running[key] = start()
+            shared.holds += 1
+        return shared
+
+    def release(self, shared: SharedServer) -> None:
+        """End the server if nothing else uses it."""
+        if shared.owner != os.getpid():
+            return
+        with self._lock:
+            shared.holds -= 1
+            if shared.holds > 0:
+                return
+            for key in [key for key, running in self._running.items() if running is shared]:
+                del self._running[key]
+        shared.end()
+
+    def _end_all(self) -> None:
+        ours = [shared for shared in self._running.values() if shared.owner == os.getpid()]
+        self._running.clear()
+        for shared in ours:
+            shared.end()
+
+    def _renew_lock(self) -> None:
+        # Another thread may have held the lock when this process was forked.
+        self._lock = threading.Lock()
+
+
 class LocalServer(AbstractContextManager["LocalServer"]):
     """A reference to a local server, which stops when its last reference is closed."""
 
-    def __init__(self, shared: _SharedServer) -> None:
+    def __init__(self, shared: SharedServer, servers: SharedServers) -> None:
         self._shared = shared
+        self._servers = servers
         self._closed = False
 
     @property
@@ -49,10 +131,13 @@ class LocalServer(AbstractContextManager["LocalServer"]):
         """Release the server; closing twice has no effect."""
         if not self._closed:
             self._closed = True
-            _let_go(self._shared)
+            self._servers.release(self._shared)
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+_SERVERS: Final = SharedServers()
 
 
 def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> LocalServer:
@@ -68,14 +153,8 @@ def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Lo
         raise BadRequest(
             f"{env_id}'s keyword arguments are sent to another process and must be JSON: {error}"
         ) from error
-    # A forked process has its parent's table but must not end its parent's servers.
-    key = (os.getpid(), env_id, settings)
-    with _lock:
-        shared = _running.get(key)
-        if shared is None or shared.process.poll() is not None:
-            shared = _running[key] = _SharedServer(env_id, entry_point, settings)
-        shared.holds += 1
-    return LocalServer(shared)
+    shared = _SERVERS.get((env_id, settings), lambda: _EnvServer(env_id, entry_point, settings))
+    return LocalServer(shared, _SERVERS)
 
 
 def child_environment() -> dict[str, str]:
@@ -86,13 +165,11 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
 
 
-class _SharedServer:
-    """The server's process and the number of references to it."""
+class _EnvServer(SharedServer):
+    """The server of an environment."""
 
     def __init__(self, env_id: str, entry_point: str, settings: str) -> None:
-        self.holds = 0
-        self.owner = os.getpid()
-        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        super().__init__()
         self.process = subprocess.Popen(
             [
                 # -P: the working directory must not shadow the standard library.
@@ -106,8 +183,7 @@ class _SharedServer:
             # Ctrl-C is this process's to handle; the server must outlive its tidying up.
             start_new_session=True,
         )  # fmt: skip
-        self._listener = threading.Thread(target=self._read_stderr, daemon=True)
-        self._listener.start()
+        self.listen(self.process.stderr, logging.WARNING)
         try:
             self.address = f"http://127.0.0.1:{self._await_port(env_id)}"
         except BaseException:
@@ -138,53 +214,11 @@ class _SharedServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_END_TIMEOUT_S)
         self.end()
-        self._listener.join(1.0)
-        last = "\n".join(self._last_lines) or "(no output)"
         raise ServerStartFailed(
             f"the local server of {env_id} did not start (exit status "
-            f"{self.process.returncode}); its last lines are:\n{last}"
+            f"{self.process.returncode}); its last lines are:\n{self.last_output()}"
         )
 
     def _read_report(self, lines: queue.Queue[bytes]) -> None:
         with cast("IO[bytes]", self.process.stdout) as stdout:
             lines.put(stdout.readline())
-
-    def _read_stderr(self) -> None:
-        with cast("IO[bytes]", self.process.stderr) as stderr:
-            for raw in stderr:
-                line = raw.decode("utf-8", "replace").rstrip()
-                self._last_lines.append(line)
-                logger.warning("[server %d] %s", self.process.pid, line)
-
-
-def _let_go(shared: _SharedServer) -> None:
-    if shared.owner != os.getpid():
-        return
-    with _lock:
-        shared.holds -= 1
-        if shared.holds > 0:
-            return
-        for key in [key for key, running in _running.items() if running is shared]:
-            del _running[key]
-    shared.end()
-
-
-def _end_all() -> None:
-    with _lock:
-        ours = [shared for shared in _running.values() if shared.owner == os.getpid()]
-        _running.clear()
-    for shared in ours:
-        shared.end()
-
-
-def _renew_lock() -> None:
-    # Another thread may have held the lock when this process was forked.
-    global _lock
-    _lock = threading.Lock()
-
-
-_lock = threading.Lock()
-_running: dict[tuple[int, str, str], _SharedServer] = {}
-atexit.register(_end_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)

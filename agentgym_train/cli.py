@@ -30,7 +30,7 @@ from agentgym_train.config.options import (
     PolicyOptions,
     naming_wrapper_option,
 )
-from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.config.values import ANOTHER_FOLDER, INTERRUPTED, EpisodeFilter
 from agentgym_train.evaluation.evaluate import (
     EvalPlan,
     check_served,
@@ -176,10 +176,6 @@ def collect(
     raise typer.Exit(status)
 
 
-ANOTHER_FOLDER = "output_dir=FOLDER"
-
-"""How to choose another run folder."""
-
 METHODS = ("rl", "sft", "dpo", "evolve")
 
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -272,10 +268,6 @@ def _config_and_words(config: Path, words: Sequence[str]) -> tuple[RunConfig, li
 
 
 train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]
-
-INTERRUPTED = 130
-
-"""Exit status after Ctrl-C, by the shell's convention."""
 
 _KEYS = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
 

@@ -24,6 +24,7 @@ from agentgym_train.algorithms.grpo import (
     ReinforcePPBaseline,
 )
 from agentgym_train.algorithms.turn_level import GiGPO, TurnReturns
+from agentgym_train.config.values import check_keys
 
 __all__ = [
     "ALGORITHMS",
@@ -58,12 +59,7 @@ def make_algorithm(name: str, values: dict[str, Any]) -> Algorithm:
     """Make an algorithm from its name and hyper-parameters; raises `ConfigError`."""
     kind: Any = ALGORITHMS.get(name) or _checked(name, _imported(name))
     known = [f.name for f in fields(kind)] if is_dataclass(kind) else []
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"{name} has no parameter {', '.join(unknown)}; "
-            + (f"choose from {', '.join(known)}" if known else "it has no parameters")
-        )
+    check_keys(f" in algorithm_args of {name}", values, known)
     try:
         algorithm: Algorithm = msgspec.convert(values, kind) if known else kind()
     except msgspec.ValidationError as error:

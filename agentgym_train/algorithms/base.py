@@ -26,7 +26,7 @@ class TokenBatch:
     """(B, K) reward of turn k; 0.0 past the last turn."""
     turn_ends: Tensor
     """(B, K) int64, index after the last sampled token of turn k; 0 past the last turn."""
-    teaches: Tensor
+    trainable: Tensor
     """(B,) bool, whether the episode is trained on. If False, it is excluded from baselines,
     whitening and counts, and has no advantage."""
     group_size: int
@@ -45,7 +45,7 @@ class TokenBatch:
     @property
     def trained(self) -> Tensor:
         """(B, T) bool: the sampled tokens of the episodes that are trained on."""
-        return (self.loss_mask > 0) & self.teaches.unsqueeze(1)
+        return (self.loss_mask > 0) & self.trainable.unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +87,6 @@ class Algorithm(Protocol):
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T) float32 advantages; 0 off the mask and for episodes that are not trained on."""
         ...
-
-
-def check_share(name: str, value: float) -> None:
-    """Raise `ConfigError` for a discount or decay outside 0..1."""
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must be between 0 and 1, got {value}")
 
 
 def given(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
@@ -138,10 +132,10 @@ def group_of_rows(batch: TokenBatch) -> Tensor:
 def episodes_against_group(batch: TokenBatch, *, scale: bool) -> Tensor:
     """(B,) float64 group-relative returns; 0 for episodes that are not trained on."""
     returns = batch.rewards.to(torch.float64).sum(1)  # (B,)
-    teaching = batch.teaches
+    trainable = batch.trainable
     advantages = torch.zeros_like(returns)  # (B,)
-    advantages[teaching] = against_group(
-        returns[teaching], group_of_rows(batch)[teaching], scale=scale
+    advantages[trainable] = against_group(
+        returns[trainable], group_of_rows(batch)[trainable], scale=scale
     )
     return advantages
 

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.base import (
     Algorithm,
     TokenBatch,
     Turns,
-    check_share,
     discounted_sums,
     given,
     pack,
@@ -24,6 +22,7 @@ from agentgym_train.algorithms.base import (
     valid,
     whiten,
 )
+from agentgym_train.config.values import check_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +56,7 @@ class ActorCritic(Algorithm):
     treats truncation as termination: the horizon is part of the task."""
 
     def __post_init__(self) -> None:
-        check_share("gamma", self.gamma)
-        check_share("lam", self.lam)
-        if self.value_clip <= 0:
-            raise ConfigError(f"value_clip must be above 0, got {self.value_clip}")
-        if not self.critic_learning_rate > 0:
-            raise ConfigError(
-                f"critic_learning_rate must be above 0, got {self.critic_learning_rate}"
-            )
-        if self.critic_warmup < 0:
-            raise ConfigError(f"critic_warmup must be at least 0 steps, got {self.critic_warmup}")
+        check_numbers(self)
 
     def critic_targets(self, batch: TokenBatch) -> CriticTargets:
         """The critic's targets: advantage before whitening plus value."""

@@ -14,13 +14,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.base import (
     Algorithm,
     LossSettings,
     TokenBatch,
     centered,
-    check_share,
     discounted_sums,
     episodes_against_group,
     given,
@@ -32,6 +30,7 @@ from agentgym_train.algorithms.base import (
     whiten,
 )
 from agentgym_train.algorithms.base import valid as valid_places
+from agentgym_train.config.values import check_numbers
 
 
 def group_advantages(batch: TokenBatch, *, scale: bool = True) -> Tensor:
@@ -156,7 +155,7 @@ class BNPO(Algorithm):
 
 @dataclass(frozen=True, slots=True)
 class ReinforcePP(Algorithm):
-    """REINFORCE++ (arXiv:2501.03262): G_t = r_t - kl (log pi - log pi_ref)_t + gamma G_next.
+    """REINFORCE++ (arXiv:2501.03262): G_t = r_t - beta (log pi - log pi_ref)_t + gamma G_next.
 
     "Next" is the next sampled token, so observation tokens do not discount the return. r_t is the
     turn's reward, at its last sampled token. The advantage is G whitened over all sampled tokens of
@@ -165,26 +164,24 @@ class ReinforcePP(Algorithm):
 
     gamma: float = 1.0
     """Discount per sampled token."""
-    kl: float = 0.0
+    beta: float = 0.0
     """KL coefficient of the reward (k1 estimator); above 0 it needs a reference policy."""
 
     def __post_init__(self) -> None:
-        check_share("gamma", self.gamma)
-        if self.kl < 0:
-            raise ConfigError(f"kl must be at least 0, got {self.kl}")
+        check_numbers(self)
 
     @property
     def needs_reference(self) -> bool:
         """Whether the reward contains a KL term."""
-        return self.kl > 0
+        return self.beta > 0
 
     def returns(self, batch: TokenBatch) -> Tensor:
         """(B, N) float64 returns G of the sampled tokens."""
         rewards = token_rewards(batch)  # (B, N)
         if self.needs_reference:
-            policy = given(batch.logprobs, "logprobs", "REINFORCE++ with kl")
-            reference = given(batch.ref_logprobs, "ref_logprobs", "REINFORCE++ with kl")
-            rewards = rewards - self.kl * pack(policy - reference, batch.trained)  # (B, N)
+            policy = given(batch.logprobs, "logprobs", "REINFORCE++ with beta")
+            reference = given(batch.ref_logprobs, "ref_logprobs", "REINFORCE++ with beta")
+            rewards = rewards - self.beta * pack(policy - reference, batch.trained)  # (B, N)
         return discounted_sums(rewards, self.gamma)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
@@ -206,7 +203,9 @@ class ReinforcePPBaseline(Algorithm):
         """(B, T)."""
         differences = episodes_against_group(batch, scale=False)  # (B,)
         groups = group_of_rows(batch)  # (B,)
-        peers = torch.zeros_like(groups).index_add(0, groups, batch.teaches.long())[groups]  # (B,)
+        peers = torch.zeros_like(groups).index_add(0, groups, batch.trainable.long())[
+            groups
+        ]  # (B,)
         mask = batch.trained & (peers > 1).unsqueeze(1)  # (B, T)
         return whiten(differences.unsqueeze(1).expand(mask.shape), mask).to(torch.float32)
 
@@ -244,8 +243,8 @@ class RLOO(Algorithm):
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""
         returns = batch.rewards.to(torch.float64).sum(1)  # (B,)
-        teaching = batch.teaches
-        differences, sizes = centered(returns[teaching], group_of_rows(batch)[teaching])
+        trainable = batch.trainable
+        differences, sizes = centered(returns[trainable], group_of_rows(batch)[trainable])
         advantages = torch.zeros_like(returns)  # (B,)
-        advantages[teaching] = differences * sizes / (sizes - 1).clamp(min=1)
+        advantages[trainable] = differences * sizes / (sizes - 1).clamp(min=1)
         return on_tokens(advantages, batch)

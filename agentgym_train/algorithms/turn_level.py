@@ -8,12 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.base import (
     Algorithm,
     TokenBatch,
     against_group,
-    check_share,
     discounted_sums,
     episodes_against_group,
     group_of_rows,
@@ -21,6 +19,7 @@ from agentgym_train.algorithms.base import (
     turns_of,
     whiten,
 )
+from agentgym_train.config.values import check_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +40,7 @@ class GiGPO(Algorithm):
     """Divide by the standard deviations."""
 
     def __post_init__(self) -> None:
-        check_share("gamma", self.gamma)
-        if self.omega < 0:
-            raise ConfigError(f"omega must be at least 0, got {self.omega}; 0 disables A_step")
+        check_numbers(self)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""
@@ -75,7 +72,7 @@ class TurnReturns(Algorithm):
     """The baseline of a turn's return."""
 
     def __post_init__(self) -> None:
-        check_share("gamma", self.gamma)
+        check_numbers(self)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""

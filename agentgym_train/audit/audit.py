@@ -23,7 +23,7 @@ from agentgym_train.audit.episodes import Row, Stored, Subject
 from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
 from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import RLConfig, config_from
+from agentgym_train.config.methods import RLConfig, config_from, stored_config
 from agentgym_train.models.loading import load_policy
 from agentgym_train.models.local import is_model
 from agentgym_train.rollout.agent import format_of
@@ -80,7 +80,7 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
         raise ConfigError(f"{path} is not a training run: its run.json has no config with a model")
     # Check this first: creating the config imports the agent.
     require_trust(f"{path}/run.json", names_in(values, _IMPORTED), trusted=trusted)
-    config = config_from(values)
+    config = stored_config(path, values, config_from)
     source, version = _weights(store, config)
     trajectories = _trajectories(store)
     instruction = _instruction(config, trajectories)

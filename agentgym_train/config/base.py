@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import inf
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 import msgspec
 import yaml
@@ -17,6 +18,8 @@ from agentgym_train.config.engines import EngineSettings, engine_settings
 from agentgym_train.config.values import (
     RolloutLimits,
     check_keys,
+    check_number,
+    check_numbers,
     merge,
     parse_overrides,
     read_yaml,
@@ -63,6 +66,21 @@ class PolicyConfig:
     temperature: float = 1.0
     """Sampling temperature of training rollouts, evaluation or collection; 0 is greedy."""
 
+    def __new__(cls, *args: object, **values: object) -> Self:
+        """Raise `ConfigError` for an unknown key, which `__init__` would report as a TypeError."""
+        check_keys("", values, (f.name for f in fields(cls)))
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        # Without `check_policy`, which may import an agent that a stored config names.
+        check_numbers(self)
+        reserved = sorted(_SET_BY_CHAT.intersection(self.chat_template_kwargs))
+        if reserved:
+            raise ConfigError(
+                f"chat_template_kwargs.{reserved[0]} is not a variable of a chat template but an "
+                "argument that training sets itself; remove it"
+            )
+
     @property
     def form(self) -> ActionFormat:
         """The action format. Raises `ConfigError` if the agent has another one."""
@@ -81,8 +99,16 @@ class PolicyConfig:
     def check_policy(self) -> None:
         """Raise `ConfigError` for an invalid value."""
         _ = self.new_agent
-        at_least(1, turn_max_tokens=self.turn_max_tokens, max_tokens=self.max_tokens)
-        at_least(0, temperature=self.temperature)
+
+
+_SET_BY_CHAT: Final = frozenset(
+    {
+        "conversation", "messages", "chat_template", "add_generation_prompt",
+        "continue_final_message", "tokenize", "padding", "truncation", "max_length",
+        "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "self",
+    }
+)  # fmt: skip
+"""Arguments of `apply_chat_template` that are no variables of the template."""
 
 
 def join_instructions(instruction: str, form: ActionFormat) -> str:
@@ -166,28 +192,16 @@ class RunConfig(PolicyConfig):
 
     def check_common(self) -> None:
         """Raise `ConfigError` for an invalid value of a shared field."""
+        PolicyConfig.__post_init__(self)
         self.engine_settings()
         named_wrappers(self.wrappers)
         self.check_policy()
-        at_least(
-            1,
-            concurrency=self.concurrency,
-            eval_samples=self.eval_samples,
-            save_every=self.save_every,
-        )
-        at_least(
-            0,
-            engine_concurrency=self.engine_concurrency,
-            env_concurrency=self.env_concurrency,
-            episode_timeout_s=self.episode_timeout_s,
-            retries=self.retries,
-            eval_temperature=self.eval_temperature,
-        )
-        if self.max_tokens_per_microbatch < 0:
-            raise ConfigError(
-                "max_tokens_per_microbatch is a number of tokens, or 0 for the device's default, "
-                f"got {self.max_tokens_per_microbatch}"
-            )
+        for name, value in (self.lora or {}).items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                check_number(f"lora.{name}", value, minimum=1 if name == "r" else 0)
+        for name, value in self.trainer_args.items():
+            if isinstance(value, float):  # TRL gives a meaning to some negative numbers
+                check_number(f"trainer_args.{name}", value, minimum=-inf)
         if self.dtype == "float16":
             raise ConfigError("dtype float16 cannot be trained; use float32 or bfloat16")
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
@@ -241,13 +255,6 @@ class RunConfig(PolicyConfig):
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""
         return asdict(self)
-
-
-def at_least(minimum: int, **values: float) -> None:
-    """Raise `ConfigError` for the first value that is below `minimum`."""
-    for name, value in values.items():
-        if value < minimum:
-            raise ConfigError(f"{name} is at least {minimum}, got {value}")
 
 
 def not_sampled(config: RunConfig) -> None:

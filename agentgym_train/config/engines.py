@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.values import check_keys
+from agentgym_train.config.values import check_keys, check_numbers
 
 
 def check_address(url: str, api_key: str | None, fitting: str) -> None:
@@ -40,6 +40,9 @@ class HFSettings:
     """Decide near ties by a forward pass of the conversation alone. In float32 the sampled turns
     then do not depend on the rest of the batch, as evaluations need; each near tie costs a pass."""
 
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VLLMSettings:
@@ -66,6 +69,9 @@ class VLLMSettings:
     """Disable CUDA graphs and compilation; null is true on a CPU."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM, by the names of its `EngineArgs`."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

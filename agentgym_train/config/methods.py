@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from agentgym_env.errors import TEACHES, ConfigError
 from agentgym_env.registration import full_id
 from agentgym_train.config.base import (
     RunConfig,
-    at_least,
     check_data,
     check_trainer_args,
     converted,
     not_sampled,
     read_values,
 )
-from agentgym_train.config.values import EpisodeFilter, PairRules, check_keys, trained_outcomes
+from agentgym_train.config.values import (
+    EpisodeFilter,
+    PairRules,
+    check_keys,
+    check_numbers,
+    trained_outcomes,
+)
 from agentgym_train.rollout.horizon import Horizon, make_horizon
+
+_C = TypeVar("_C", bound=RunConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,26 +98,11 @@ class RLConfig(RunConfig):
         self.check_common()
         self.make_horizon()
         trained_outcomes(self.train_outcomes)
-        at_least(1, prompts_per_step=self.prompts_per_step, steps=self.steps)
-        at_least(0, oversampling_ratio=self.oversampling_ratio)
-        if self.importance_sampling_cap < 1:
-            raise ConfigError(
-                f"importance_sampling_cap is at least 1, got {self.importance_sampling_cap}"
-            )
-        if self.num_generations < 2:
-            raise ConfigError(
-                f"num_generations is at least 2, got {self.num_generations}: an episode is "
-                "compared with the others of its task"
-            )
-        if self.async_steps not in (0, 1):
-            raise ConfigError(f"async_steps is 0 or 1, got {self.async_steps}")
         if self.max_staleness < 1 + self.async_steps:
             raise ConfigError(
                 f"max_staleness is at least {1 + self.async_steps} updates, got "
                 f"{self.max_staleness}: every carried group would be dropped"
             )
-        if not 0 <= self.max_lost_rate <= 1:
-            raise ConfigError(f"max_lost_rate is a share from 0 to 1, got {self.max_lost_rate}")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -208,10 +200,7 @@ class SFTConfig(RunConfig):
     def __post_init__(self) -> None:
         self.check_common()
         not_sampled(self)
-        at_least(1, rows_per_step=self.rows_per_step, eval_horizon=self.eval_horizon)
-        at_least(0, steps=self.steps)
         _ = self.keep
-        _above_zero(epochs=self.epochs)
         check_trainer_args(self.trainer_args, **_SET_BY_ROWS)
 
     def check_processes(self, processes: int) -> None:
@@ -264,11 +253,7 @@ class World:
     """Held-out split that is evaluated."""
 
     def __post_init__(self) -> None:
-        at_least(0, tasks=self.tasks, horizon=self.horizon)
-        if self.weight <= 0:
-            raise ConfigError(
-                f"weight is above 0, got {self.weight:g}; remove {self.env} from envs instead"
-            )
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,15 +300,6 @@ class AgentEvolConfig(RunConfig):
 
     def __post_init__(self) -> None:
         self.check_common()
-        at_least(
-            1,
-            iterations=self.iterations,
-            samples=self.samples,
-            horizon=self.horizon,
-            rows_per_step=self.rows_per_step,
-        )
-        at_least(0, per_task=self.per_task, steps=self.steps)
-        _above_zero(epochs=self.epochs)
         if bool(self.env) == bool(self.envs):
             raise ConfigError("name the environments with envs, or one with env")
         names = [world.env for world in self.worlds]
@@ -423,9 +399,6 @@ class DPOConfig(RunConfig):
     def __post_init__(self) -> None:
         self.check_common()
         not_sampled(self)
-        at_least(1, pairs_per_step=self.pairs_per_step, eval_horizon=self.eval_horizon)
-        at_least(0, steps=self.steps, pairs_per_start=self.pairs_per_start)
-        _above_zero(epochs=self.epochs, beta=self.beta)
         _ = self.pair_rules
         check_trainer_args(
             self.trainer_args,
@@ -477,12 +450,6 @@ def _check_divides(config: RunConfig, name: str, processes: int) -> None:
         )
 
 
-def _above_zero(**values: float) -> None:
-    for name, value in values.items():
-        if value <= 0:
-            raise ConfigError(f"{name} is above 0, got {value:g}")
-
-
 DEFAULT: Final = "rl"
 
 CONFIGS: Final[Mapping[str, type[RunConfig]]] = {
@@ -501,6 +468,21 @@ def method_config(values: Mapping[str, Any]) -> RunConfig:
     if method == "evolve":
         check_worlds(values)
     return converted(_with_stages(values) if method == "rl" else values, CONFIGS[method])
+
+
+def stored_config(
+    path: Path,
+    values: Mapping[str, Any],
+    read: Callable[[Mapping[str, Any]], _C] = method_config,  # type: ignore[assignment]
+) -> _C:
+    """The config in the run.json of a run's folder; an error names the file to edit."""
+    try:
+        return read(values)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the config in {path}/run.json is not one of this version: {error}. Edit it in "
+            "run.json and config.yaml, or start a new run"
+        ) from error
 
 
 def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import inf, isfinite
 from typing import Any, Final, get_args
 
 import yaml
 
 from agentgym_env.errors import TEACHES, ConfigError, Outcome, teaches
 from agentgym_env.trajectory import Trajectory
+
+INTERRUPTED: Final = 130
+"""Exit status after Ctrl-C, by the shell's convention."""
+
+ANOTHER_FOLDER: Final = "output_dir=FOLDER"
+"""How to choose another run folder, in a command and in a config in Python."""
 
 RENAMED: Final[Mapping[str, str]] = {
     "steps_ahead": "async_steps",
@@ -101,6 +108,82 @@ def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     )
 
 
+MINIMUM: Final[Mapping[str, float]] = dict.fromkeys(
+    (
+        "turn_max_tokens", "max_tokens", "concurrency", "save_every", "eval_samples",
+        "SFTConfig.eval_horizon", "DPOConfig.eval_horizon", "AgentEvolConfig.horizon",
+        "CollectConfig.horizon", "horizon_every", "horizon_patience", "horizon_window",
+        "max_staleness", "importance_sampling_cap", "prompts_per_step", "rows_per_step",
+        "pairs_per_step", "RLConfig.steps", "iterations", "samples", "max_turns",
+        "max_episode_tokens", "most", "max_batch", "tensor_parallel_size", "cpu_cache_gb",
+        "max_model_len", "max_num_seqs", "block_size", "nccl_port",
+    ),
+    1,
+) | {"num_generations": 2, "min_reward": -inf, "CollectConfig.n": 1}  # fmt: skip
+"""Minimum of numeric fields, by `field` or `Class.field`; 0 for the others."""
+
+ABOVE_ZERO: Final = frozenset(
+    {
+        "epochs", "weight", "DPOConfig.beta", "reward_gap", "horizon_threshold",
+        "gpu_memory_utilization", "request_timeout_s", "value_clip", "critic_learning_rate",
+    }
+)  # fmt: skip
+"""Numeric fields that are above 0."""
+
+MAXIMUM: Final[Mapping[str, float]] = {
+    "async_steps": 1,
+    "max_lost_rate": 1,
+    "horizon_threshold": 1,
+    "gpu_memory_utilization": 1,
+    "nccl_port": 65535,
+    "gamma": 1,
+    "lam": 1,
+}
+
+
+def check_numbers(config: Any) -> None:
+    """Raise `ConfigError` for a numeric field of a dataclass that is invalid."""
+    for f in fields(config):
+        kind, _, optional = str(f.type).partition(" | ")
+        value = getattr(config, f.name)
+        if kind not in ("int", "float") or (value is None and optional):
+            continue
+        name = f"{type(config).__name__}.{f.name}"
+        if name not in MINIMUM and name not in ABOVE_ZERO:
+            name = f.name
+        check_number(
+            f.name,
+            value,
+            whole=kind == "int",
+            minimum=MINIMUM.get(name, 0),
+            above=name in ABOVE_ZERO,
+            maximum=MAXIMUM.get(name, inf),
+        )
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    whole: bool = False,
+    minimum: float = 0,
+    above: bool = False,
+    maximum: float = inf,
+) -> None:
+    """Raise `ConfigError` unless `value` is a finite number within the bounds."""
+    kind = "a whole number" if whole else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise ConfigError(f"{name} is {kind}, got {value!r}")
+    if not isfinite(value):
+        raise ConfigError(f"{name} is a finite number, got {value}")
+    if above and value <= minimum:
+        raise ConfigError(f"{name} is above {minimum:g}, got {value:g}")
+    if value < minimum:
+        raise ConfigError(f"{name} is at least {minimum:g}, got {value}")
+    if value > maximum:
+        raise ConfigError(f"{name} is at most {maximum:g}, got {value}")
+
+
 class _Loader(yaml.SafeLoader):
     pass
 
@@ -152,10 +235,7 @@ class PairRules:
     """Maximum pairs per start, from as many different episodes as possible; None for all."""
 
     def __post_init__(self) -> None:
-        if self.reward_gap is not None and not self.reward_gap > 0:
-            raise ConfigError(f"reward_gap must be above 0, got {self.reward_gap:g}; omit it for 0")
-        if self.most is not None and self.most < 1:
-            raise ConfigError(f"the maximum pairs per start must be at least 1, got {self.most}")
+        check_numbers(self)
 
     def prefers(self, one: Trajectory, other: Trajectory) -> bool:
         """Whether `one` is preferred to `other`; both have the same start."""
@@ -187,14 +267,7 @@ class EpisodeFilter:
     """Keep only the first episode of those with the same task and actions."""
 
     def __post_init__(self) -> None:
-        if self.min_turns < 0:
-            raise ConfigError(f"min_turns must be at least 0, got {self.min_turns}")
-        for name, value in (
-            ("max_turns", self.max_turns),
-            ("max_episode_tokens", self.max_episode_tokens),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_numbers(self)
         if self.max_turns is not None and self.max_turns < self.min_turns:
             raise ConfigError(
                 f"max_turns {self.max_turns} is below min_turns {self.min_turns}: no episode "
@@ -237,3 +310,6 @@ class RolloutLimits:
     """Maximum duration of an episode with all its retries, not counting the wait for a slot."""
     retries: int = 2
     """Maximum retries of an episode whose environment or engine was lost."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -21,7 +21,7 @@ from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, check_keys
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
@@ -85,8 +85,8 @@ class CollectConfig(PolicyConfig):
     seed: int = 0
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     servers: list[str] = field(default_factory=list)
-    wrappers: list[str] = field(default_factory=list)
-    """Gymnasium wrappers of the environment, `module:Class`, innermost first."""
+    wrappers: Sequence[str | dict[str, Any]] = field(default_factory=list)
+    """As in a training config."""
     keep: EpisodeFilter = field(default_factory=EpisodeFilter)
     method: Literal["collect"] = "collect"
 
@@ -167,8 +167,9 @@ def collect_config_of(path: Path) -> CollectConfig | None:
     if not isinstance(config, dict) or config.get("method") != "collect":
         return None
     try:
+        check_keys("", config, (f.name for f in fields(CollectConfig)))
         return msgspec.convert(config, CollectConfig)
-    except msgspec.ValidationError as error:
+    except (ConfigError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}/run.json is not the config of a collection: {error}") from error
 
 
@@ -228,10 +229,6 @@ def _with_responses(trajectory: Trajectory, form: ActionFormat) -> Trajectory:
         return trajectory
     turns = [msgspec.structs.replace(t, response=form.render(t.action)) for t in trajectory.turns]
     return msgspec.structs.replace(trajectory, turns=turns)
-
-
-INTERRUPTED: Final = 130
-"""Exit status after Ctrl-C, by the shell's convention."""
 
 
 def collect(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import copy
 import json
@@ -18,17 +17,15 @@ import tempfile
 import threading
 import time
 import weakref
-from collections import deque
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Final, cast
 
 import requests
 import torch
 
 from agentgym_env.errors import ServerStartFailed
-from agentgym_env.launch import child_environment
+from agentgym_env.launch import LocalServer, SharedServer, SharedServers, child_environment
 from agentgym_train.config.engines import ServerSettings, VLLMSettings
 from agentgym_train.models.loading import base_model
 
@@ -71,44 +68,20 @@ def save_architecture(model: Any, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-logger = logging.getLogger(__name__)
-
 START_TIMEOUT_S = 600.0
-
-_KEPT_LINES = 40
 
 _GPU_SHARE = 0.9
 
 
-class LocalVLLM(AbstractContextManager["LocalVLLM"]):
-    """A reference to a local vLLM server, which stops when its last reference is closed."""
-
-    def __init__(self, shared: _SharedVLLM) -> None:
-        self._shared = shared
-        self._closed = False
-
-    @property
-    def address(self) -> str:
-        """`http://127.0.0.1:port`."""
-        return self._shared.address
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The server's main process, which leads the process group."""
-        return self._shared.process
+class LocalVLLM(LocalServer):
+    """A reference to a local vLLM server; its process leads the server's process group."""
 
     def restart(self) -> None:
         """Restart the server at the same address if it died; raises `ServerStartFailed`."""
-        self._shared.restart()
+        cast("_VLLMServer", self._shared).restart()
 
-    def close(self) -> None:
-        """Close the reference; closing twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            _let_go(self._shared)
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+_SERVERS: Final = SharedServers()
 
 
 def launch_vllm(
@@ -128,14 +101,8 @@ def launch_vllm(
         **settings.extra,
         **options,
     }
-    # A forked process inherits its parent's table but must not stop its parent's servers.
-    key = (os.getpid(), json.dumps([asdict(settings), values], sort_keys=True, default=str))
-    with _lock:
-        shared = _running.get(key)
-        if shared is None or shared.process.poll() is not None:
-            shared = _running[key] = _SharedVLLM(values)
-        shared.holds += 1
-    return LocalVLLM(shared)
+    key = json.dumps([asdict(settings), values], sort_keys=True, default=str)
+    return LocalVLLM(_SERVERS.get((key,), lambda: _VLLMServer(values)), _SERVERS)
 
 
 def launch_for(model: Any, settings: ServerSettings, *, max_tokens: int) -> LocalVLLM:
@@ -153,17 +120,15 @@ def launch_for(model: Any, settings: ServerSettings, *, max_tokens: int) -> Loca
     return started
 
 
-class _SharedVLLM:
-    """A server's processes, and the number of references to it."""
+class _VLLMServer(SharedServer):
+    """The processes of a vLLM server."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self.holds = 0
-        self.owner = os.getpid()
+        super().__init__()
         self._port = _free_port()
         self.address = f"http://127.0.0.1:{self._port}"
         self._values = values
         self._restarting = threading.Lock()
-        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._start()
 
     def restart(self) -> None:
@@ -193,8 +158,7 @@ class _SharedVLLM:
             env=child_environment() | {"VLLM_SERVER_DEV_MODE": "1"},
             start_new_session=True,
         )  # fmt: skip
-        self._listener = threading.Thread(target=self._read_log, daemon=True)
-        self._listener.start()
+        self.listen(self.process.stdout, logging.DEBUG)
         try:
             self._await_health()
         except BaseException:
@@ -210,17 +174,9 @@ class _SharedVLLM:
             time.sleep(0.2)
         status = self.process.poll()
         self.end()
-        self._listener.join(1.0)
-        last = "\n".join(self._last_lines) or "(no output)"
+        last = self.last_output()
         fact = f"exited with status {status}" if status is not None else "did not start in time"
         raise ServerStartFailed(f"the local vLLM server {fact}; its last output was:\n{last}")
-
-    def _read_log(self) -> None:
-        with cast("IO[bytes]", self.process.stdout) as lines:
-            for raw in lines:
-                line = raw.decode("utf-8", "replace").rstrip()
-                self._last_lines.append(line)
-                logger.debug("[vllm %d] %s", self.process.pid, line)
 
 
 def command_line(values: dict[str, Any]) -> list[str]:
@@ -248,31 +204,6 @@ def _free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
-
-
-def _let_go(shared: _SharedVLLM) -> None:
-    if shared.owner != os.getpid():
-        return
-    with _lock:
-        shared.holds -= 1
-        if shared.holds > 0:
-            return
-        for key in [key for key, running in _running.items() if running is shared]:
-            del _running[key]
-    shared.end()
-
-
-def _end_all() -> None:
-    for shared in list(_running.values()):
-        if shared.owner == os.getpid():
-            shared.end()
-
-
-_lock = threading.Lock()
-
-_running: dict[tuple[int, str], _SharedVLLM] = {}
-
-atexit.register(_end_all)
 
 
 def _end_with_owner() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -53,6 +53,14 @@ def gathered(own: _T) -> list[_T]:
     every: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(every, own)
     return every
+
+
+def on_main_process(write: Callable[[], object]) -> None:
+    """Write on the first process while the others wait. A collective."""
+    gathered(None)
+    if PartialState().is_main_process:
+        write()
+    gathered(None)
 
 
 _WRAPPER = "_checkpoint_wrapped_module."

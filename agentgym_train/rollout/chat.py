@@ -98,11 +98,18 @@ class Chat:
         return [*self._plain_ids(text), self.end_id]
 
     def _render(self, messages: list[dict[str, str]], generate: bool = True) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=generate, **self._kwargs
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=generate, **self._kwargs
+                )
             )
-        )
+        except Exception as error:  # a template runs code that may raise anything
+            given = f" with chat_template_kwargs {self._kwargs}" if self._kwargs else ""
+            raise ConfigError(
+                f"the chat template raised {type(error).__name__}{given}: {error}. Change the "
+                "arguments, or use another template"
+            ) from error
 
     def _opening(self, observation: str) -> list[dict[str, str]]:
         """The first messages; without a system role the instruction is in the user message."""
@@ -112,9 +119,10 @@ class Chat:
             messages = [{"role": "system", "content": self._instruction}, _user(observation)]
             if self._instruction.strip() in self._render(messages):
                 return messages
-        except Exception as error:
+        except ConfigError as error:
             # Templates raise various Jinja exceptions for unsupported roles.
-            if "role" not in str(error).lower() and "system" not in str(error).lower():
+            said = str(error.__cause__).lower()
+            if "role" not in said and "system" not in said:
                 raise
         return [_user(f"{self._instruction}\n\n{observation}")]
 

@@ -280,7 +280,7 @@ def _imported(name: str) -> Callable[..., Callable[[int], int]]:
 
 
 def _check(rounds: tuple[int, ...], every: int) -> None:
-    if not rounds or min(rounds) < 1:
+    if not rounds or not all(isinstance(turns, int) and turns >= 1 for turns in rounds):
         raise ConfigError(f"a horizon must be at least 1 turn, got {list(rounds)}")
     if any(later <= earlier for earlier, later in pairwise(rounds)):
         raise ConfigError(f"a horizon must increase from stage to stage, got {list(rounds)}")

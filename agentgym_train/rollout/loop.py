@@ -19,7 +19,7 @@ from agentgym_train.config.values import RolloutLimits
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.rollout.actors import Actor, ActorFactory, ActorOutput, draw_seed
 from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
-from agentgym_train.rollout.wrapping import Wrapping
+from agentgym_train.rollout.wrapping import WrappedSession, Wrapping
 
 _MAX_NON_ACTION_TURNS = 8
 
@@ -96,12 +96,12 @@ class EpisodeRun:
                     async with self._concurrency_limits.environment.call(self._clock):
                         session = await _opened(client)
                         if self._wrapping is not None:
-                            session = await self._wrapping.wrap(session)
+                            session = self._wrapping.wrap(session)
                     outcome = await self._trials(session, step)
             except TimeoutError:
                 if not limit.expired():
                     raise
-                outcome = self._out_of_time()
+                outcome = self._out_of_time(session)
             ended = True
             return await self._result(outcome)
         finally:
@@ -183,12 +183,15 @@ class EpisodeRun:
             return "success" if reply.info.get("success") else "failure"
         return "horizon" if reply.truncated else None
 
-    def _out_of_time(self) -> Outcome:
+    def _out_of_time(self, session: AsyncSession | None) -> Outcome:
         policy_s, world_s = self._clock.waited["policy"], self._clock.waited["environment"]
         if world_s >= policy_s:
+            within = session.current_wrapper if isinstance(session, WrappedSession) else ""
             raise DeadlinePassed(
                 f"the episode exceeded episode_timeout_s {self._clock.timeout_s:g} and waited "
-                f"{world_s:.1f} s for the environment; raise the limit or use more servers",
+                f"{world_s:.1f} s for the environment"
+                + (f", at last in wrapper {within}; fix it" if within else "; use more servers")
+                + " or raise the limit",
                 "deadline",
             )
         if isinstance(self._unanswered, ActorOutput) and isinstance(self._unanswered.action, str):

@@ -320,8 +320,6 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         """Close the connections, the event loop and the local server."""
         self._end_pool()
         self.run(self._client.close())
-        if self._wrapping is not None:
-            self._wrapping.close()
         if not self._shares_runner:
             self._runner.close()
         if self.server is not None:

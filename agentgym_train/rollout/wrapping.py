@@ -8,12 +8,16 @@ without wrappers do not use this module.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from threading import Thread
+from typing import Any, Final, NoReturn, TypeVar
 
 import gymnasium
+import msgspec
+import numpy as np
 
 from agentgym_env.client.aio import AsyncSession
 from agentgym_env.errors import AgentGymError, EpisodeOver, WrapperFailed
@@ -22,13 +26,24 @@ from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_env.wire import EnvCard, ResetReply, StepReply
 from agentgym_env.wrappers import NamedWrapper, WrapperSpec, named_wrappers
 
+logger = logging.getLogger(__name__)
+
 _T = TypeVar("_T")
-_WORLDS_OWN = ("success", "score")
+_ENVIRONMENTS_OWN = ("success", "score")
 """Keys of `info` that always come from the environment, even if a wrapper changes them."""
+_TEXT: Final = (TextSpace, gymnasium.spaces.Text)
+_CLOSE_TIMEOUT_S: Final = 10.0
+"""Time limit of a wrapper's `close`."""
+_UNWIND_TIMEOUT_S: Final = 1.0
+"""Time that a cancelled call has to return before its wrapper counts as hung."""
 
 
 class Wrapping:
-    """The wrappers of a run and their threads."""
+    """The wrappers of a run and their threads.
+
+    Each call runs in a daemon thread of its own, because a wrapper may never return: such a thread
+    must not block others, nor the end of the process.
+    """
 
     def __init__(
         self, specs: Sequence[WrapperSpec], card: EnvCard, tasks: TaskSet, concurrency: int
@@ -38,63 +53,68 @@ class Wrapping:
         self._makers = [named.load() for named in self._named]
         self._card = card
         self._tasks = tasks
-        self._threads = ThreadPoolExecutor(concurrency, "wrappers")
+        self._concurrency = concurrency
+        self._abandoned: list[Future[Any]] = []
         self.names = ", ".join(named.name for named in self._named)
-        self._wrapped(SessionEnv(None, None, card, tasks))
+        self.apply(SessionEnv(None, None, card, tasks))
 
-    async def wrap(self, session: AsyncSession) -> WrappedSession:
-        """Apply the wrappers to a session; raises `WrapperFailed`."""
+    def wrap(self, session: AsyncSession) -> WrappedSession:
+        """A session that applies the wrappers from its `reset` on."""
         base = SessionEnv(session, asyncio.get_running_loop(), self._card, self._tasks)
-        return WrappedSession(
-            session, base, await self.run(base, lambda: self._wrapped(base)), self
-        )
+        return WrappedSession(session, base, self)
 
     async def run(self, base: SessionEnv, work: Callable[[], _T]) -> _T:
         """Run a call of the wrapped environment in a thread; raises `WrapperFailed`."""
+        self._abandoned = [call for call in self._abandoned if not call.done()]
+        if len(self._abandoned) >= self._concurrency:
+            raise WrapperFailed(
+                f"{len(self._abandoned)} calls of the wrappers {self.names} did not return, the "
+                f"last in {base.current or 'another episode'}; fix the wrapper, or remove it from "
+                "`wrappers`"
+            )
+        call: Future[_T] = Future()
+        call.set_running_or_notify_cancel()
 
-        def guarded() -> _T:
+        def target() -> None:
             try:
-                return work()
+                call.set_result(work())
             except Exception as error:
-                if error is base.failure:
-                    raise
-                raise self._failed(error) from error
+                call.set_exception(error if error is base.failure else self._failed(base, error))
+            except BaseException as error:  # such as SystemExit: the event loop raises it
+                call.set_exception(error)
 
+        Thread(target=target, name="wrappers", daemon=True).start()
+        base.call = call
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, guarded)
+            return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
             base.cancel()
+            self._abandoned.append(call)
             raise
 
-    def close(self) -> None:
-        """Shut down the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _wrapped(self, base: SessionEnv) -> gymnasium.Env[str, str]:
+    def apply(self, base: SessionEnv) -> gymnasium.Env[str, str]:
+        """The environment in the wrappers; what each of them returns is checked."""
         env: gymnasium.Env[str, str] = base
         for named, make in zip(self._named, self._makers, strict=True):
             try:
-                env = make(env)
+                env = base.watched(named, make, None)(env)
             except Exception as error:
-                raise _failure(named, error) from error
+                raise self._failed(base, error) from error
             if not isinstance(env, gymnasium.Env):
                 raise WrapperFailed(
                     f"wrapper {named.name} returned {type(env).__name__}, which is not a "
                     "gymnasium.Env; use a gymnasium.Wrapper"
                 )
+            # On the instance: wrappers must find each other's attributes through `self.env`.
+            for name, check in (("reset", _check_reset), ("step", _check_step), ("close", None)):
+                setattr(env, name, base.watched(named, getattr(env, name), check))
         return env
 
-    def _failed(self, error: Exception) -> WrapperFailed:
-        """A `WrapperFailed` that names the innermost wrapper in the traceback."""
+    def _failed(self, base: SessionEnv, error: Exception) -> WrapperFailed:
+        """A `WrapperFailed` that names the first wrapper that raised the error."""
         if isinstance(error, WrapperFailed):
             return error
-        blamed, trace = None, error.__traceback__
-        by_class = dict(zip(map(_class_of, self._makers), self._named, strict=True))
-        while trace is not None:
-            owner = type(trace.tb_frame.f_locals.get("self"))
-            blamed = by_class.get(owner, blamed)
-            trace = trace.tb_next
-        return _failure(blamed, error, self.names)
+        return _failure(base.blamed.name if base.error is error else self.names, error)
 
 
 class SessionEnv(gymnasium.Env[str, str]):
@@ -123,6 +143,44 @@ class SessionEnv(gymnasium.Env[str, str]):
         """The environment's last info, before any wrapper."""
         self.failure: AgentGymError | None = None
         """The error that the session itself raised, if any."""
+        self.call: Future[Any] | None = None
+        """The current or last call of the wrapped environment."""
+        self.error: Exception | None = None
+        """The last error that a wrapper raised or passed on."""
+        self.blamed = NamedWrapper("")
+        """The wrapper that raised `error`."""
+        self._active: list[NamedWrapper] = []
+
+    @property
+    def current(self) -> str:
+        """The name of the wrapper whose code runs; empty if none runs."""
+        return self._active[-1].name if self._active else ""
+
+    def watched(
+        self,
+        named: NamedWrapper,
+        method: Callable[..., Any],
+        check: Callable[[NamedWrapper, Any, Any], None] | None,
+    ) -> Callable[..., Any]:
+        """A method of a wrapper that notes when it runs and raises, and checks its result."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if check is _check_step:
+                self.check_action(method.__self__, *args)  # type: ignore[attr-defined]
+            self._active.append(named)
+            try:
+                result = method(*args, **kwargs)
+                if check is not None:
+                    check(named, method, result)
+            except Exception as error:
+                if error is not self.error:
+                    self.error, self.blamed = error, named
+                raise
+            finally:
+                self._active.pop()
+            return result
+
+        return call
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -140,6 +198,7 @@ class SessionEnv(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take a step."""
+        self.check_action(self, action)
         reply = self._wait(lambda session: session.step(action))
         self.info = reply.info
         return reply.observation, reply.reward, reply.terminated, reply.truncated, dict(reply.info)
@@ -151,6 +210,14 @@ class SessionEnv(gymnasium.Env[str, str]):
     def expert_action(self) -> str | None:
         """The oracle's action for this turn; None if it has no further action."""
         return self._wait(lambda session: session.expert_action())
+
+    def check_action(self, env: gymnasium.Env[Any, Any], action: Any) -> None:
+        """Raise `WrapperFailed` if a wrapper passes what is no text to an environment of texts."""
+        if isinstance(env.action_space, _TEXT) and not isinstance(action, str):
+            raise WrapperFailed(
+                f"step of wrapper {self.current} passed an action of type {type(action).__name__}; "
+                "pass a str"
+            )
 
     def cancel(self) -> None:
         """Cancel the running call and reject further ones: the episode is over."""
@@ -177,18 +244,17 @@ class SessionEnv(gymnasium.Env[str, str]):
 class WrappedSession(AsyncSession):
     """A session whose `reset` and `step` apply wrappers; created by `Wrapping.wrap`."""
 
-    def __init__(
-        self,
-        session: AsyncSession,
-        base: SessionEnv,
-        env: gymnasium.Env[str, str],
-        wrapping: Wrapping,
-    ) -> None:
+    def __init__(self, session: AsyncSession, base: SessionEnv, wrapping: Wrapping) -> None:
         super().__init__(session.state, session.gatherings)
         self._base = base
-        self._env = env
         self._wrapping = wrapping
+        self._env: gymnasium.Env[str, str] | None = None
         self._turn = 0
+
+    @property
+    def current_wrapper(self) -> str:
+        """The name of the wrapper whose code runs, such as one that hangs; empty if none runs."""
+        return self._base.current
 
     async def reset(
         self, *, seed: int | None = None, task: str | None = None, split: str | None = None
@@ -196,34 +262,62 @@ class WrappedSession(AsyncSession):
         """Start an episode."""
         given = {"task": task, "split": split}
         options = {name: value for name, value in given.items() if value is not None}
-        observation, info = await self._wrapping.run(
-            self._base, lambda: self._env.reset(seed=seed, options=options)
-        )
+
+        def work() -> tuple[Any, Any]:
+            self._env = self._env or self._wrapping.apply(self._base)
+            return self._env.reset(seed=seed, options=options)
+
+        observation, info = await self._wrapping.run(self._base, work)
         self._turn = 0
         return ResetReply(self.state.name, 0, self._text(observation), self._info(info))
 
     async def step(self, action: str) -> StepReply:
         """Take a step."""
+        env = self._env
+        if env is None:
+            raise EpisodeOver("call reset before step")
         observation, reward, terminated, truncated, info = await self._wrapping.run(
-            self._base, lambda: self._env.step(action)
+            self._base, lambda: env.step(action)
         )
         self._turn += 1
         return StepReply(
             self.state.name,
             self._turn,
             self._text(observation),
-            self._reward(reward),
+            float(reward),
             bool(terminated),
             bool(truncated),
             self._info(info),
         )
 
     async def close(self) -> None:
-        """Close the wrappers and the session."""
+        """Close the wrappers, unless one of them hangs, and the session."""
         try:
-            await self._wrapping.run(self._base, self._env.close)
+            await self._close_wrappers()
         finally:
             await super().close()
+
+    async def _close_wrappers(self) -> None:
+        if self._base.call is not None and not self._base.call.done():
+            returned = asyncio.wrap_future(self._base.call)
+            await asyncio.wait([returned], timeout=_UNWIND_TIMEOUT_S)
+            if not returned.cancel():
+                returned.exception()  # belongs to the episode, which is over
+            else:
+                logger.warning("wrapper %s hangs and is not closed", self.current_wrapper)
+                return
+        if self._env is None:
+            return
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S) as limit:
+                await self._wrapping.run(self._base, self._env.close)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise WrapperFailed(
+                f"close of wrapper {self.current_wrapper} did not return within "
+                f"{_CLOSE_TIMEOUT_S:g} s; fix it, or remove the wrapper from `wrappers`"
+            ) from error
 
     def _text(self, observation: Any) -> str:
         if isinstance(observation, str):
@@ -233,26 +327,70 @@ class WrappedSession(AsyncSession):
             f"{type(observation).__name__}; return a str"
         )
 
-    def _reward(self, reward: Any) -> float:
-        value = float(reward)
-        if math.isfinite(value):
-            return value
-        raise WrapperFailed(
-            f"the wrappers {self._wrapping.names} returned the reward {value}; return a finite one"
-        )
-
     def _info(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: self._base.info[name] for name in _WORLDS_OWN if name in self._base.info}
-        return {**info, **kept}
+        own = {n: self._base.info[n] for n in _ENVIRONMENTS_OWN if n in self._base.info}
+        try:
+            plain: dict[str, Any] = msgspec.to_builtins({**info, **own}, enc_hook=_as_list)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise WrapperFailed(
+                f"the wrappers {self._wrapping.names} returned an info that is not JSON: {error}; "
+                "use numbers, strings, lists and dicts"
+            ) from error
+        return plain
 
 
-def _class_of(maker: Callable[..., Any]) -> Any:
-    """The class that a loaded wrapper creates; the wrapper itself if it is a function."""
-    return getattr(maker, "func", maker)
+def _check_reset(named: NamedWrapper, method: Any, result: Any) -> None:
+    if not isinstance(result, tuple) or len(result) != 2:
+        _reject(named, "reset", f"{_described(result)}; return (observation, info)")
+    _check_parts(named, method, "reset", *result)
 
 
-def _failure(named: NamedWrapper | None, error: Exception, names: str = "") -> WrapperFailed:
-    who = f"wrapper {named.name}" if named is not None else f"one of the wrappers {names}"
+def _check_step(named: NamedWrapper, method: Any, result: Any) -> None:
+    if not isinstance(result, tuple) or len(result) != 5:
+        shape = "(observation, reward, terminated, truncated, info)"
+        _reject(named, "step", f"{_described(result)}; return {shape}")
+    observation, reward, terminated, truncated, info = result
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        _reject(named, "step", f"the reward {_described(reward)}; return a finite number")
+    if not math.isfinite(value):
+        _reject(named, "step", f"the reward {value}; return a finite number")
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, int | np.bool_):
+            _reject(named, "step", f"{name} {_described(flag)}; return a bool")
+    _check_parts(named, method, "step", observation, info)
+
+
+def _check_parts(named: NamedWrapper, method: Any, name: str, observation: Any, info: Any) -> None:
+    space = getattr(getattr(method, "__self__", None), "observation_space", None)
+    # Between two wrappers, another type is possible if the inner one declares another space.
+    if isinstance(space, _TEXT) and not isinstance(observation, str):
+        _reject(named, name, f"an observation of type {type(observation).__name__}; return a str")
+    if not isinstance(info, Mapping):
+        _reject(named, name, f"an info of type {type(info).__name__}; return a dict")
+
+
+def _reject(named: NamedWrapper, method: str, what: str) -> NoReturn:
+    raise WrapperFailed(f"{method} of wrapper {named.name} returned {what}")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _as_list(value: Any) -> Any:
+    """NumPy's numbers and arrays as JSON."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise NotImplementedError(f"no JSON for {type(value).__name__}")
+
+
+def _failure(names: str, error: Exception) -> WrapperFailed:
+    several = "one of the wrappers" if "," in names else "wrapper"
     return WrapperFailed(
-        f"{who} raised {type(error).__name__}: {error}. Fix it, or remove it from `wrappers`"
+        f"{several} {names} raised {type(error).__name__}: {error}. Fix it, or remove it from "
+        "`wrappers`"
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import trust_option
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import AgentEvolConfig, World
-from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.config.values import INTERRUPTED, EpisodeFilter
 from agentgym_train.data.collect import (
     CollectConfig,
     FilteredEpisodes,
@@ -47,13 +47,13 @@ from agentgym_train.data.collect import (
 )
 from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
 from agentgym_train.evaluation.report import EvalReport
-from agentgym_train.models.distributed import gathered, join
+from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import keep_base, load_policy, load_tokenizer, quiet_libraries
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
-from agentgym_train.runs.run import INTERRUPTED, evaluate_policy, new_folder, notifier, train
+from agentgym_train.runs.run import evaluate_policy, new_folder, notifier, train
 from agentgym_train.trainers.callbacks import last_checkpoint
 from agentgym_train.trainers.run_summary import conclude_evolution
 from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer
@@ -142,7 +142,7 @@ def start(config: AgentEvolConfig, console: Console, worlds: Worlds, processes: 
     chat_of(config, load_tokenizer(config.model), "")
     demonstrations = _demonstrations(config, console)
     path = Path(config.output_dir)
-    _on_main_process(lambda: new_folder(config, path, console))
+    on_main_process(lambda: new_folder(config, path, console))
     return _Run(config, RunStore.open(path), console, worlds, demonstrations).run()
 
 
@@ -170,14 +170,6 @@ def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajector
     ):
         notify(message)
     return found.selected
-
-
-def _on_main_process(write: Callable[[], object]) -> None:
-    """Write on the first process while the others wait. A collective."""
-    gathered(None)
-    if PartialState().is_main_process:
-        write()
-    gathered(None)
 
 
 def file_name(env: str) -> str:
@@ -248,7 +240,7 @@ class _Run:
             store.write_json("run.json", run)
 
         if not self._exists(store.path / "run.json"):
-            _on_main_process(create)
+            on_main_process(create)
         return store
 
     def _finish(self, store: RunStore, row: Mapping[str, Any]) -> None:
@@ -256,7 +248,7 @@ class _Run:
             self.store.append_metrics(row)
             store.write_json("iteration.json", row)
 
-        _on_main_process(write)
+        on_main_process(write)
 
     def _model_before(self, iteration: int) -> str:
         """The policy that an iteration explores with."""
@@ -285,7 +277,7 @@ class _Run:
                 self.worlds.run(policy.engine.update_weights(policy.model, iteration))
                 for folder, (world, rollout_runner) in zip(folders, self.worlds, strict=True):
                     self._play(rollout_runner, policy, world, iteration, folder)
-            _on_main_process(lambda: store.write_json("explored.json", {"iteration": iteration}))
+            on_main_process(lambda: store.write_json("explored.json", {"iteration": iteration}))
         return [
             ExplorationResult.of(self.config, world, explored_episodes(folder))
             for folder, world in zip(folders, self.config.worlds, strict=True)
@@ -364,7 +356,7 @@ class _Run:
             train(trainer, checkpoint, METHOD, store, self.console)
         partial = folder / "model.partial"
         trainer.save_model(str(partial))
-        _on_main_process(lambda: partial.replace(folder / "model"))
+        on_main_process(lambda: partial.replace(folder / "model"))
         if PartialState().is_main_process:
             shutil.rmtree(store.checkpoints, ignore_errors=True)
         return len(data.rows)
@@ -374,7 +366,7 @@ class _Run:
         if self.config.eval_before and not self._exists(self.store.path / "eval_before.json"):
             reports = self._reports(self.config.model, self.store, "eval_before", 0)
             values = {env: report.as_dict() for env, report in reports.items()}
-            _on_main_process(lambda: self.store.write_json("eval_before.json", values))
+            on_main_process(lambda: self.store.write_json("eval_before.json", values))
 
     def _evaluate(self, store: RunStore, iteration: int) -> dict[str, EvalReport]:
         if not self.config.eval_after:

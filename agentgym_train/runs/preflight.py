@@ -18,7 +18,7 @@ from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_env.run_store import RunStore
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import AgentEvolConfig, method_config
+from agentgym_train.config.methods import AgentEvolConfig, stored_config
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
 
 ASKED: Final = "AGENTGYM_PROCESSES"
@@ -206,7 +206,12 @@ def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:
         raise ConfigError(f"{path} is not a training run: its run.json has no config")
     # Check this first: creating the config imports the agent.
     require_trust(f"{path}/run.json", names_in(values), trusted=trusted)
-    return method_config({**values, "output_dir": str(path)})
+    if not (path / "trajectories").is_dir():
+        raise ConfigError(
+            f"{path} cannot be resumed: it has no folder trajectories. Restore it, or start a new "
+            "run with the config in run.json"
+        )
+    return stored_config(path, {**values, "output_dir": str(path)})
 
 
 def is_complete(path: Path) -> bool:

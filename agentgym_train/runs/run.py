@@ -5,8 +5,10 @@ It is the same for all training methods; their differences are in `Method`.
 
 from __future__ import annotations
 
+import copy
 import importlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
@@ -28,11 +30,19 @@ from agentgym_env.trust import trust_option
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import TRAINERS, AgentEvolConfig, RLConfig
+from agentgym_train.config.values import ANOTHER_FOLDER, INTERRUPTED
 from agentgym_train.evaluation.evaluate import EvalReport, evaluate
-from agentgym_train.models.distributed import gathered, join
+from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import keep_base, load_tokenizer, quiet_libraries, use_attention
 from agentgym_train.rollout.agent import Agent
-from agentgym_train.rollout.horizon import Horizon, as_horizon
+from agentgym_train.rollout.horizon import (
+    Adaptive,
+    Fixed,
+    Horizon,
+    Linear,
+    ScalingInterStepwise,
+    as_horizon,
+)
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.runner import RolloutRunner, progress_bar
 from agentgym_train.runs.preflight import place, prepared
@@ -48,10 +58,6 @@ from agentgym_train.trainers.callbacks import (
 )
 from agentgym_train.trainers.run_summary import show_end, success_table
 
-INTERRUPTED = 130
-
-"""Exit status of a run that was interrupted with Ctrl-C, as in a shell."""
-
 
 def start(
     config: RunConfig, console: Console, rollout_runner: RolloutRunner | None, processes: int = 1
@@ -65,12 +71,9 @@ def start(
     policy = load_policy_for(config, rollout_runner, state.device)
     make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
     # All checks have passed: only now move an earlier run.
-    gathered(None)
-    if state.is_main_process:
-        new_folder(config, path, console)
-    gathered(None)
+    on_main_process(lambda: new_folder(config, path, console))
     run = Run(config, method, RunStore.open(path), console, rollout_runner, policy)
-    return run.play(make_trainer, checkpoint=None)
+    return run.command(make_trainer, checkpoint=None)
 
 
 def resume(
@@ -85,17 +88,22 @@ def resume(
     state = join(processes)
     method = method_of(config)
     store = RunStore.open(path)
+    checkpoint = _checkpoint(store, console)
+    policy = load_policy_for(config, rollout_runner, state.device)
+    make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
+    run = Run(config, method, store, console, rollout_runner, policy)
+    return run.command(make_trainer, checkpoint)
+
+
+def _checkpoint(store: RunStore, console: Console) -> str | None:
+    """The checkpoint to resume from, which is printed; None if there is none."""
     # The first process chooses: others may see another state of the folder.
     checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
     if checkpoint is None:
-        console.print(f"{path} has no checkpoint; starting at step 0.", soft_wrap=True)
+        console.print(f"{store.path} has no checkpoint; starting at step 0.", soft_wrap=True)
     else:
         console.print(f"Resuming from {checkpoint}.", soft_wrap=True)
-    policy = load_policy_for(config, rollout_runner, state.device)
-    make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
-    return Run(config, method, store, console, rollout_runner, policy).play(
-        make_trainer, checkpoint
-    )
+    return checkpoint
 
 
 def notifier(console: Console) -> Notify:
@@ -126,13 +134,27 @@ def new_folder(
     (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
 
 
-def load_policy_for(config: RunConfig, rollout_runner: RolloutRunner | None, device: Any) -> Policy:
-    """Load the policy to train on this process's device; raises if it is not available."""
+def load_policy_for(
+    config: RunConfig,
+    rollout_runner: RolloutRunner | None,
+    device: Any,
+    loaded: tuple[Any, Any] | None = None,
+) -> Policy:
+    """Load the policy to train on this process's device; raises if it is not available.
+
+    `loaded` is a model with its tokenizer; the model keeps its attention kernels unless the config
+    names others.
+    """
     own = rollout_runner.card.instruction if rollout_runner is not None else ""
-    policy = make_policy(config, env_instruction=own, engine=config.engine_settings())
+    engine = config.engine_settings()
+    if loaded is None:
+        policy = make_policy(config, env_instruction=own, engine=engine)
+    else:
+        policy = policy_of(config, *loaded, env_instruction=own, engine=engine)
     policy.model.to(device)
-    computes_in = config.computes_in(on_gpu=device.type == "cuda")
-    use_attention(policy.model, config.attention, computes_in)
+    if loaded is None or config.attention is not None:
+        computes_in = config.computes_in(on_gpu=device.type == "cuda")
+        use_attention(policy.model, config.attention, computes_in)
     return policy
 
 
@@ -205,18 +227,10 @@ class Run:
     """None for SFT and DPO without an environment."""
     policy: Policy
 
-    def play(self, make_trainer: MakeTrainer, checkpoint: str | None) -> int:
-        """Evaluate, train, evaluate and summarize. Returns the exit status."""
+    def command(self, make_trainer: MakeTrainer, checkpoint: str | None) -> int:
+        """Play the run and close the engine. Returns the exit status."""
         try:
-            before = self.evaluated(self.policy.model)
-            if self.config.lora is not None:
-                policy = self.policy
-                keep_base(policy.model, policy.tokenizer, self.config.model, self.store.path)
-            trainer = make_trainer(self.store)
-            with closing(trainer):
-                train(trainer, checkpoint, self.method, self.store, self.console)
-            trainer.save_model(str(self.store.path / "model"))
-            after = self.evaluated(trainer.gathered_model(), trained_steps=trainer.args.max_steps)
+            self.play(make_trainer, checkpoint)
         except KeyboardInterrupt:
             self.console.print(
                 f"Interrupted. Resume with: [bold]agentgym train --resume {self.store.path}"
@@ -227,9 +241,31 @@ class Run:
         finally:
             if self.rollout_runner is not None:
                 self.rollout_runner.run(self.policy.engine.close())
+        return 0
+
+    def play(
+        self,
+        make_trainer: MakeTrainer,
+        checkpoint: str | None,
+        callbacks: Sequence[TrainerCallback] = (),
+    ) -> None:
+        """Evaluate, train, evaluate and summarize.
+
+        If a callback stops the training early, only the model is saved: the run can be resumed.
+        """
+        before = self.evaluated(self.policy.model)
+        if self.config.lora is not None:
+            policy = self.policy
+            keep_base(policy.model, policy.tokenizer, self.config.model, self.store.path)
+        trainer = make_trainer(self.store)
+        with closing(trainer):
+            train(trainer, checkpoint, self.method, self.store, self.console, callbacks)
+        trainer.save_model(str(self.store.path / "model"))
+        if trainer.state.global_step < trainer.args.max_steps:
+            return
+        after = self.evaluated(trainer.gathered_model(), trained_steps=trainer.args.max_steps)
         if trainer.is_world_process_zero():
             self.close(before, after)
-        return 0
 
     def evaluated(self, model: Any, trained_steps: int | None = None) -> EvalReport | None:
         """The evaluation before or after training; a stored evaluation is not repeated."""
@@ -265,8 +301,6 @@ class Run:
 
 
 _BUILT_IN: Final = frozenset(ALGORITHMS.values())
-
-_FOLDER: Final = "another output_dir"
 
 
 class AgentTrainer(AbstractContextManager["AgentTrainer"]):
@@ -305,41 +339,48 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         `model` is a name or a loaded model, whose tokenizer is `processing_class` or that of its
         folder. `env` is an id, `module:Class` or an importable class. `algorithm`, `horizon` (a
         schedule or a function of the step) and `agent` (a class, called with the action format for
-        each episode) are for RL, and override `args`. Raises `ConfigError` for a setting that is
-        invalid, missing or given twice.
+        each episode) are for RL, and override `args`. Evaluation uses the horizon of the last step,
+        for which a copy of the schedule is called, unless `args.eval_horizon` is set. Raises
+        `ConfigError` for a setting that is invalid, missing or given twice.
         """
-        args = args or RLConfig()
+        args = RLConfig() if args is None else args
+        _check_types(model, env, args, algorithm, horizon, agent, callbacks)
         if not isinstance(args, RLConfig) and (algorithm or horizon or agent):
             raise ConfigError("algorithm, horizon and agent are for RL; pass an RLConfig as args")
+        is_loaded = not isinstance(model, str)
+        if processing_class is not None and not is_loaded:
+            raise ConfigError(
+                "processing_class is for a loaded model; a name has its own tokenizer"
+            )
         self.args = _complete(args, model, env, algorithm, horizon)
         self.callbacks = list(callbacks)
         self.trainer: Any = None
         """The TRL trainer of the last or current `train`; None before."""
         self._console = console or Console()
+        self._is_closed = False
         self._objects: dict[str, Any] = {}
         if algorithm is not None:
             self._objects["algorithm"] = algorithm
         if horizon is not None:
             self._objects["horizon"] = as_horizon(horizon)
-        given = {"algorithm": algorithm, "horizon": horizon, "agent": agent}
-        self._named_objects = [
-            f"{name}: {getattr(value, '__qualname__', type(value).__qualname__)}"
-            for name, value in given.items()
-            if value is not None and not (name == "algorithm" and type(value) in _BUILT_IN)
-        ]
+        self._named_objects = _not_in_config(self.args, {**self._objects, "agent": agent})
         quiet_libraries()
         here = place()
         state = join(here.processes)
         self._method = method_of(self.args)
         self._method.check(self.args)
-        stage = prepared(self.args, here.processes, is_loaded=not isinstance(model, str))
+        stage = prepared(self.args, here.processes, is_loaded=is_loaded)
         assert stage is None or isinstance(stage, RolloutRunner)
         self.rollout_runner: RolloutRunner | None = stage
         """Runs episodes; None for SFT and DPO without an environment."""
         try:
-            self.policy = self._load(model, processing_class, state.device)
+            loaded = None
+            if is_loaded:
+                loaded = (model, processing_class or load_tokenizer(self.args.model))
+            self.policy = load_policy_for(self.args, stage, state.device, loaded)
             if agent is not None:
                 form = self.policy.action_format
+                _check_agent(agent, form)
                 self.policy = replace(self.policy, new_agent=lambda: agent(form))
             self._make_trainer = self._method.prepare(
                 self.policy, self.args, self.rollout_runner, notifier(self._console)
@@ -348,33 +389,25 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             self.close()
             raise
 
-    def _load(self, model: Any, processing_class: Any, device: torch.device) -> Policy:
-        if isinstance(model, str) and processing_class is None:
-            return load_policy_for(self.args, self.rollout_runner, device)
-        instruction = self.rollout_runner.card.instruction if self.rollout_runner else ""
-        if isinstance(model, str):
-            raise ConfigError(
-                "processing_class is for a loaded model; a name has its own tokenizer"
-            )
-        return policy_of(
-            self.args,
-            model.to(device),
-            processing_class or load_tokenizer(self.args.model),
-            env_instruction=instruction,
-            engine=self.args.engine_settings(),
-        )
-
     def add_callback(self, callback: TrainerCallback) -> None:
         """Add a transformers callback for the next `train`."""
         self.callbacks.append(callback)
 
     def train(self, resume_from_checkpoint: bool = False) -> dict[str, float]:
-        """Train to the last step and return the last step's metrics.
+        """Train to the last step, as `agentgym train` does; returns the last step's metrics.
 
-        A new run moves an earlier run in the folder aside. `resume_from_checkpoint` continues the
-        run in the folder from its last checkpoint. Raises `KeyboardInterrupt` after Ctrl-C, with a
-        checkpoint, and `FolderInUse` if another process writes to the folder.
+        This includes the evaluations before and after training, unless `args` turns them off, and
+        the summary. A new run moves an earlier run in the folder aside. `resume_from_checkpoint`
+        continues the run in the folder from its last checkpoint, with the same settings. Raises
+        `KeyboardInterrupt` after Ctrl-C, with a checkpoint, and `FolderInUse` if another process
+        writes to the folder.
         """
+        self._check_open()
+        if not isinstance(resume_from_checkpoint, bool):
+            raise ConfigError(
+                "resume_from_checkpoint is True or False, and the last checkpoint in output_dir is "
+                f"used, got {resume_from_checkpoint!r}"
+            )
         if self.trainer is not None and self.args.lora is not None:
             raise ConfigError(
                 "this AgentTrainer has trained its adapters; create another one with the saved "
@@ -382,21 +415,47 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             )
         path = Path(self.args.output_dir)
         is_main = PartialState().is_main_process
-        with folder_lock(path, _FOLDER) if is_main else nullcontext():
-            gathered(None)
-            if is_main and not resume_from_checkpoint:
-                new_folder(self.args, path, self._console, self._named_objects)
-            gathered(None)
+        with folder_lock(path, ANOTHER_FOLDER) if is_main else nullcontext():
+            gathered(None)  # the lock is taken before another process reads the folder
+            checkpoint = None
+            if resume_from_checkpoint:
+                self._check_resumed(RunStore.open(path))
+                checkpoint = _checkpoint(RunStore.open(path), self._console)
+            else:
+                on_main_process(
+                    lambda: new_folder(self.args, path, self._console, self._named_objects)
+                )
             store = RunStore.open(path)
-            checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
-            if self.args.lora is not None:
-                keep_base(self.policy.model, self.policy.tokenizer, self.args.model, store.path)
-            self.trainer = self._make_trainer(store, **self._objects)
-            with closing(self.trainer):
-                train(self.trainer, checkpoint, self._method, store, self._console, self.callbacks)
-            self.trainer.save_model(str(store.path / "model"))
+            run = Run(
+                self.args, self._method, store, self._console, self.rollout_runner, self.policy
+            )
+            run.play(self._new_trainer, checkpoint, self.callbacks)
         rows, _ = store.metrics()
         return dict(rows[-1]) if rows else {}
+
+    def _new_trainer(self, store: RunStore) -> Any:
+        self.trainer = self._make_trainer(store, **self._objects)
+        return self.trainer
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConfigError("this AgentTrainer is closed; create another one")
+
+    def _check_resumed(self, store: RunStore) -> None:
+        """Raise `ConfigError` if the run was started with other settings."""
+        metadata = store.read_json("run.json") or {}
+        old = {**metadata.get("config", {}), "objects": metadata.get("objects", [])}
+        new = json.loads(json.dumps({**self.args.as_dict(), "objects": self._named_objects}))
+        changed = [
+            f"{name} was {old[name]!r} and is {new[name]!r}"
+            for name in new
+            if name != "output_dir" and name in old and old[name] != new[name]
+        ]
+        if changed:
+            raise ConfigError(
+                f"{store.path} was started with other settings: {'; '.join(changed)[:600]}. Use "
+                "the earlier settings, or start a new run with another output_dir"
+            )
 
     def evaluate(
         self,
@@ -407,6 +466,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         temperature: float | None = None,
     ) -> EvalReport:
         """Evaluate the current weights on a held-out split; defaults are from `args`."""
+        self._check_open()
         if self.rollout_runner is None:
             raise ConfigError("there is no environment to evaluate in; pass env")
         model = self.policy.model if self.trainer is None else self.trainer.gathered_model()
@@ -433,7 +493,8 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             self.policy.tokenizer.save_pretrained(folder)
 
     def close(self) -> None:
-        """Stop the engine and the local server."""
+        """Stop the engine and the local server; closing twice is harmless."""
+        self._is_closed = True
         runner, self.rollout_runner = self.rollout_runner, None
         if runner is not None:
             if hasattr(self, "policy"):
@@ -470,11 +531,83 @@ def _complete(
         given["algorithm"] = names[0] if names else _label(type(algorithm))
         given["algorithm_args"] = asdict(algorithm) if is_dataclass(algorithm) else {}
     if horizon is not None and isinstance(args, RLConfig):
-        turns = [as_horizon(horizon)(step) for step in range(args.steps)]
-        given |= {"horizon": sorted({turns[0], max(turns)}), "horizon_schedule": None}
+        given |= _horizon_fields(horizon, args.steps)
     config = replace(args, **given)
     config.check_required()
     return config
+
+
+def _not_in_config(args: RunConfig, objects: Mapping[str, Any]) -> list[str]:
+    """Names and classes of the objects that the config cannot restore."""
+    left = {name: value for name, value in objects.items() if value is not None}
+    if type(left.get("algorithm")) in _BUILT_IN:
+        del left["algorithm"]
+    if isinstance(args, RLConfig) and left.get("horizon") == args.make_horizon():
+        del left["horizon"]
+    return [
+        f"{name}: {getattr(value, '__qualname__', type(value).__qualname__)}"
+        for name, value in left.items()
+    ]
+
+
+def _horizon_fields(horizon: Horizon | Callable[[int], int], steps: int) -> dict[str, Any]:
+    """The config's fields for a schedule: all of a built-in one, else its first and last value."""
+    match horizon:
+        case Fixed(turns=turns):
+            return {"horizon": [turns], "horizon_schedule": "fixed"}
+        case ScalingInterStepwise() | Linear() | Adaptive():
+            names = {ScalingInterStepwise: "stepwise", Linear: "linear", Adaptive: "adaptive"}
+            found = {"horizon": list(horizon.rounds), "horizon_every": horizon.every}
+            if isinstance(horizon, Adaptive):
+                for name in ("threshold", "patience", "window"):
+                    found[f"horizon_{name}"] = getattr(horizon, name)
+            return {**found, "horizon_schedule": names[type(horizon)]}
+    try:
+        # A schedule may have state, and a call may change it.
+        asked = copy.deepcopy(as_horizon(horizon))
+    except (TypeError, copy.Error) as error:
+        raise ConfigError(
+            f"the horizon {type(horizon).__qualname__} cannot be copied: {error}; define "
+            "__deepcopy__, or name its class in args.horizon_schedule"
+        ) from error
+    return {"horizon": sorted({asked(0), asked(steps - 1)}), "horizon_schedule": None}
+
+
+def _check_types(
+    model: Any,
+    env: Any,
+    args: Any,
+    algorithm: Any,
+    horizon: Any,
+    agent: Any,
+    callbacks: Any,
+) -> None:
+    """Raise `ConfigError` for an argument of a wrong type."""
+    is_model = isinstance(model, torch.nn.Module) and hasattr(model, "generate")
+    is_algorithm = algorithm is None or Algorithm in type(algorithm).__mro__
+    is_schedule = horizon is None or (callable(horizon) and not isinstance(horizon, type))
+    kinds = [each if isinstance(each, type) else type(each) for each in callbacks]
+    for name, value, is_valid, expected in (
+        ("model", model, isinstance(model, str) or is_model, "a name or a loaded language model"),
+        ("env", env, isinstance(env, str | type), "an id, 'module:Class' or a class"),
+        ("args", args, isinstance(args, RunConfig), "an RLConfig, SFTConfig or DPOConfig"),
+        ("algorithm", algorithm, is_algorithm, "an instance of an Algorithm, such as GRPO()"),
+        ("horizon", horizon, is_schedule, "a Horizon or a function; numbers are in args.horizon"),
+        ("agent", agent, agent is None or callable(agent), "a class; names are for args.agent"),
+        ("callbacks", kinds, all(issubclass(kind, TrainerCallback) for kind in kinds),
+         "a list of transformers callbacks"),
+    ):  # fmt: skip
+        if not is_valid:
+            raise ConfigError(f"{name} must be {expected}; got {str(value)[:80]!r}")
+
+
+def _check_agent(agent: Callable[[ActionFormat], Agent], form: ActionFormat) -> None:
+    try:
+        made = agent(form)
+    except TypeError as error:
+        raise ConfigError(f"agent must take the action format as its argument: {error}") from error
+    if not isinstance(made, Agent):
+        raise ConfigError(f"agent must create an Agent; it created a {type(made).__qualname__}")
 
 
 def _path_of(kind: type) -> str:

@@ -366,7 +366,7 @@ class StepAdvantages:
         if loss not in MEANS_OVER_EPISODES:
             return torch.ones(1, 1)
         total = len(rows.tokens) * self._trainer.accelerator.num_processes
-        scale = torch.full((1, 1), total / max(1, int(every.teaches.sum())))
+        scale = torch.full((1, 1), total / max(1, int(every.trainable.sum())))
         if rows.is_one_each or loss not in _MEANS_OVER_A_ROWS_TOKENS:
             return scale
         return scale * rows.share()

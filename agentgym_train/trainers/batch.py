@@ -183,13 +183,13 @@ def token_batch(
     Only episodes whose outcome is in `trained` are trained on; the others have no tokens and turns.
     """
     rows = [joined_tokens(rows_of_episode(t, dummy_id, trained)) for t in trajectories]
-    teaching = [t.outcome in trained for t in trajectories]
-    turns = [t.turns if known else [] for t, known in zip(trajectories, teaching, strict=True)]
+    trainable = [t.outcome in trained for t in trajectories]
+    turns = [t.turns if known else [] for t, known in zip(trajectories, trainable, strict=True)]
     return TokenBatch(
         loss_mask=_padded([row.loss_mask for row in rows], 0.0, width),
         rewards=_padded([[turn.reward for turn in played] for played in turns], 0.0),
         turn_ends=_padded([_ends(row, len(p)) for row, p in zip(rows, turns, strict=True)], 0),
-        teaches=torch.tensor(teaching),
+        trainable=torch.tensor(trainable),
         group_size=group_size,
         states=_padded([_states(t, len(p)) for t, p in zip(trajectories, turns, strict=True)], -1),
         truncated=torch.tensor([t.outcome in TRUNCATED for t in trajectories]),
@@ -240,7 +240,7 @@ def joined_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
 
 def rows_of(tensor: Tensor, batches: Sequence[TokenBatch], rank: int) -> Tensor:
     """(B, T) rows of one process, from a (sum of B, maximum T) tensor of all processes."""
-    first = sum(len(batch.teaches) for batch in batches[:rank])
+    first = sum(len(batch.trainable) for batch in batches[:rank])
     own = batches[rank].loss_mask
     return tensor[first : first + own.shape[0], : own.shape[1]]
 

@@ -32,14 +32,21 @@ from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.callbacks import MakeTrainer, Method, Notify, Shown, StepMetrics
+from agentgym_train.trainers.callbacks import (
+    MakeTrainer,
+    Method,
+    Notify,
+    Shown,
+    StepMetrics,
+    shared_values,
+)
 from agentgym_train.trainers.run_summary import (
     learning_summary,
     next_learning_commands,
     plot_learning,
 )
 from agentgym_train.trainers.sampler import row_order
-from agentgym_train.trainers.sft import callbacks, shared_values
+from agentgym_train.trainers.sft import callbacks
 from agentgym_train.trainers.update import loss_in_microbatches, make_microbatches, rows_of
 
 
@@ -237,6 +244,7 @@ def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig
         "beta": config.beta,
         # The columns of the rows are ours.
         "remove_unused_columns": False,
+        "max_length": None,
         "trust_remote_code": False,
     }
     return TrlDPOConfig(**{**values, **config.trainer_args})

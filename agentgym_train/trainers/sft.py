@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from rich.progress import Progress
 from torch import Tensor
@@ -21,7 +20,7 @@ from transformers import TrainerCallback
 from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
-from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, SFTConfig
+from agentgym_train.config.methods import AgentEvolConfig, SFTConfig
 from agentgym_train.config.values import check_keys
 from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
@@ -36,6 +35,7 @@ from agentgym_train.trainers.callbacks import (
     Notify,
     Shown,
     StepMetrics,
+    shared_values,
 )
 from agentgym_train.trainers.run_summary import (
     learning_summary,
@@ -161,37 +161,10 @@ def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig
         # The dataset is in the order of the steps already, and its rows are ids with labels.
         "train_sampling_strategy": "sequential",
         "dataset_kwargs": {"skip_prepare_dataset": True},
+        "max_length": None,
         "trust_remote_code": False,
     }
     return TrlSFTConfig(**{**values, **config.trainer_args})
-
-
-def shared_values(
-    config: SFTConfig | DPOConfig, batch: int, steps: int, checkpoints: Path
-) -> dict[str, Any]:
-    """The values of TRL's configs that SFT and DPO have in common; `batch` is of all processes."""
-    on_gpu = torch.cuda.is_available()
-    return {
-        "output_dir": str(checkpoints),
-        "max_steps": steps,
-        "learning_rate": config.learning_rate,
-        "lr_scheduler_type": "linear",
-        "warmup_steps": config.warmup_steps,
-        "per_device_train_batch_size": batch // PartialState().num_processes,
-        "gradient_accumulation_steps": 1,
-        "seed": config.seed,
-        "use_cpu": not on_gpu,
-        "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
-        "gradient_checkpointing": on_gpu,
-        "max_length": None,
-        "logging_steps": 1,
-        "save_steps": config.save_every,
-        "save_total_limit": 2,
-        "disable_tqdm": True,
-        "ddp_find_unused_parameters": False,
-        "report_to": "none",
-        "dataloader_num_workers": 0,
-    }
 
 
 def _inputs(layout: Layout) -> dict[str, Tensor]:

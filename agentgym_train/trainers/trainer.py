@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import torch
 from accelerate import PartialState
 from datasets import Dataset
 from rich.progress import Progress
@@ -49,6 +48,7 @@ from agentgym_train.trainers.callbacks import (
     Notify,
     Shown,
     StepMetrics,
+    shared_values,
 )
 from agentgym_train.trainers.run_summary import lost_episodes, next_commands, plot, summary
 from agentgym_train.trainers.sampler import AsyncRollouts, StepSampler
@@ -434,37 +434,19 @@ def check_trl(values: Mapping[str, Any]) -> None:
 
 def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPOConfig:
     """TRL's config for a run; `config.trainer_args` takes precedence."""
-    on_gpu = torch.cuda.is_available()
-    processes = PartialState().num_processes
-    config.check_processes(processes)
+    config.check_processes(PartialState().num_processes)
     values: dict[str, Any] = {
-        "output_dir": str(store.checkpoints),
-        "max_steps": config.steps,
-        "learning_rate": config.learning_rate,
+        # `update` splits the batch into micro-batches.
+        **shared_values(config, config.episodes_per_step, config.steps, store.checkpoints),
         "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": config.warmup_steps,
-        # `update` splits them into micro-batches.
-        "per_device_train_batch_size": config.episodes_per_step // processes,
         "num_generations": config.num_generations,
         "max_completion_length": config.max_tokens,
         "temperature": config.temperature,
         # Above 0 loads a reference model, which an algorithm may need for its rewards.
-        "beta": config.beta or getattr(algorithm, "kl", 0.0),
+        "beta": config.beta or float(algorithm.needs_reference),
         **asdict(algorithm.loss),
-        "seed": config.seed,
-        "use_cpu": not on_gpu,
-        "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
-        "gradient_checkpointing": on_gpu,
         # Engines sample without dropout; with it the trainer would score another policy.
         "disable_dropout": True,
-        "logging_steps": 1,
-        "save_steps": config.save_every,
-        "save_total_limit": 2,
-        "disable_tqdm": True,
-        # Every weight is used in every forward pass, so there is nothing to search for.
-        "ddp_find_unused_parameters": False,
-        "report_to": "none",
-        "dataloader_num_workers": 0,
         "trust_remote_code": False,
     }
     return GRPOConfig(**{**values, **config.trainer_args})

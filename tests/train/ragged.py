@@ -36,7 +36,7 @@ class Episode:
     turns: list[PlayedTurn]
     tail: int = 0
     """Observation tokens after the last turn."""
-    teaches: bool = True
+    trainable: bool = True
     truncated: bool = False
     values: list[float] = field(default_factory=list)
     """One a token; likewise the next two. Empty for all zeros."""
@@ -94,7 +94,7 @@ class Step:
         """The episodes that teach, group by group."""
         size = self.group_size
         whole = [self.episodes[i : i + size] for i in range(0, len(self.episodes), size)]
-        return [[e for e in group if e.teaches] for group in whole]
+        return [[e for e in group if e.trainable] for group in whole]
 
     def batch(self, padding: int = 0, more_turns: int = 0) -> TokenBatch:
         width = max(1, *(e.length for e in self.episodes), 0) + padding
@@ -103,7 +103,7 @@ class Step:
             loss_mask=rows([mask_of(e) for e in self.episodes], width),
             rewards=rows([[t.reward for t in e.turns] for e in self.episodes], turns),
             turn_ends=rows([ends_of(e) for e in self.episodes], turns).long(),
-            teaches=torch.tensor([e.teaches for e in self.episodes]),
+            trainable=torch.tensor([e.trainable for e in self.episodes]),
             group_size=self.group_size,
             states=rows([[t.state for t in e.turns] for e in self.episodes], turns, -1).long(),
             truncated=torch.tensor([e.truncated for e in self.episodes]),
@@ -146,7 +146,7 @@ def close(found: Tensor, step: Step, expected: Sequence[Sequence[float]]) -> Non
     full = torch.zeros(found.shape, dtype=torch.float64)
     mask = torch.zeros(found.shape, dtype=torch.bool)
     for i, (episode, numbers) in enumerate(zip(step.episodes, expected, strict=True)):
-        if episode.teaches:
+        if episode.trainable:
             for (place, _), number in zip(episode.sampled, numbers, strict=True):
                 full[i, place] = number
                 mask[i, place] = True
@@ -199,7 +199,7 @@ def steps(draw: st.DrawFn) -> Step:
         group = draw(st.lists(episode, min_size=size, max_size=size))
         teaching = draw(st.sampled_from(["all", "some", "one", "none"]))
         for number, member in enumerate(group):
-            member.teaches = {
+            member.trainable = {
                 "all": True,
                 "some": teaching == "some" and draw(st.booleans()),
                 "one": number == 0,

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 import agentgym_train
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer, Algorithm, RLConfig, SFTConfig, TokenBatch
 from agentgym_train.config.methods import config_from
 from agentgym_train.rollout.agent import Agent
+from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, Linear, ScalingInterStepwise
 from agentgym_train.runs.preflight import resumed_config
+from agentgym_train.runs.run import _complete
 from agentgym_train.trainers.run_summary import policy_options
 from tests.train.command import Command, finish
 from tests.train.small import textcraft_tokenizer, tiny_model
@@ -142,6 +145,113 @@ def test_a_setting_is_given_once():
         AgentTrainer(model="a")
     with pytest.raises(ConfigError, match="are for RL"):
         AgentTrainer(model="a", args=SFTConfig(data=["d"], output_dir="x"), algorithm=Doubled())
+
+
+class Counting(Horizon):
+    """A schedule whose every call changes it."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, step):
+        self.calls += 1
+        return self.calls
+
+
+def completed(horizon, **changes):
+    args = RLConfig(model="m", env=TEXTCRAFT, output_dir="o", **{**SHORT, **changes})
+    return _complete(args, "", "", None, horizon)
+
+
+def test_a_schedule_is_not_stepped_when_the_config_is_completed():
+    horizon = Counting()
+    assert completed(horizon, steps=100).horizon == [1, 2] and horizon.calls == 0
+    steps = []
+    completed(lambda step: steps.append(step) or 1 + step, steps=100)
+    assert steps == [0, 99]
+    with pytest.raises(ConfigError, match="the horizon Locked cannot be copied"):
+        completed(Locked())
+
+
+class Locked(Counting):
+    """One that cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    "horizon",
+    [Fixed(7), ScalingInterStepwise((4, 9), 3), Linear((4, 9), 3), Adaptive((4, 9), 3, 0.5, 7, 2)],
+)
+def test_a_built_in_schedule_is_written_to_the_config(horizon):
+    args = completed(horizon)
+    assert args.make_horizon() == horizon
+    assert args.fixed_eval_horizon == (7 if isinstance(horizon, Fixed) else 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"env": None}, "env must be an id, 'module:Class' or a class; got 'None'"),
+        ({"model": 3}, "model must be a name or a loaded language model; got '3'"),
+        ({"args": {}}, "args must be an RLConfig, SFTConfig or DPOConfig; got '{}'"),
+        ({"algorithm": Doubled}, "algorithm must be an instance of an Algorithm, such as GRPO"),
+        ({"agent": "nonsense"}, "agent must be a class; names are for args.agent; got 'nonsense'"),
+        ({"horizon": 5}, "horizon must be a Horizon or a function; numbers are in args.horizon"),
+        ({"callbacks": [3]}, "callbacks must be a list of transformers callbacks"),
+    ],
+)
+def test_an_argument_of_another_type_is_rejected_with_what_is_expected(changes, said):
+    given = {"model": "m", "env": TEXTCRAFT, "args": RLConfig(output_dir="o"), **changes}
+    with pytest.raises(ConfigError, match=said):
+        AgentTrainer(**given)
+
+
+def trainer_of(folder, **changes):
+    args = RLConfig(output_dir=str(folder / "run"), **{**SHORT, "steps": 1, **changes})
+    return AgentTrainer(tiny_model(), TEXTCRAFT, args, processing_class=textcraft_tokenizer())
+
+
+def test_a_closed_trainer_says_so_and_leaves_no_folder(tmp_path):
+    with trainer_of(tmp_path) as trainer:
+        with pytest.raises(ConfigError, match=r"is True or False.*, got 'checkpoint-1'"):
+            trainer.train(resume_from_checkpoint="checkpoint-1")
+        with pytest.raises(BadRequest, match="no run in"):
+            trainer.train(resume_from_checkpoint=True)
+    for use in (trainer.train, trainer.evaluate):
+        with pytest.raises(ConfigError, match="this AgentTrainer is closed; create another one"):
+            use()
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_agent_that_is_none_and_kernels_that_are_missing_are_reported(tmp_path):
+    with pytest.raises(ConfigError, match="attention 'no_such' is not available"):
+        trainer_of(tmp_path, attention="no_such")
+    args = RLConfig(output_dir=str(tmp_path / "run"), **SHORT)
+    given = {"env": TEXTCRAFT, "args": args, "processing_class": textcraft_tokenizer()}
+    with pytest.raises(ConfigError, match="agent must create an Agent; it created a str"):
+        AgentTrainer(tiny_model(), **given, agent=str)
+    with pytest.raises(ConfigError, match="agent must take the action format"):
+        AgentTrainer(tiny_model(), **given, agent=lambda: None)
+
+
+def test_a_run_in_python_is_evaluated_and_summarized_and_resumes_with_its_settings_only(tmp_path):
+    whole = {"eval_before": True, "eval_after": True, "eval_horizon": 1}
+    with trainer_of(tmp_path, **whole) as trainer:
+        trainer.train()
+    run = tmp_path / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["before"]["episodes"] == summary["after"]["episodes"] == 4
+    for name in ("curves.png", "eval_before.json", "eval_after.json"):
+        assert (run / name).stat().st_size > 0
+    said = r"was started with other settings: learning_rate was 0.01 and is 0.5"
+    with (
+        trainer_of(tmp_path, **whole, learning_rate=0.5) as trainer,
+        pytest.raises(ConfigError, match=said),
+    ):
+        trainer.train(resume_from_checkpoint=True)
 
 
 def test_an_environment_class_is_served_if_it_can_be_imported(tmp_path, policy):

@@ -15,7 +15,7 @@ from agentgym_train.algorithms import ALGORITHMS, ActorCritic, Algorithm, make_a
 from tests.train.ragged import Step, cases, steps
 
 OPTIONS = {
-    "reinforce_pp": {"kl": 0.5, "gamma": 0.75},
+    "reinforce_pp": {"beta": 0.5, "gamma": 0.75},
     "ppo": {"gamma": 0.75, "lam": 0.5, "bootstrap_truncated": True},
     "turn_gae": {"bootstrap_truncated": True},
     "gigpo": {"scale": True},
@@ -76,7 +76,7 @@ def test_the_order_of_the_groups_changes_nothing(step, chance):
 def test_what_a_lost_episode_holds_changes_nothing(step):
     plain = list(outputs(step))
     for episode in step.episodes:
-        if not episode.teaches:
+        if not episode.trainable:
             for turn in episode.turns:
                 turn.reward += 100.0
                 turn.state += 1
@@ -133,14 +133,19 @@ def test_those_with_a_critic_say_so():
     [
         ("rloo", {"ratio": "word"}, "invalid algorithm_args of rloo: Invalid enum value 'word'"),
         ("gigpo", {"omega": "much"}, "Expected `float`, got `str`"),
-        ("gigpo", {"omega": -1}, "omega must be at least 0, got -1"),
-        ("ppo", {"lam": 1.5}, "lam must be between 0 and 1, got 1.5"),
-        ("ppo", {"value_clip": 0}, "value_clip must be above 0, got 0"),
-        ("turn_gae", {"critic_warmup": -1}, "critic_warmup must be at least 0 steps, got -1"),
-        ("reinforce_pp", {"gamma": -0.1}, "gamma must be between 0 and 1, got -0.1"),
-        ("reinforce_pp", {"kl": -0.1}, "kl must be at least 0, got -0.1"),
-        ("turn_returns", {"gamma": 2}, "gamma must be between 0 and 1, got 2"),
-        ("dapo", {"scale": True}, "dapo has no parameter scale; it has no parameters"),
+        ("gigpo", {"omega": -1}, "omega is at least 0, got -1"),
+        ("ppo", {"lam": 1.5}, "lam is at most 1, got 1.5"),
+        ("ppo", {"value_clip": 0}, "value_clip is above 0, got 0"),
+        ("turn_gae", {"critic_warmup": -1}, "critic_warmup is at least 0, got -1"),
+        ("reinforce_pp", {"gamma": -0.1}, "gamma is at least 0, got -0.1"),
+        ("reinforce_pp", {"beta": -0.1}, "beta is at least 0, got -0.1"),
+        ("reinforce_pp", {"kl": 0.1}, "kl was renamed to beta"),
+        ("turn_returns", {"gamma": 2}, "gamma is at most 1, got 2"),
+        (
+            "dapo",
+            {"scale": True},
+            "unknown key scale in algorithm_args of dapo; no keys are allowed here",
+        ),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(name, values, said):

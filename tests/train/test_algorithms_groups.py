@@ -81,7 +81,7 @@ def test_rloo_by_hand():
 
 def test_rloo_leaves_a_lost_episode_out_of_the_others():
     step = one_turn(3.0, 0.0, 9.0, group_size=3)
-    step.episodes[2].teaches = False
+    step.episodes[2].trainable = False
     assert advantages("rloo", step).squeeze(1).tolist() == [3.0, -3.0, 0.0]
 
 

@@ -50,14 +50,14 @@ def gae_reference(episode, gamma, lam, bootstrap):
 
 
 def teaching(step, numbers_of):
-    return [numbers_of(e) if e.teaches else [] for e in step.episodes]
+    return [numbers_of(e) if e.trainable else [] for e in step.episodes]
 
 
 @cases
 @given(steps(), shares, st.sampled_from([0.0, 0.25]))
 def test_reinforce_pp_whitens_the_returns_of_sampled_tokens(step, gamma, kl):
     expected = whitened(teaching(step, lambda e: returns_reference(e, gamma, kl)))
-    close(ReinforcePP(gamma=gamma, kl=kl).advantages(step.batch()), step, expected)
+    close(ReinforcePP(gamma=gamma, beta=kl).advantages(step.batch()), step, expected)
 
 
 @cases
@@ -131,14 +131,18 @@ def test_the_divergence_from_the_reference_is_part_of_the_reward():
     episode.ref_logprobs = [-1.0, -3.0, 0.0, 0.0, -1.0, 0.0, 0.0]
     batch = Step([episode], 1).batch()
     # Rewards 0, -0.1 * 2, 1 + 0.1 * 1.
-    found = ReinforcePP(kl=0.1).returns(batch)[0].tolist()
+    found = ReinforcePP(beta=0.1).returns(batch)[0].tolist()
     assert found == pytest.approx([0.9, 0.9, 1.1])
-    assert ReinforcePP(kl=0.1).needs_reference and not ReinforcePP().needs_reference
+    assert ReinforcePP(beta=0.1).needs_reference and not ReinforcePP().needs_reference
 
 
 @pytest.mark.parametrize(
     ("name", "values", "missing"),
-    [("ppo", {}, "values"), ("turn_gae", {}, "values"), ("reinforce_pp", {"kl": 0.1}, "logprobs")],
+    [
+        ("ppo", {}, "values"),
+        ("turn_gae", {}, "values"),
+        ("reinforce_pp", {"beta": 0.1}, "logprobs"),
+    ],
 )
 def test_a_batch_without_what_is_needed_says_so(name, values, missing):
     whole = Step([two_turns(1.0)], 1).batch()

@@ -62,7 +62,7 @@ def test_turn_returns_are_measured_by_the_groups_same_turn(step, gamma):
 @cases
 @given(steps(), shares)
 def test_turn_returns_may_be_whitened_over_the_step(step, gamma):
-    raw = [turn_returns_reference(e, gamma) if e.teaches else [] for e in step.episodes]
+    raw = [turn_returns_reference(e, gamma) if e.trainable else [] for e in step.episodes]
     found = TurnReturns(gamma=gamma, baseline="batch").advantages(step.batch())
     close(found, step, by_turn(step, whitened(raw)))
 
@@ -92,7 +92,9 @@ def turn_gae_reference(episode, gamma, lam, bootstrap):
 @given(steps(), shares, shares, st.booleans())
 def test_turn_gae_whitens_gae_over_turns(step, gamma, lam, bootstrap):
     algorithm = TurnGAE(gamma=gamma, lam=lam, bootstrap_truncated=bootstrap)
-    raw = [turn_gae_reference(e, gamma, lam, bootstrap) if e.teaches else [] for e in step.episodes]
+    raw = [
+        turn_gae_reference(e, gamma, lam, bootstrap) if e.trainable else [] for e in step.episodes
+    ]
     close(algorithm.advantages(step.batch()), step, by_turn(step, whitened(raw)))
 
     targets = algorithm.critic_targets(step.batch())

@@ -83,7 +83,9 @@ def test_stale_samples_are_weighed():
     ).samples_stale
     assert config_from({**needed, "async_steps": 1}).samples_stale
     for wrong in ({"async_steps": 2}, {"async_steps": 1, "max_staleness": 1}):
-        with pytest.raises(ValueError, match=r"async_steps is 0 or 1|max_staleness is at least 2"):
+        with pytest.raises(
+            ValueError, match=r"async_steps is at most 1|max_staleness is at least 2"
+        ):
             config_from({**needed, **wrong})
 
 

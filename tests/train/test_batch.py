@@ -35,7 +35,7 @@ def test_episodes_are_padded_and_keep_their_turns():
     assert batch.loss_mask.tolist() == [[1, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
     assert batch.rewards.tolist() == [[0.25, 0.5], [1.0, 0.0]]
     assert batch.turn_ends.tolist() == [[2, 4], [1, 0]]
-    assert batch.teaches.tolist() == [True, True]
+    assert batch.trainable.tolist() == [True, True]
 
 
 def test_a_lost_episode_is_one_token_that_nothing_is_learned_from():
@@ -44,13 +44,13 @@ def test_a_lost_episode_is_one_token_that_nothing_is_learned_from():
     assert output["env_mask"] == [[1, 0, 1], [0]]
     assert output["trajectory_reward"] == [1.0, None]
     batch = token_batch([LOST, LOST], 2, width=1, dummy_id=FILLER)
-    assert not batch.loss_mask.any() and not batch.rewards.any() and not batch.teaches.any()
+    assert not batch.loss_mask.any() and not batch.rewards.any() and not batch.trainable.any()
 
 
 def test_an_episode_cut_by_its_token_budget_before_a_word_teaches_as_an_empty_one():
     empty = episode([], [], [], outcome="token_budget")
     batch = token_batch([empty, empty], 2, width=1, dummy_id=FILLER)
-    assert batch.teaches.all() and not batch.loss_mask.any()
+    assert batch.trainable.all() and not batch.loss_mask.any()
 
 
 def test_a_turns_state_is_the_text_it_answers():
@@ -74,14 +74,14 @@ def test_a_turns_state_is_the_text_it_answers():
 )  # fmt: skip
 def test_horizon_and_token_budget_are_truncations(outcome, truncated):
     batch = token_batch([episode([1], [1.0], [1], outcome)], 1, 1, FILLER)
-    assert batch.truncated.tolist() == [truncated] and batch.teaches.all()
+    assert batch.truncated.tolist() == [truncated] and batch.trainable.all()
 
 
 def test_an_outcome_that_is_not_chosen_is_in_no_batch_but_in_the_log():
     cut, won = episode([1, 1], [0.5], [2], "horizon"), episode([1], [1.0], [1])
     chosen = frozenset({"success", "failure"})
     batch = token_batch([cut, won], 2, 2, FILLER, chosen)
-    assert batch.teaches.tolist() == [False, True]
+    assert batch.trainable.tolist() == [False, True]
     assert batch.loss_mask.tolist() == [[0, 0], [1, 0]] and batch.rewards.tolist() == [[0], [1]]
     output = rollout_output([cut, won], FILLER, chosen)
     assert output["env_mask"] == [[0], [1]] and output["trajectory_reward"] == [0.5, 1.0]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_train.engines.base import Generation
 from agentgym_train.rollout.actors import EpisodeTokens
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
@@ -130,6 +130,21 @@ def test_a_tokenizer_without_a_template_is_refused():
     tokenizer.chat_template = None
     with pytest.raises(BadRequest, match="has no chat template"):
         Chat(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("piece", "said"),
+    [
+        ("{{ raise_exception('no such mode') }}", r"TemplateError with .*'mode'.*: no such mode"),
+        ("{{ mode + 1 }}", "raised TypeError with chat_template_kwargs"),
+    ],
+)
+def test_a_template_that_raises_with_the_given_arguments_says_so(piece, said):
+    tokenizer = tokenizer_with(APPEND_ONLY["chatml"])
+    Chat(tokenizer, template_kwargs={"mode": "x"})
+    tokenizer.chat_template = "{% if mode %}" + piece + "{% endif %}" + tokenizer.chat_template
+    with pytest.raises(ConfigError, match=said):
+        Chat(tokenizer, template_kwargs={"mode": "x"})
 
 
 def test_a_template_without_an_end_of_turn_token_is_refused():

@@ -21,9 +21,8 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.launch import local_server
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.config.values import INTERRUPTED, EpisodeFilter
 from agentgym_train.data.collect import (
-    INTERRUPTED,
     CollectConfig,
     collect,
     collected,

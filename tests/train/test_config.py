@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import fields
+from math import inf, nan
+
 import pytest
 
-from agentgym_env.errors import BadRequest
-from agentgym_train.config.methods import config_from, read_config, read_method_config
-from agentgym_train.config.values import parse_overrides
+from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.run_store import RunStore
+from agentgym_train.algorithms import ALGORITHMS
+from agentgym_train.audit.audit import subject_of
+from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.engines import ENGINES
+from agentgym_train.config.methods import (
+    CONFIGS,
+    RLConfig,
+    SFTConfig,
+    World,
+    config_from,
+    read_config,
+    read_method_config,
+)
+from agentgym_train.config.values import (
+    ABOVE_ZERO,
+    MAXIMUM,
+    MINIMUM,
+    EpisodeFilter,
+    PairRules,
+    RolloutLimits,
+    parse_overrides,
+)
+from agentgym_train.data.collect import CollectConfig
+from agentgym_train.runs.preflight import resumed_config
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
 
@@ -82,7 +109,7 @@ def test_a_config_comes_back_from_its_own_plain_values(file):
         ({"steps": 0}, "steps is at least 1, got 0"),
         ({"num_generations": 1}, "num_generations is at least 2, got 1"),
         ({"rows_per_forward": 7}, "unknown key rows_per_forward"),
-        ({"max_lost_rate": 2.0}, "a share from 0 to 1, got 2.0"),
+        ({"max_lost_rate": 2.0}, "max_lost_rate is at most 1, got 2.0"),
         ({"horizon": [10, 5]}, "must increase from stage to stage"),
         ({"horizon": [5, 10], "horizon_schedule": "fixed"}, "a fixed horizon must be one number"),
         ({"horizon_schedule": "cubic"}, "unknown horizon_schedule 'cubic'; choose from fixed"),
@@ -96,6 +123,74 @@ def test_a_config_comes_back_from_its_own_plain_values(file):
 def test_what_does_not_fit_is_refused_with_its_name_and_value(changes, said):
     with pytest.raises(BadRequest, match=said):
         config_from({**NEEDED, **changes})
+
+
+CONFIG_KINDS = [
+    *CONFIGS.values(), PolicyConfig, CollectConfig, World, EpisodeFilter, PairRules, RolloutLimits,
+    *ENGINES.values(), *ALGORITHMS.values(),
+]  # fmt: skip
+GIVEN = {"data": ["shown"], "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
+MAY_BE_NEGATIVE = {"min_reward"}  # environments may pay negative rewards
+
+
+def test_no_numeric_field_of_any_config_takes_nan_or_a_senseless_negative_number():
+    seen = set()
+    for kind in CONFIG_KINDS:
+        given = {f.name: GIVEN[f.name] for f in fields(kind) if f.name in GIVEN}
+        made = kind(**given)
+        for f in fields(made):
+            if str(f.type).split(" | ")[0] not in ("int", "float"):
+                continue
+            seen.add(f.name)
+            for value in [nan, inf] + [-1] * (f.name not in MAY_BE_NEGATIVE):
+                with pytest.raises(ConfigError, match=rf"^{f.name} is .*, got {value}"):
+                    kind(**given, **{f.name: value})
+                    pytest.fail(f"{kind.__name__}({f.name}={value})")
+    assert seen >= {"learning_rate", "seed", "temperature", "warmup_steps", "max_batch", "gamma"}
+    assert seen >= {name.rpartition(".")[2] for name in {*MINIMUM, *ABOVE_ZERO, *MAXIMUM}}
+
+
+def test_numbers_in_mappings_are_checked_too():
+    for changes, said in (
+        ({"lora": {"r": 0}}, "lora.r is at least 1, got 0"),
+        ({"lora": {"lora_dropout": nan}}, "lora.lora_dropout is a finite number, got nan"),
+        ({"trainer_args": {"weight_decay": inf}}, "trainer_args.weight_decay is a finite number"),
+        ({"horizon": [nan]}, "a horizon must be at least 1 turn"),
+        ({"steps": "3"}, "steps is a whole number, got '3'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            RLConfig(**changes)
+
+
+def test_a_run_folder_that_is_incomplete_or_of_an_earlier_version_says_what_to_do(tmp_path):
+    config = {**config_from(NEEDED).as_dict(), "output_dir": str(tmp_path)}
+    store = RunStore(tmp_path)
+    store.write_json("run.json", {"config": config})
+    with pytest.raises(ConfigError, match="it has no folder trajectories"):
+        resumed_config(tmp_path)
+    (tmp_path / "trajectories").mkdir()
+    assert resumed_config(tmp_path).as_dict() == config
+    config["group_size"] = config.pop("num_generations")
+    store.write_json("run.json", {"config": config})
+    said = r"group_size was renamed to num_generations. Edit it in run.json and config.yaml"
+    with pytest.raises(ConfigError, match=said):
+        resumed_config(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        subject_of(str(tmp_path), "float32", {})
+
+
+def test_a_wrong_key_in_python_is_named_with_the_right_one():
+    with pytest.raises(ConfigError, match="group_size was renamed to num_generations"):
+        RLConfig(group_size=4)
+    with pytest.raises(ConfigError, match=r"unknown key stepz; did you mean steps\?"):
+        SFTConfig(data=["d"], stepz=4)
+    assert pickle.loads(pickle.dumps(RLConfig(steps=7))) == RLConfig(steps=7)
+
+
+@pytest.mark.parametrize("name", ["messages", "tokenize", "chat_template", "return_dict"])
+def test_arguments_that_are_no_variables_of_a_chat_template_are_rejected(name):
+    with pytest.raises(ConfigError, match=rf"chat_template_kwargs\.{name} is not a variable"):
+        RLConfig(chat_template_kwargs={name: True})
 
 
 def test_a_missing_key_is_named():

@@ -9,7 +9,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_train.algorithms import GRPO, TokenBatch, make_algorithm
 
 
-def batch(returns, *, teaches=None, group_size=4, masks=None) -> TokenBatch:
+def batch(returns, *, trainable=None, group_size=4, masks=None) -> TokenBatch:
     """One token an episode unless `masks` says otherwise; the whole return in the last turn."""
     size = len(returns)
     mask = torch.ones(size, 1) if masks is None else torch.tensor(masks)
@@ -17,7 +17,7 @@ def batch(returns, *, teaches=None, group_size=4, masks=None) -> TokenBatch:
         loss_mask=mask,
         rewards=torch.stack([torch.zeros(size), torch.tensor(returns)], 1),
         turn_ends=torch.ones(size, 2, dtype=torch.long),
-        teaches=torch.tensor([True] * size if teaches is None else teaches),
+        trainable=torch.tensor([True] * size if trainable is None else trainable),
         group_size=group_size,
         states=torch.zeros(size, 2, dtype=torch.long),
         truncated=torch.zeros(size, dtype=torch.bool),
@@ -46,13 +46,13 @@ def test_a_group_of_equals_teaches_nothing():
 
 def test_a_lost_episode_is_in_no_baseline_and_gets_no_advantage():
     # Without the lost one: returns 1, 0, 0, mean 1/3.
-    lost = batch([1.0, 0.0, 0.0, 0.0], teaches=[True, True, True, False])
+    lost = batch([1.0, 0.0, 0.0, 0.0], trainable=[True, True, True, False])
     found = GRPO(scale=False).advantages(lost).squeeze(1).tolist()
     assert found == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0.0])
 
 
 def test_a_single_episode_that_was_not_lost_has_nothing_to_be_compared_with():
-    alone = batch([1.0, 0.0, 0.0, 0.0], teaches=[True, False, False, False])
+    alone = batch([1.0, 0.0, 0.0, 0.0], trainable=[True, False, False, False])
     assert not GRPO().advantages(alone).any()
 
 
@@ -70,7 +70,7 @@ def test_algorithms_are_found_by_name_or_path():
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [("grop", {}, "unknown algorithm 'grop'; choose from grpo"),
-     ("grpo", {"gamma": 1}, "has no parameter gamma"),
+     ("grpo", {"gamma": 1}, "unknown key gamma in algorithm_args of grpo"),
      ("nowhere:X", {}, "cannot import"),
      ("agentgym_train.trainers.batch:Nothing", {}, "cannot import")],
 )  # fmt: skip

@@ -188,7 +188,7 @@ def test_adapters_on_adapters_keep_what_the_first_ones_learned(tmp_path):
         ("sft", ["horizon=[3]"], "unknown key horizon"),
         ("dpo", ["beta=0"], "beta is above 0, got 0"),
         ("dpo", ["rows_per_step=4"], "did you mean pairs_per_step?"),
-        ("dpo", ["reward_gap=-1"], "reward_gap must be above 0, got -1"),
+        ("dpo", ["reward_gap=-1"], "reward_gap is above 0, got -1"),
     ],
 )
 def test_a_config_that_can_not_be_is_refused_before_torch(tmp_path, method, words, said):

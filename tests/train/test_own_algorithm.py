@@ -59,8 +59,8 @@ def test_the_documented_algorithm_is_what_the_page_says(tmp_path, monkeypatch):
     # Two groups of two; the last episode was lost, so its group's mean is 3.
     returns, taught = (1.0, 2.0, 3.0, 9.0), (True, True, True, False)
     episodes = [
-        Episode([PlayedTurn(2, 3, 0.0), PlayedTurn(1, 2, reward)], tail=1, teaches=teaches)
-        for reward, teaches in zip(returns, taught, strict=True)
+        Episode([PlayedTurn(2, 3, 0.0), PlayedTurn(1, 2, reward)], tail=1, trainable=trainable)
+        for reward, trainable in zip(returns, taught, strict=True)
     ]
     batch = Step(episodes, group_size=2).batch()
     advantages = made.advantages(batch)

@@ -119,7 +119,7 @@ def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, t
     "changes",
     [
         {"beta": 0.1},
-        {"algorithm": "reinforce_pp", "algorithm_args": {"kl": 0.1}},
+        {"algorithm": "reinforce_pp", "algorithm_args": {"beta": 0.1}},
         {"lora": {"r": 4}},
         {"lora": {"r": 4}, "beta": 0.1, "algorithm": "ppo"},
     ],

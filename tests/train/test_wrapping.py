@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import ClassVar
 
 import gymnasium
+import numpy as np
 import pytest
 
 import hosting
 from agentgym_env.errors import BadRequest, WrapperFailed
+from agentgym_env.launch import child_environment
 from agentgym_env.run_store import RunStore
 from agentgym_train.rollout.actors import ExpertActor
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits
 from agentgym_train.rollout.runner import RolloutRunner
-from tests.train.command import Command, finish
+from tests.train.command import MAIN, Command, finish
 from tests.train.test_run import write_config
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
@@ -57,9 +61,41 @@ class Bad(gymnasium.Wrapper):
             raise ZeroDivisionError("by zero")
         if self.how == "stop":
             raise StopIteration
-        if self.how == "bytes":
-            return b"bytes", reward, *rest
-        return observation, float("nan"), *rest
+        return {
+            "bytes": (b"bytes", reward, *rest),
+            "nan": (observation, float("nan"), *rest),
+            "four": (observation, reward, *rest[1:]),
+            "none": None,
+            "no reward": (observation, None, *rest),
+            "no flag": (observation, reward, None, *rest[1:]),
+            "no info": (observation, reward, *rest[:2], None),
+            "object": (observation, reward, *rest[:2], {"x": object()}),
+        }[self.how]
+
+
+class Idle(gymnasium.Wrapper):
+    """Gives no action."""
+
+    def step(self, action):
+        return self.env.step(None)
+
+
+class Hangs(gymnasium.Wrapper):
+    """Does not return while `free` is not set."""
+
+    free = threading.Event()
+
+    def step(self, action):
+        self.free.wait()
+        return self.env.step(action)
+
+
+class Counts(gymnasium.Wrapper):
+    """Adds NumPy's types to the info."""
+
+    def step(self, action):
+        *most, info = self.env.step(action)
+        return *most, {**info, "n": np.int64(3), "all": np.ones(2)}
 
 
 def play(wrappers, count=4, horizon=20):
@@ -103,8 +139,14 @@ def test_without_wrappers_no_thread_is_used():
         ("raise", "raised ZeroDivisionError: by zero"),
         ("stop", "raised StopIteration"),
         ("construct", "raised KeyError"),
-        ("bytes", "returned an observation of type bytes"),
+        ("bytes", "step of wrapper .*:Bad returned an observation of type bytes; return a str"),
         ("nan", "returned the reward nan"),
+        ("four", r"step of wrapper .*:Bad returned a tuple of 4; return \(observation, reward, "),
+        ("none", r"step of wrapper .*:Bad returned None; return \(observation, reward, "),
+        ("no reward", "step of wrapper .*:Bad returned the reward None; return a finite number"),
+        ("no flag", "step of wrapper .*:Bad returned terminated None; return a bool"),
+        ("no info", "step of wrapper .*:Bad returned an info of type NoneType; return a dict"),
+        ("object", "returned an info that is not JSON: no JSON for object"),
     ],
 )
 def test_a_wrapper_that_fails_ends_the_run_and_is_named(how, said):
@@ -112,6 +154,55 @@ def test_a_wrapper_that_fails_ends_the_run_and_is_named(how, said):
     with pytest.raises(WrapperFailed, match=said) as failed:
         play(wrappers)
     assert f"{HERE}:Bad" in str(failed.value)
+
+
+def test_a_wrapper_that_gives_no_action_is_named():
+    with pytest.raises(
+        WrapperFailed, match=r"step of wrapper .*:Idle passed an action of type None"
+    ):
+        play([ACTIONS, f"{HERE}:Idle", f"{HERE}:Shout"])
+
+
+def test_the_info_of_a_wrapper_may_contain_numpy_types():
+    (played,) = play([f"{HERE}:Counts"], count=1)
+    assert {(turn.info["n"], *turn.info["all"]) for turn in played.turns} == {(3, 1.0, 1.0)}
+
+
+def test_a_wrapper_that_hangs_is_named_and_its_threads_are_limited():
+    specs = [EpisodeSpec("3", seed) for seed in range(3)]
+    limits = RolloutLimits(episode_timeout_s=0.2)
+    before = threading.active_count()
+    with RolloutRunner(
+        hosting.GUESS, wrappers=[f"{HERE}:Hangs"], limits=limits, concurrency=2
+    ) as rollout_runner:
+        with pytest.raises(WrapperFailed, match=r"2 calls of the wrappers .*:Hangs did not return"):
+            rollout_runner.collect(ExpertActor, specs, 3)
+        hung = [t for t in threading.enumerate() if t.name == "wrappers"]
+        assert len(hung) == 2 and all(t.daemon for t in hung)
+        Hangs.free.set()
+        for thread in hung:
+            thread.join(5)
+        Hangs.free.clear()
+        (played,) = rollout_runner.collect(ExpertActor, specs[:1], 3)
+        assert played.outcome == "environment_lost" and f"{HERE}:Hangs; fix it" in played.error
+        Hangs.free.set()
+    assert threading.active_count() <= before + 2
+
+
+def test_a_hung_wrapper_does_not_keep_the_process():
+    code = (
+        "import hosting\n"
+        "from agentgym_train.rollout.actors import ExpertActor\n"
+        "from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits\n"
+        "from agentgym_train.rollout.runner import RolloutRunner\n"
+        f"with RolloutRunner(hosting.GUESS, wrappers=['{HERE}:Hangs'], "
+        "limits=RolloutLimits(episode_timeout_s=0.2)) as runner:\n"
+        "    print(runner.collect(ExpertActor, [EpisodeSpec('3', 0)], 3)[0].outcome)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=child_environment(), capture_output=True, timeout=60
+    )
+    assert ran.stdout.split() == [b"environment_lost"] and ran.returncode == 0
 
 
 def test_what_cannot_be_imported_is_rejected_before_anything_is_played():
@@ -126,6 +217,33 @@ def test_an_environment_that_is_lost_under_a_wrapper_is_lost_and_no_failure_of_t
         (played,) = rollout_runner.collect(ExpertActor, [EpisodeSpec("broken", 0)], 3)
     assert (played.outcome, played.attempts) == ("environment_error", 3)
     assert "the world did not start" in played.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["two processes", "async_steps", "carried groups"])
+def test_wrappers_apply_however_the_episodes_are_collected(how, tmp_path):
+    changes = {
+        "two processes": {},
+        "async_steps": {"async_steps": 1},
+        "carried groups": {"oversampling_ratio": 0.5, "unfinished_groups": "carry"},
+    }[how]
+    config = write_config(
+        tmp_path, steps=2, horizon=[2], eval_before=False, eval_after=False,
+        wrappers=[ACTIONS, {"wrapper": "agentgym_env.wrappers:StepPenalty", "penalty": 1.0}],
+        **changes,
+    )  # fmt: skip
+    if how == "two processes":
+        words = [sys.executable, "-c", MAIN, "train", config, "--num-processes", 2]
+        ran = subprocess.run([*map(str, words)], env=child_environment(), capture_output=True)
+        status, output = ran.returncode, ran.stderr.decode()
+    else:
+        status, output = finish(Command("train", config))
+    assert status == 0, output
+    played, _ = RunStore.open(tmp_path / "run").trajectories("train")
+    assert len(played) == 8
+    for episode in played:
+        assert "Available actions:" in episode.observation
+        assert episode.reward <= episode.score - len(episode.turns)
 
 
 @pytest.mark.slow
