@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from agentgym_env.conformance import explore, judge, rules, served
 from agentgym_env.conformance.causes import cause_of, place_of
-from agentgym_env.conformance.rules import NotApplicable, RuleBroken, Subject, shorten
+from agentgym_env.conformance.rules import NotApplicable, RuleBroken, Subject
 from agentgym_env.errors import AgentGymError, MissingExtra
 from agentgym_env.registration import env_class
 from agentgym_env.text_env import TextEnv
@@ -40,8 +40,8 @@ RULES: Final[dict[str, Rule]] = {
     "the expert solves the tasks it acts on": explore.the_expert_solves_its_tasks,
     "a step outside an episode is an error": rules.a_step_outside_an_episode_is_an_error,
     "garbage and 1 MB actions never raise": rules.garbage_never_raises,
-    "actions with changed words never raise": explore.changed_actions_never_raise,
     "failing episodes can be played to the end": explore.failing_episodes_reach_their_end,
+    "actions with changed words never raise": explore.changed_actions_never_raise,
     "available actions are valid": explore.listed_actions_are_valid,
     "each task has one id": judge.a_task_has_one_id,
     "the first observation does not contain the answer": judge.the_answer_is_hidden,
@@ -141,7 +141,7 @@ class _Check:
             place = place_of(self.env_class, broken.at) if self.env_class is not None else None
             return Finding(
                 name, broken.warning, str(broken), warning=broken.warning, place=place,
-                action=broken.action,
+                action=_cut(broken.action),
             )  # fmt: skip
         except MissingExtra:
             raise
@@ -153,5 +153,9 @@ class _Check:
         cause = cause_of(error, self.package, self.env_class)
         first = self.reported.setdefault(cause.key, name)
         detail = cause.text if first == name else f"{type(error).__name__}: see {first!r} above"
-        action = None if cause.action is None else shorten(cause.action)
-        return Finding(name, False, detail, place=cause.place, action=action)
+        return Finding(name, False, detail, place=cause.place, action=_cut(cause.action))
+
+
+def _cut(action: str | None) -> str | None:
+    """An action of at most 160 characters; some are 1 MB."""
+    return action if action is None or len(action) <= 160 else f"{action[:157]}..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import traceback
 from dataclasses import dataclass
 from types import FrameType
@@ -11,7 +12,8 @@ from typing import Any
 
 from agentgym_env.text_env import TextEnv
 
-_OURS = ("agentgym_env", "gymnasium", "importlib", "_frozen_importlib", "contextlib")
+_OURS = {"agentgym_env", "gymnasium", *sys.stdlib_module_names}
+"""Packages whose lines are not the author's."""
 
 
 @dataclass(frozen=True, slots=True)

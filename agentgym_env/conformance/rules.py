@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -134,19 +134,28 @@ class NotApplicable(Exception):
 
 @dataclass(slots=True)
 class Measured:
-    """What the episodes of a check cost."""
+    """What the resets, or the steps, of a check cost."""
 
     calls: int = 0
     seconds: float = 0.0
     slowest_s: float = 0.0
-    slowest_call: str = ""
+    slowest: str = ""
     longest: int = 0
-    longest_call: str = ""
+    longest_of: str = ""
 
     @property
     def mean_s(self) -> float:
-        """Mean time of a reset or step."""
+        """Mean time of a call."""
         return self.seconds / self.calls if self.calls else 0.0
+
+    def add(self, call: str, seconds: float, observation: str) -> None:
+        """Count one call."""
+        self.calls += 1
+        self.seconds += seconds
+        if seconds > self.slowest_s:
+            self.slowest_s, self.slowest = seconds, call
+        if len(observation) > self.longest:
+            self.longest, self.longest_of = len(observation), call
 
 
 @dataclass
@@ -160,7 +169,8 @@ class Subject:
     time_limit_s: float = 300.0
     max_observation: int = 32_000
     max_step_s: float = 2.0
-    measured: Measured = field(default_factory=Measured)
+    resets: Measured = field(default_factory=Measured)
+    steps: Measured = field(default_factory=Measured)
     rule_ends: float = math.inf
     """When the time of the current rule is used up, by `time.monotonic`."""
     cut: str = ""
@@ -224,33 +234,19 @@ class Subject:
 
     def reset(self, env: TextEnv, task: str, seed: int) -> tuple[str, dict[str, Any]]:
         """Start an episode, and measure it."""
-        with self._measuring(env, f"the reset of task {shorten(task)}") as measure:
-            observation, info = env.reset(seed=seed, options={"task": task})
-            measure(observation)
-        return observation, info
+        began = time.monotonic()
+        with interrupted_after(env.step_timeout_s):
+            result = env.reset(seed=seed, options={"task": task})
+        self.resets.add(f"reset of task {task!r}", time.monotonic() - began, result[0])
+        return result
 
     def step(self, env: TextEnv, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Apply an action, and measure it."""
-        with self._measuring(env, f"action {shorten(action, 80)}") as measure:
-            result = env.step(action)
-            measure(result[0])
-        return result
-
-    @contextmanager
-    def _measuring(self, env: TextEnv, call: str) -> Iterator[Callable[[str], None]]:
-        measured, began = self.measured, time.monotonic()
-
-        def measure(observation: str) -> None:
-            if len(observation) > measured.longest:
-                measured.longest, measured.longest_call = len(observation), call
-
+        began = time.monotonic()
         with interrupted_after(env.step_timeout_s):
-            yield measure
-        took = time.monotonic() - began
-        measured.calls += 1
-        measured.seconds += took
-        if took > measured.slowest_s:
-            measured.slowest_s, measured.slowest_call = took, call
+            result = env.step(action)
+        self.steps.add(f"action {shorten(action, 80)}", time.monotonic() - began, result[0])
+        return result
 
 
 @contextmanager
@@ -278,7 +274,8 @@ EXPERT_TURNS = 1000
 """Turns after which the expert is not waited for."""
 
 _SLOW_S = 10.0
-_HINT_S = 0.1
+_SLOW_STEP_S = 0.1
+_SLOW_RESET_S = 1.0
 
 _PROCESS_TIMEOUT_S = 300
 _PLAY_STDIN = "from agentgym_env.conformance.rules import play_stdin; play_stdin()"
@@ -480,34 +477,44 @@ def garbage_never_raises(subject: Subject) -> str:
                 raise RuleBroken(
                     f"{name} is answered by {len(observation)} characters, which are not in "
                     f"{env.observation_space}; cut what is quoted",
-                    action=shorten(action),
+                    action=action,
                 )
             if terminated or truncated:
                 env.reset(seed=0, options={"task": task})
         if time.monotonic() - began > _SLOW_S:
-            raise RuleBroken(f"{name} takes longer than {_SLOW_S:g} s", action=shorten(text))
+            raise RuleBroken(f"{name} takes longer than {_SLOW_S:g} s", action=text)
     return f"{len(GARBAGE)} kinds, up to 1 MB"
 
 
 def sizes_and_times_are_in_bounds(subject: Subject) -> str:
     """Observations fit a policy's context, and steps do not hold up training."""
-    made = subject.measured
-    if not made.calls:
-        raise NotApplicable("no episode was played")
+    resets, steps = subject.resets, subject.steps
+    if not steps.calls:
+        write_script(subject.make(), subject.sample[0], 0, 3, subject)
+    longest = max(resets, steps, key=lambda measured: measured.longest)
     found = (
-        f"longest observation {made.longest} characters ({made.longest_call}), slowest step "
-        f"{made.slowest_s:.2g} s ({made.slowest_call}), mean {made.mean_s:.2g} s"
+        f"longest observation {longest.longest} characters ({longest.longest_of}), slowest step "
+        f"{_seconds(steps.slowest_s)} ({steps.slowest}), slowest reset "
+        f"{_seconds(resets.slowest_s)}, mean {_seconds(steps.mean_s)} per step"
     )
     over = []
-    if made.longest > subject.max_observation:
+    if longest.longest > subject.max_observation:
         over.append(f"an observation is longer than {subject.max_observation} characters")
-    if made.slowest_s > subject.max_step_s:
+    if steps.slowest_s > subject.max_step_s:
         over.append(f"a step takes longer than {subject.max_step_s:g} s")
-    if made.mean_s > _HINT_S:
-        over.append(f"slow: {made.mean_s:.2g} s per step; use --tasks and --sessions to check less")
+    if steps.mean_s > _SLOW_STEP_S or resets.mean_s > _SLOW_RESET_S:
+        over.append(
+            f"slow: {_seconds(steps.mean_s)} per step, {_seconds(resets.mean_s)} per reset; "
+            "use --tasks and --sessions to check less"
+        )
     if over:
-        raise RuleBroken(f"{'; '.join(over)}; {found}", warning=True)
+        at = "_reset" if resets is longest and steps.slowest_s <= subject.max_step_s else "_step"
+        raise RuleBroken(f"{'; '.join(over)}; {found}", at=at, warning=True)
     return found
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 0.01 else f"{1000 * value:.2g} ms"
 
 
 def _compare(first: list[Transcript], second: list[Transcript], circumstance: str) -> None:

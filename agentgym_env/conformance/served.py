@@ -79,8 +79,8 @@ def sessions_do_not_leak(subject: Subject) -> str:
 
 def _affordable(subject: Subject) -> int:
     """The number of sessions that there is time for, at the speed measured so far."""
-    turns = sum(len(script.actions) + 1 for script in subject.scripts) / len(subject.scripts)
-    seconds = turns * subject.measured.mean_s
+    turns = sum(len(script.actions) for script in subject.scripts) / len(subject.scripts)
+    seconds = turns * subject.steps.mean_s + subject.resets.mean_s
     limit = 2 * subject.rule_s
     return min(subject.sessions, max(2, int(limit / seconds))) if seconds else subject.sessions
 
