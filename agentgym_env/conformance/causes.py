@@ -33,6 +33,8 @@ class Cause:
 def cause_of(error: BaseException, package: str, env_class: type[TextEnv] | None) -> Cause:
     """The cause of an exception that an environment of the author's package raised."""
     frames = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error.__cause__, StopIteration):  # of a `next` in a generator, such as an expert
+        frames += traceback.walk_tb(error.__cause__.__traceback__)
     own = [(frame, line) for frame, line in frames if _package_of(frame) == package]
     foreign = [(frame, line) for frame, line in frames if _package_of(frame) not in _OURS]
     place = None

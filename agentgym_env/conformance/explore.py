@@ -110,15 +110,43 @@ def the_expert_solves_its_tasks(subject: Subject) -> str:
     return f"{solved} tasks solved" + (f", {unclaimed} not claimed" if unclaimed else "")
 
 
+def the_expert_answers_after_other_actions(subject: Subject) -> str:
+    """The expert acts, or yields nothing, after actions that are not its own; it never raises."""
+    env = subject.make()
+    if not env.has_expert():
+        raise NotApplicable("it has no expert")
+    asked = 0
+    solved = [episode for episode in expert_episodes(subject) if episode.solved]
+    for episode in subject.in_time(solved):
+        draw = random.Random(f"other/{episode.task}")
+        subject.reset(env, episode.task, episode.seed)
+        for own in episode.actions[:6]:
+            # Well-formed, so that it has an effect, and not what the expert does.
+            other = _drawn([*changed(own), *episode.actions, *episode.listed[:6]], 1, draw)
+            if any(subject.step(env, other[0] if other else UNKNOWN)[2:4]):
+                break
+            action = env.expert_action()
+            asked += 1
+            if action is None or any(subject.step(env, action)[2:4]) or subject.time_is_up:
+                break
+    if not solved:
+        raise NotApplicable("the expert solves no task")
+    return f"asked {asked} times"
+
+
 def changed_actions_never_raise(subject: Subject) -> str:
     """Listed and expert actions with a word replaced, dropped, repeated or swapped are answered."""
     env, tried = subject.make(), 0
+    own = {episode.task: episode.actions for episode in expert_episodes(subject)}
     for seed, task in subject.in_time(list(enumerate(subject.sample))):
+        # Kept from its own episode: whether it can be asked on another way is another rule.
+        path = own.get(task) or [a for actions in own.values() for a in actions[:1]][:6]
         draw = random.Random(f"changed/{task}")
         subject.reset(env, task, seed)
         left = _MAX_CHANGES
         while left > 0 and not subject.time_is_up:
-            base = _next_action(env, draw)
+            base = path[int(draw.random() * len(path))] if path and draw.random() < 0.5 else None
+            base = base or _available(env, draw)
             attempts = changed(base)
             # The whole of a few, so that each kind of change meets each kind of action.
             for action in [*_drawn(attempts, 12, draw), base]:
@@ -224,7 +252,7 @@ def _rewards_do_not_repeat(subject: Subject, env: TextEnv) -> str:
     for seed, task in subject.in_time(list(enumerate(subject.sample))):
         draw = random.Random(f"greedy/{task}")
         subject.reset(env, task, seed)
-        action, before, times = _next_action(env, draw, expert=False), "", 0
+        action, before, times = _available(env, draw), "", 0
         for _ in range(subject.horizon):
             observation, reward, terminated, truncated, _ = subject.step(env, action)
             times = times + 1 if reward > 0 and observation == before else 0
@@ -237,7 +265,7 @@ def _rewards_do_not_repeat(subject: Subject, env: TextEnv) -> str:
             if terminated or truncated or subject.time_is_up:
                 break
             before = observation
-            action = action if reward > 0 else _next_action(env, draw, expert=False)
+            action = action if reward > 0 else _available(env, draw)
     return f"{len(subject.sample)} tasks, without an expert to compare with"
 
 
@@ -253,7 +281,7 @@ def _repeat_rewarded(env: TextEnv, episode: ExpertEpisode) -> Choose:
     def choose(rewarded: str | None, draw: random.Random) -> str:
         if rewarded is not None:
             repeated[:] = [rewarded]
-        return repeated[0] if repeated else next(path, None) or _next_action(env, draw)
+        return repeated[0] if repeated else next(path, None) or _available(env, draw)
 
     return choose
 
@@ -286,7 +314,7 @@ def _alternate(number: int) -> Callable[[TextEnv, ExpertEpisode], Choose]:
                 return pair[0]
             others = [a for a in env.available_actions() or [UNKNOWN] if a != rewarded]
             if rewarded is None or not others:
-                return next(path, None) or _next_action(env, draw)
+                return next(path, None) or _available(env, draw)
             # Now the other one, then the rewarded one.
             pair[:] = [others[number * 7 % len(others)], rewarded]
             return pair[0]
@@ -301,7 +329,7 @@ GREEDY_POLICIES = (_repeat_rewarded, _greedy, *map(_alternate, range(6)))
 
 def _random(env: TextEnv, draw: random.Random) -> Iterator[str]:
     while True:
-        yield _next_action(env, draw, expert=False)
+        yield _available(env, draw)
 
 
 def _unknown(env: TextEnv, draw: random.Random) -> Iterator[str]:
@@ -310,7 +338,7 @@ def _unknown(env: TextEnv, draw: random.Random) -> Iterator[str]:
 
 
 def _same(env: TextEnv, draw: random.Random) -> Iterator[str]:
-    action = _next_action(env, draw, expert=False)
+    action = _available(env, draw)
     while True:
         yield action
 
@@ -357,12 +385,8 @@ def _listed_steps(
             return
 
 
-def _next_action(env: TextEnv, draw: random.Random, *, expert: bool = True) -> str:
-    """The expert's action in half of the turns, else an available one."""
-    if expert and env.has_expert() and draw.random() < 0.5:
-        action = env.expert_action()
-        if action is not None:
-            return action
+def _available(env: TextEnv, draw: random.Random) -> str:
+    """An available action, or a word that many environments know."""
     listed = env.available_actions() or ["look", "help", "1", UNKNOWN]
     return listed[int(draw.random() * len(listed))]
 

@@ -18,6 +18,7 @@ PROCESSES = "other processes give the same episode"
 SPACES = "the spaces contain every observation and action"
 QUERIES = "available_actions and expert_action change nothing"
 EXPERT = "the expert solves the tasks it acts on"
+AFTER_OTHERS = "the expert can be asked after other actions"
 OUTSIDE = "a step outside an episode is an error"
 GARBAGE = "garbage and 1 MB actions never raise"
 CHANGED = "actions with changed words never raise"
@@ -84,6 +85,7 @@ FAILURES = [
     ("SolutionInTheObservation", HIDDEN, "contains the expert's 2 actions in order"),
     ("OneTaskUnsolved", EXPERT, "the expert fails on 1 of 65 tasks: task 't37'"),
     ("ExpertRaises", EXPERT, "the expert fails on 1 of 65 tasks: ZeroDivisionError"),
+    ("ExpertOnlyOnItsWay", AFTER_OTHERS, "RuntimeError: generator raised StopIteration"),
     ("PaysAgain", FARMED, "without success"),
     ("PaysForAProgressTwice", FARMED, "without success"),
 ]
@@ -108,6 +110,11 @@ def test_a_broken_promise_is_found(name, broken, reason):
     assert not finding.passed and not finding.warning and reason in finding.detail
     assert finding.place is not None and finding.place.rpartition(":")[2].isdigit()
     assert Path(finding.place.rpartition(":")[0]).resolve() == FAULTY
+
+
+def test_a_cause_in_a_generator_is_shown_where_it_arose():
+    finding = findings("ExpertOnlyOnItsWay", sessions=2)[AFTER_OTHERS]
+    assert finding.place.endswith(line_of('yield next(word for word in ["yes"]'))
 
 
 @pytest.mark.slow
@@ -180,7 +187,7 @@ def test_a_slow_environment_ends_with_a_hint_and_no_rule_starts_after_the_time_l
     late = [f for f in found.values() if "the time limit of 1 s is over" in f.detail]
     assert late and not any(f.applied for f in late)
     assert found[BOUNDS].warning
-    assert "per step; use --tasks and --sessions to check less" in found[BOUNDS].detail
+    assert "per reset; use --tasks and --sessions to check less" in found[BOUNDS].detail
 
 
 def test_changes_of_an_action_keep_its_form():

@@ -281,6 +281,23 @@ class ExpertRaises(OneTaskUnsolved):
             yield "yes" if 1 / (self._task != "t37") else "no"
 
 
+class ExpertOnlyOnItsWay(Sound):
+    """The expert reads a plan that ends where another action was taken."""
+
+    def _reset(self, task: str) -> str:
+        self.way: list[str] = []
+        return super()._reset(task)
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        self.way.append(action)
+        return super()._step(action)
+
+    def expert(self) -> Iterator[str]:
+        """Raise where the way is another."""
+        while True:
+            yield next(word for word in ["yes"] if set(self.way) <= {"yes", "no"})
+
+
 class PaysAgain(Sound):
     """Pays half for each no."""
 
