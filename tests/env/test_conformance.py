@@ -2,11 +2,35 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import faulty
 from agentgym_env.conformance import RULES, check_environment
+from agentgym_env.conformance.changes import changed
 from agentgym_env.errors import UnknownEnvironment
+
+FAULTY = Path(faulty.__file__)
+GYMNASIUM = "Gymnasium's checker passes without a warning"
+SEEDED = "a seed and a task determine the episode"
+PROCESSES = "other processes give the same episode"
+SPACES = "the spaces contain every observation and action"
+QUERIES = "available_actions and expert_action change nothing"
+EXPERT = "the expert solves the tasks it acts on"
+AFTER_OTHERS = "the expert can be asked after other actions"
+OUTSIDE = "a step outside an episode is an error"
+GARBAGE = "garbage and 1 MB actions never raise"
+CHANGED = "actions with changed words never raise"
+FAILING = "failing episodes can be played to the end"
+LISTED = "available actions are valid"
+ONE_ID = "each task has one id"
+HIDDEN = "the first observation does not contain the answer"
+FARMED = "rewards cannot be farmed"
+HTTP = "in-process and HTTP responses are identical"
+LEAKS = "interleaved sessions do not leak"
+VALID = "the class and its tasks are valid"
+BOUNDS = "observations are short and steps are fast"
 
 
 def findings(name: str, **settings):
@@ -27,33 +51,155 @@ def test_what_an_environment_does_not_have_is_not_counted_against_it():
     assert all(f.passed for f in found.values())
 
 
+FAILURES = [
+    ("NarrowSpace", GYMNASIUM, "observation"),
+    ("NoDefaultSplit", "the splits are disjoint", "default_split 'training' names no task"),
+    ("GlobalRandom", SEEDED, "in another order"),
+    ("HashOrder", PROCESSES, "hash seed"),
+    ("ProcessBound", PROCESSES, "hash seed 1"),
+    ("ProcessBound", HTTP, "over HTTP"),
+    ("NarrowActions", SPACES, "yes"),
+    ("DrawsWhenAsked", QUERIES, "when it is queried"),
+    ("BadExpert", EXPERT, "gives up after 1 turns"),
+    ("GoesOnAfterTheEnd", OUTSIDE, "EpisodeOver"),
+    ("RaisesOnNothing", GARBAGE, "nothing raises IndexError"),
+    ("EchoesTwice", GARBAGE, "cut what is quoted"),
+    ("SharedCount", LEAKS, "among 8 sessions"),
+    ("RaisesWhenMade", VALID, "OSError: no disc"),
+    ("PlainDict", VALID, "tasks is a dict; use TaskSet"),
+    ("BadAlias", VALID, "the alias 'first' names no task: 'z'"),
+    ("NoStep", VALID, "the class has no _step"),
+    ("NoText", GYMNASIUM, "AttributeError"),
+    ("OnlyTrain", "tasks are held out for evaluation", "every task is in 'train'"),
+    ("NotANumberLate", FAILING, "gave the reward nan; rewards, scores and details are finite"),
+    ("RaisesLate", FAILING, "IndexError: list index out of range (task 'a', turn 16)"),
+    ("UnknownPlace", CHANGED, "ValueError: invalid literal for int()"),
+    ("HugeNumber", CHANGED, "OverflowError"),
+    ("MissingWord", CHANGED, "IndexError"),
+    ("UpperCase", CHANGED, "KeyError: 'Go'"),
+    ("Hangs", CHANGED, "TimeoutError: it takes longer than 0.5 s"),
+    ("InvalidListed", LISTED, "\"maybe\" is available in task 'a', and reported as invalid"),
+    ("TwinAcrossSplits", ONE_ID, "'3' (train) and '5' (test) are one task"),
+    ("NamesTheAnswer", HIDDEN, "names the answer"),
+    ("AnswerInTheInfo", HIDDEN, "contains the answer: 'ball' is"),
+    ("SolutionInTheObservation", HIDDEN, "contains the expert's 2 actions in order"),
+    ("OneTaskUnsolved", EXPERT, "the expert fails on 1 of 65 tasks: task 't37'"),
+    ("ExpertRaises", EXPERT, "the expert fails on 1 of 65 tasks: ZeroDivisionError"),
+    ("ExpertOnlyOnItsWay", AFTER_OTHERS, "RuntimeError: generator raised StopIteration"),
+    ("PaysAgain", FARMED, "without success"),
+    ("PaysForAProgressTwice", FARMED, "without success"),
+]
+"""Environment, the rule that it breaks, and a part of what is reported."""
+WARNINGS = [
+    ("SometimesInvalid", LISTED, 'sometimes reported as invalid, such as "say no"'),
+    ("TwinInOneSplit", ONE_ID, "'0' (train) and '2' (train) are one task"),
+    ("ShowsTheAnswer", HIDDEN, "in the first observation of every task"),
+    ("LongObservation", BOUNDS, "an observation is longer than 32000 characters"),
+    ("SlowStep", BOUNDS, "a step takes longer than 0.5 s"),
+]
+
+
+def test_the_table_has_30_planted_bugs():
+    assert len({name for name, _, _ in FAILURES + WARNINGS}) >= 30
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "broken", "reason"),
-    [
-        ("NarrowSpace", "Gymnasium's checker passes without a warning", "observation"),
-        ("NoDefaultSplit", "the splits are disjoint", "default_split 'training' names no task"),
-        ("GlobalRandom", "a seed and a task determine the episode", "in another order"),
-        ("HashOrder", "other processes give the same episode", "hash seed"),
-        ("ProcessBound", "other processes give the same episode", "hash seed 1"),
-        ("ProcessBound", "in-process and HTTP responses are identical", "over HTTP"),
-        ("NarrowActions", "the spaces contain every observation and action", "yes"),
-        (
-            "DrawsWhenAsked",
-            "available_actions and expert_action change nothing",
-            "when it is queried",
-        ),
-        ("BadExpert", "the expert solves the tasks it acts on", "gives up after 1 turns"),
-        ("GoesOnAfterTheEnd", "a step outside an episode is an error", "EpisodeOver"),
-        ("RaisesOnNothing", "garbage and 1 MB actions never raise", "nothing raises IndexError"),
-        ("EchoesTwice", "garbage and 1 MB actions never raise", "cut what is quoted"),
-        ("SharedCount", "interleaved sessions do not leak", "among 8 sessions"),
-        ("RaisesWhenMade", "the splits are disjoint", "OSError: no disc"),
-    ],
-)
+@pytest.mark.parametrize(("name", "broken", "reason"), FAILURES)
 def test_a_broken_promise_is_found(name, broken, reason):
     finding = findings(name, sessions=8)[broken]
-    assert not finding.passed and reason in finding.detail
+    assert not finding.passed and not finding.warning and reason in finding.detail
+    assert finding.place is not None and finding.place.rpartition(":")[2].isdigit()
+    assert Path(finding.place.rpartition(":")[0]).resolve() == FAULTY
+
+
+def test_a_cause_in_a_generator_is_shown_where_it_arose():
+    finding = findings("ExpertOnlyOnItsWay", sessions=2)[AFTER_OTHERS]
+    assert finding.place.endswith(line_of('yield next(word for word in ["yes"]'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "broken", "reason"), WARNINGS)
+def test_what_may_be_intended_is_a_warning(name, broken, reason):
+    found = findings(name, sessions=4, max_step_s=0.5, time_limit_s=30)
+    assert found[broken].passed and found[broken].warning and reason in found[broken].detail
+    assert [f.rule for f in found.values() if f.warning] == [broken]
+    assert all(f.passed for f in found.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("empty", "a TaskSet needs at least one split with one task"),
+        ("numbers", "task ids are strings, got 1 in split 'train'"),
+        ("twice", "task 'a' is listed twice"),
+        ("across", "task 'a' is listed twice: in split 'train' and in 'test'"),
+        ("no list", "'int' object is not iterable"),
+    ],
+)
+def test_invalid_tasks_are_one_finding(kind, message):
+    found = list(check_environment("faulty:BadTasksWhenMade", {"kind": kind}))
+    assert [f.rule for f in found] == list(RULES)
+    failed = [f for f in found if not f.passed]
+    assert [f.rule for f in failed] == [VALID] and message in failed[0].detail
+    assert failed[0].place.endswith(line_of("self.tasks = TaskSet(splits[kind])"))
+    assert {f.detail for f in found[1:]} == {f"not checked: see {VALID!r} above"}
+
+
+def test_a_module_that_fails_on_import_is_one_finding():
+    found = list(check_environment("faulty_import:ListedTwice"))
+    assert [f.rule for f in found if not f.passed] == [VALID]
+    assert "task 'a' is listed twice" in found[0].detail
+    assert found[0].place.endswith("faulty_import.py:10")
+
+
+def line_of(text: str) -> str:
+    """The file and line of the only place with this text."""
+    lines = FAULTY.read_text(encoding="utf-8").splitlines()
+    (number,) = (n for n, line in enumerate(lines, 1) if text in line)
+    return f"{FAULTY.name}:{number}"
+
+
+def test_a_finding_shows_the_authors_line_and_the_action():
+    finding = findings("UnknownPlace", sessions=2)[CHANGED]
+    assert finding.place.endswith(line_of("int(words[1])"))
+    assert finding.action.startswith("go ") and "(task " in finding.detail
+
+
+def test_a_cause_is_reported_once():
+    found = findings("RaisesOnNothing", sessions=2)
+    failed = [f for f in found.values() if not f.passed]
+    assert failed[0].rule == GARBAGE and "IndexError" in failed[0].detail
+    assert all(f"see {GARBAGE!r} above" in f.detail for f in failed[1:])
+    # Every rule that plays fails by the exception of the first.
+    failed = [f for f in findings("NoText", sessions=2).values() if not f.passed]
+    assert failed[0].rule == GYMNASIUM and len(failed) > 5
+    assert all(f"see {GYMNASIUM!r} above" in f.detail for f in failed[1:])
+
+
+def test_the_number_of_tasks_is_reported():
+    assert findings("OneTaskUnsolved", tasks_per_split=2)[EXPERT].detail == "3 tasks solved"
+    every = findings("OneTaskUnsolved", tasks_per_split="all")[EXPERT]
+    assert "fails on 1 of 65 tasks" in every.detail
+
+
+def test_a_slow_environment_ends_with_a_hint_and_no_rule_starts_after_the_time_limit():
+    found = findings("SlowWorld", time_limit_s=1, sessions=4)
+    late = [f for f in found.values() if "the time limit of 1 s is over" in f.detail]
+    assert late and not any(f.applied for f in late)
+    assert found[BOUNDS].warning
+    assert "per reset; use --tasks and --sessions to check less" in found[BOUNDS].detail
+
+
+def test_changes_of_an_action_keep_its_form():
+    assert changed("craft 2 planks") == [
+        "craft 0 planks", "craft -1 planks", f"craft {10**30} planks",
+        "xyzzy 2 planks", " 2 planks", "craft craft 2 planks",
+        "craft xyzzy planks", "craft  planks", "craft 2 2 planks",
+        "craft 2 xyzzy", "craft 2 ", "craft 2 planks planks",
+        "2 craft planks", "craft planks 2",
+        "CRAFT 2 PLANKS", "Craft 2 Planks", "craft 2 planks xyzzy",
+    ]  # fmt: skip
+    assert "click('xyzzy')" in changed("click('12')")
 
 
 def test_an_unknown_environment_is_the_callers_mistake():
@@ -86,6 +232,7 @@ def test_the_command_is_content_with_a_sound_environment(worlds_folder):
     [
         (["nowhere"], "no environment 'nowhere'"),
         (["faulty:Sound", "--env-kwargs", "{"], "not valid JSON"),
+        (["faulty:Sound", "--tasks", "some"], "--tasks must be a positive number or 'all'"),
     ],
 )
 def test_the_commands_own_mistakes_are_one_line(worlds_folder, words, message):
