@@ -57,7 +57,7 @@ def test_every_command_knows_it_once_it_is_installed(installed, tmp_path):
     rows = json.loads(run("envs", "--json", cwd=tmp_path, path=site))
     assert {"id": env_id, "splits": {"train": 80, "test": 20}, "missing": None} in rows
     checked = run("check", "my-maze", "--sessions", "8", cwd=tmp_path, path=site)
-    assert "FAIL" not in checked and checked.count("ok  ") == 11
+    assert "FAIL" not in checked and checked.count("ok  ") == len(RULES)
     report = tmp_path / "out.json"
     run("eval", "--env", env_id, "--policy", "expert", "--split", "test", "--json", str(report),
         cwd=tmp_path, path=site)  # fmt: skip
