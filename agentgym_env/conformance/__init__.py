@@ -121,8 +121,12 @@ class _Check:
         subject, now = self.subject, time.monotonic()
         last = rule is rules.sizes_and_times_are_in_bounds
         if not self.stopped and now > self.ends and not last:
-            seconds = f"{subject.time_limit_s:g} s"
-            return Finding(name, True, f"not checked: the time limit of {seconds} is over", False)
+            return Finding(
+                name, True,
+                f"not checked: the time limit of {subject.time_limit_s:g} s is over; raise it with "
+                "--time-limit, or check less with --tasks and --sessions",
+                applied=False,
+            )  # fmt: skip
         if self.stopped:
             return Finding(name, True, self.stopped, applied=False)
         subject.rule_ends, subject.cut = now + subject.rule_s, ""

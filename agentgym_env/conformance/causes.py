@@ -45,13 +45,15 @@ def cause_of(error: BaseException, package: str, env_class: type[TextEnv] | None
     name = type(error).__name__
     # Without a line of the author's, only the message can distinguish two causes.
     key = (name, place) if place else (name, str(error))
-    env, action, in_step = _call_of([frame for frame, _ in frames])
+    env, action, call = _call_of([frame for frame, _ in frames])
     where = ""
     if env is not None and env._task is not None:
-        turn = f", turn {env._turn + 1}" if in_step else ", in its reset"
-        where = f" (task {env._task!r}{turn})"
+        turn = ", in its reset" if call == "reset" else f", turn {env._turn + 1}"
+        where = f" (task {env._task!r}{turn}{', in the expert' * (call == 'expert_action')})"
     if place is None and env_class is not None:
-        place = place_of(env_class, "_step" if in_step else "_reset")
+        place = place_of(
+            env_class, {"reset": "_reset", "expert_action": "expert"}.get(call, "_step")
+        )
     notes = " ".join([*getattr(error, "__notes__", []), ""])
     return Cause(f"{notes}{name}: {error}{where}", place, action, key)
 
@@ -82,12 +84,12 @@ def _package_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _call_of(frames: list[FrameType]) -> tuple[TextEnv | None, str | None, bool]:
-    """The environment of the innermost `reset` or `step`, the action, and whether it is a step."""
+def _call_of(frames: list[FrameType]) -> tuple[TextEnv | None, str | None, str]:
+    """The environment of the innermost call of its interface, the action, and the call's name."""
     for frame in reversed(frames):
         name, values = frame.f_code.co_name, frame.f_locals
         env: Any = values.get("self")
-        if name in ("reset", "step") and isinstance(env, TextEnv):
+        if name in ("reset", "step", "expert_action") and isinstance(env, TextEnv):
             action = values.get("action") if name == "step" else None
-            return env, action if isinstance(action, str) else None, name == "step"
-    return None, None, False
+            return env, action if isinstance(action, str) else None, name
+    return None, None, "reset"

@@ -58,7 +58,11 @@ def expert_episodes(subject: Subject) -> list[ExpertEpisode]:
         # Spread over the splits, since there may not be time for all.
         random.Random("expert").shuffle(numbered)
         if env.has_expert():
-            kept = [play_expert(subject, env, t, seed) for seed, t in subject.in_time(numbered)]
+            for seed, task in subject.in_time(numbered):
+                kept.append(play_expert(subject, env, task, seed))
+                if kept[-1].error is not None:
+                    # It is reported later, with the state that this environment is in now.
+                    env = subject.make()
         env.close()
         vars(subject)["_expert_episodes"] = kept
     return kept

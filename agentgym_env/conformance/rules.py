@@ -367,6 +367,8 @@ def tasks_are_held_out(subject: Subject) -> str:
             "every task is in 'train'; put some into a split 'test', so that an evaluation "
             "measures more than memory",
             at="class",
+            # Tasks of an argument, such as a file of questions, may be meant for training alone.
+            warning=bool(subject.env_kwargs),
         )
     return ", ".join(held_out)
 

@@ -84,7 +84,11 @@ FAILURES = [
     ("AnswerInTheInfo", HIDDEN, "contains the answer: 'ball' is"),
     ("SolutionInTheObservation", HIDDEN, "contains the expert's 2 actions in order"),
     ("OneTaskUnsolved", EXPERT, "the expert fails on 1 of 65 tasks: task 't37'"),
-    ("ExpertRaises", EXPERT, "the expert fails on 1 of 65 tasks: ZeroDivisionError"),
+    (
+        "ExpertRaises",
+        EXPERT,
+        "1 of 65 tasks: ZeroDivisionError: division by zero (task 't37', turn 1",
+    ),
     ("ExpertOnlyOnItsWay", AFTER_OTHERS, "RuntimeError: generator raised StopIteration"),
     ("PaysAgain", FARMED, "without success"),
     ("PaysForAProgressTwice", FARMED, "without success"),
@@ -115,6 +119,7 @@ def test_a_broken_promise_is_found(name, broken, reason):
 def test_a_cause_in_a_generator_is_shown_where_it_arose():
     finding = findings("ExpertOnlyOnItsWay", sessions=2)[AFTER_OTHERS]
     assert finding.place.endswith(line_of('yield next(word for word in ["yes"]'))
+    assert "(task " in finding.detail and finding.detail.endswith(", in the expert)")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentgym_env.cli.new import write_package
+from agentgym_env.conformance import RULES
 from agentgym_env.errors import BadRequest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "author_an_environment.py"
@@ -56,7 +57,7 @@ def test_every_command_knows_it_once_it_is_installed(installed, tmp_path):
     rows = json.loads(run("envs", "--json", cwd=tmp_path, path=site))
     assert {"id": env_id, "splits": {"train": 80, "test": 20}, "missing": None} in rows
     checked = run("check", "my-maze", "--sessions", "8", cwd=tmp_path, path=site)
-    assert "FAIL" not in checked and checked.count("ok  ") == 11
+    assert "FAIL" not in checked and checked.count("ok  ") == len(RULES)
     report = tmp_path / "out.json"
     run("eval", "--env", env_id, "--policy", "expert", "--split", "test", "--json", str(report),
         cwd=tmp_path, path=site)  # fmt: skip
@@ -104,4 +105,4 @@ def test_nothing_is_overwritten(tmp_path):
 def test_the_example_is_short_and_keeps_every_promise():
     assert len(EXAMPLE.read_text().splitlines()) < 40
     shown = run("check", f"{EXAMPLE.stem}:Hanoi", "--sessions", "8", cwd=EXAMPLE.parent)
-    assert shown.count("ok  ") == 11
+    assert shown.count("ok  ") == len(RULES)
