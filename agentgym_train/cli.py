@@ -28,7 +28,6 @@ from agentgym_train.config.options import (
     FilterOptions,
     Instruction,
     PolicyOptions,
-    naming_wrapper_option,
 )
 from agentgym_train.config.values import ANOTHER_FOLDER, INTERRUPTED, EpisodeFilter
 from agentgym_train.evaluation.evaluate import (
@@ -40,10 +39,10 @@ from agentgym_train.evaluation.evaluate import (
     policy_plans,
 )
 from agentgym_train.evaluation.tables import check_baseline, comparisons_of, conclude, reports_of
-from agentgym_train.rollout.policy_spec import _FORMS, PolicyName, PolicySpec, parse_labelled
+from agentgym_train.rollout.policy_spec import FORMS, PolicyName, PolicySpec, parse_labelled
 from agentgym_train.rollout.runner import RolloutRunner
 
-_POLICIES = f"expert, random, {', '.join(_FORMS)}"
+_POLICIES = f"expert, random, {', '.join(FORMS)}"
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -171,8 +170,7 @@ def collect(
         wrappers=env_options.wrappers(), keep=EpisodeFilter(**asdict(filter_options)),
     )  # fmt: skip
     key = os.environ.get(api_key_env)
-    with naming_wrapper_option():
-        status = play(config, Console(), concurrency=concurrency, api_key=key)
+    status = play(config, Console(), concurrency=concurrency, api_key=key)
     raise typer.Exit(status)
 
 
@@ -204,8 +202,8 @@ def train(
     the file: `steps=100`, `--steps 100`, or for keys that are true or false `--keep-reasoning` and
     `--no-keep-reasoning`. `--help-keys rl` lists all keys of RL with their types and defaults.
     """
-    from agentgym_train.config.keys import key_lines
     from agentgym_train.config.methods import runner_of
+    from agentgym_train.config.options import key_lines
     from agentgym_train.runs.preflight import (
         is_complete,
         launch_if_asked,
@@ -258,8 +256,8 @@ def train(
 
 def _config_and_words(config: Path, words: Sequence[str]) -> tuple[RunConfig, list[str]]:
     """The config with the options of the command line, and a command line without flags."""
-    from agentgym_train.config.keys import expand_flags
     from agentgym_train.config.methods import read_method_config
+    from agentgym_train.config.options import expand_flags
 
     if str(config).startswith("-"):
         raise ConfigError(f"write the config file before {config}: agentgym train CONFIG {config}")
@@ -373,7 +371,6 @@ def evaluate(
     env, wrappers = env_options.env, env_options.wrappers()
     instruction = policy_options.instruction
     with (
-        naming_wrapper_option(),
         RolloutRunner(
             env,
             env_options.server or [],

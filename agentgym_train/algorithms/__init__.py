@@ -11,7 +11,15 @@ import msgspec
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.registration import load_named
 from agentgym_train.algorithms.base import Algorithm, LossSettings, TokenBatch
-from agentgym_train.algorithms.gae import PPO, ActorCritic, CriticTargets, TurnGAE, value_loss
+from agentgym_train.algorithms.gae import (
+    PPO,
+    ActorCritic,
+    CriticTargets,
+    GiGPO,
+    TurnGAE,
+    TurnReturns,
+    value_loss,
+)
 from agentgym_train.algorithms.grpo import (
     BNPO,
     CISPO,
@@ -23,7 +31,6 @@ from agentgym_train.algorithms.grpo import (
     ReinforcePP,
     ReinforcePPBaseline,
 )
-from agentgym_train.algorithms.turn_level import GiGPO, TurnReturns
 from agentgym_train.config.values import check_keys
 
 __all__ = [

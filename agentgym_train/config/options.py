@@ -5,18 +5,132 @@ A new option of a policy or of a filter is one field here, beside the setting of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+import ast
+import inspect
+import itertools
+import re
+import types
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, fields
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 import yaml
 
 from agentgym_env.cli.options import EnvKwargs, json_object
-from agentgym_env.errors import BadRequest, ConfigError, WrapperFailed
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.values import read_yaml
+from agentgym_train.config.methods import CONFIGS, DEFAULT
+from agentgym_train.config.values import check_keys, read_yaml
+
+_SENTENCE = re.compile(r"(?<=[^.]\.)\s")
+
+
+def expand_flags(words: Sequence[str]) -> list[str]:
+    """Write boolean flags as values: `--keep-reasoning` is `keep_reasoning=true`.
+
+    `--no-keep-reasoning` is `keep_reasoning=false`. A boolean key takes the next word as its value
+    only if that word is a boolean or null; any other key takes the next word whatever it is.
+    """
+    booleans = boolean_keys()
+    known = {field.name for config in CONFIGS.values() for field in fields(config)}
+    expanded, left = [], list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.removeprefix("--").partition("=")
+        key = name.replace("-", "_")
+        negated = key.removeprefix("no_") if key.startswith("no_") else ""
+        next_is_value = bool(left) and _is_flag_value(left[0])
+        if negated in booleans and word.startswith("--"):
+            if equals or next_is_value:
+                positive = name.removeprefix("no-").removeprefix("no_")
+                raise ConfigError(
+                    f"--{name} has no value; write --{positive}=true or --{positive}=false"
+                )
+            expanded.append(f"{negated}=false")
+        elif equals or not word.startswith("--"):
+            expanded.append(word)
+        elif key in booleans:
+            expanded.append(f"{key}={left.pop(0) if next_is_value else 'true'}")
+        else:
+            check_keys("", [key.partition(".")[0]], known)
+            expanded += [word, *left[:1]]
+            del left[:1]
+    return expanded
+
+
+def boolean_keys() -> frozenset[str]:
+    """The keys of all methods that are true or false; a key has the same type in each of them."""
+    return frozenset(
+        name
+        for config in CONFIGS.values()
+        for name, hint in get_type_hints(config).items()
+        if bool in (hint, *get_args(hint)) and get_origin(hint) in (None, Union, types.UnionType)
+    )
+
+
+def _is_flag_value(word: str) -> bool:
+    """Whether a word is true, false, yes, no, on, off or null in YAML."""
+    return bool(re.fullmatch(r"[A-Za-z]+", word)) and isinstance(
+        read_yaml(word), bool | types.NoneType
+    )
+
+
+def key_lines(method: str) -> list[str]:
+    """A line about each key of a method, its own keys before those that all methods share."""
+    config = CONFIGS[method]
+    hints, documentation = get_type_hints(config), _documentation(config)
+    order = [name for kind in config.__mro__ for name in vars(kind).get("__annotations__", {})]
+    required = {"model", "output_dir"} | ({"env"} if method == DEFAULT else set())
+    lines = []
+    for field in sorted(fields(config), key=lambda field: order.index(field.name)):
+        needed = field.name in required or field.default is field.default_factory is MISSING
+        default = "required" if needed else f"default {_default(field)}"
+        about = _SENTENCE.split(documentation[field.name], maxsplit=1)[0]
+        lines.append(f"{field.name:<30}  {_type_name(hints[field.name])}; {default}. {about}")
+    return lines
+
+
+def _documentation(config: type) -> dict[str, str]:
+    """The docstring below each field, of the class itself or of what it extends."""
+    found: dict[str, str] = {}
+    for kind in reversed(config.__mro__[:-1]):
+        (definition,) = ast.parse(inspect.getsource(kind)).body
+        body = definition.body if isinstance(definition, ast.ClassDef) else []
+        for field, below in itertools.pairwise(body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[field.target.id] = inspect.cleandoc(str(below.value.value)).replace("\n", " ")
+    return found
+
+
+def _type_name(hint: Any) -> str:
+    if hint is types.NoneType:
+        return "null"
+    if get_origin(hint) in (Union, types.UnionType):
+        return " | ".join(map(_type_name, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return " | ".join(map(str, get_args(hint)))
+    if get_origin(hint) is list:
+        return f"list of {_type_name(get_args(hint)[0]).replace(' | ', ' or ')}"
+    if get_origin(hint) is dict:
+        return "mapping"
+    names = {bool: "true | false", float: "number", int: "integer", str: "text"}
+    return names.get(hint, "mapping")
+
+
+def _default(field: Field[Any]) -> str:
+    value = field.default if field.default_factory is MISSING else field.default_factory()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
+    return str(value) if value != "" else '""'
+
 
 Instruction = Annotated[
     str | None,
@@ -124,15 +238,6 @@ class FilterOptions:
             "--unique", help="Keep only the first of episodes with the same task and actions."
         ),
     ] = False
-
-
-@contextmanager
-def naming_wrapper_option() -> Iterator[None]:
-    """Name the option in the error of a wrapper, which names the key of a config."""
-    try:
-        yield
-    except WrapperFailed as error:
-        raise WrapperFailed(str(error).replace("`wrappers`", "`--wrapper`")) from error
 
 
 def _wrapper_spec(text: str) -> Any:

@@ -20,6 +20,7 @@ from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
+from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, check_keys
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
@@ -85,7 +86,7 @@ class CollectConfig(PolicyConfig):
     seed: int = 0
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     servers: list[str] = field(default_factory=list)
-    wrappers: Sequence[str | dict[str, Any]] = field(default_factory=list)
+    wrappers: Sequence[WrapperSpec] = field(default_factory=list)
     """As in a training config."""
     keep: EpisodeFilter = field(default_factory=EpisodeFilter)
     method: Literal["collect"] = "collect"

@@ -27,6 +27,7 @@ from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, each_line, move_aside
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
+from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.evaluation.report import (
     CategoryReport,
@@ -241,7 +242,7 @@ class EvalPlan:
     policy: PolicyConfig
     """The settings of all policies; each has its own model."""
     policies: Sequence[PolicyPlan] = field(default_factory=tuple)
-    wrappers: Sequence[str] = ()
+    wrappers: Sequence[WrapperSpec] = ()
     """Gymnasium wrappers of the environment, innermost first."""
 
     def as_dict(self) -> dict[str, Any]:

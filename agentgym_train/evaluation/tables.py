@@ -73,7 +73,7 @@ MAX_CATEGORIES: Final = 40
 """With more categories, the chart shows only the total."""
 
 _COLORS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#6b6b6b")
-"""The palette of Okabe and Ito, for colour-blind readers."""
+"""The palette of Okabe and Ito, for color-blind readers."""
 
 _LINES: Final = (("#222222", "--"), ("#222222", ":"), ("#777777", "-."))
 

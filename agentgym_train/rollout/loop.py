@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -18,8 +20,153 @@ from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.values import RolloutLimits
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.rollout.actors import Actor, ActorFactory, ActorOutput, draw_seed
-from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 from agentgym_train.rollout.wrapping import WrappedSession, Wrapping
+
+Party = Literal["policy", "environment"]
+
+
+class Deadline:
+    """The deadline of an episode, and how long it waited for policy and environment.
+
+    Time does not count while calls are paused. Waiting for a limit counts as waiting for what is
+    limited.
+    """
+
+    def __init__(self, timeout_s: float = 0.0) -> None:
+        self.waited: dict[Party, float] = {"policy": 0.0, "environment": 0.0}
+        self.timeout_s = timeout_s
+        self._left_s = timeout_s
+        self._timeout: asyncio.Timeout | None = None
+        self._held = False
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[asyncio.Timeout]:
+        """Raise `TimeoutError` within when the remaining time is over."""
+        began = asyncio.get_running_loop().time()
+        when = began + self._left_s if self.timeout_s and not self._held else None
+        async with asyncio.timeout_at(when) as self._timeout:
+            try:
+                yield self._timeout
+            finally:
+                self.pause()
+                self._timeout, self._held = None, False
+
+    @contextmanager
+    def waiting(self, party: Party) -> Iterator[None]:
+        """Count the time within."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited[party] += time.monotonic() - began
+
+    def pause(self) -> None:
+        """Stop the clock."""
+        if self._timeout is None or not self.timeout_s or self._held:
+            return
+        self._held = True
+        when = self._timeout.when()
+        if when is not None and not self._timeout.expired():
+            self._left_s = when - asyncio.get_running_loop().time()
+            self._timeout.reschedule(None)
+
+    def resume(self) -> None:
+        """Restart the clock."""
+        if self._timeout is None or not self._held:
+            return
+        self._held = False
+        if not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
+
+
+class Limiter:
+    """Limits the concurrent calls of one kind."""
+
+    def __init__(self, limit: int, concurrency_limits: ConcurrencyLimits, party: Party) -> None:
+        self._slots = asyncio.Semaphore(limit) if limit else None
+        self._concurrency_limits = concurrency_limits
+        self._party: Party = party
+        self.waiting = 0
+        """Episodes in a call or waiting for a slot."""
+
+    @asynccontextmanager
+    async def call(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Enter when a slot is free and calls are not paused."""
+        self.waiting += 1
+        with deadline.waiting(self._party):
+            try:
+                if self._slots is not None:
+                    await self._slots.acquire()
+                try:
+                    async with self._concurrency_limits.running():
+                        yield
+                finally:
+                    if self._slots is not None:
+                        self._slots.release()
+            finally:
+                self.waiting -= 1
+
+
+class ConcurrencyLimits:
+    """Limits all calls of the episodes on one event loop.
+
+    Calls can be paused: then no call is running and none begins, so that weights can change in the
+    middle of episodes. After `resume` their next turns use the new weights.
+    """
+
+    def __init__(self, limits: RolloutLimits | None = None) -> None:
+        self.limits = limits or RolloutLimits()
+        self.policy = Limiter(self.limits.engine_concurrency, self, "policy")
+        self.environment = Limiter(self.limits.env_concurrency, self, "environment")
+        self.turns = 0
+        """Turns taken so far."""
+        self.tokens = 0
+        """Tokens sampled so far."""
+        self._calls = 0
+        self._deadlines: set[Deadline] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def episode(self) -> Iterator[Deadline]:
+        """The deadline of an episode, which pauses with the calls."""
+        deadline = Deadline(self.limits.episode_timeout_s)
+        self._deadlines.add(deadline)
+        try:
+            yield deadline
+        finally:
+            self._deadlines.discard(deadline)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Wait until calls are not paused, then count one call."""
+        while not self._open.is_set():
+            await self._open.wait()
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    async def pause(self) -> None:
+        """Let no call begin, and wait for the running ones."""
+        self._open.clear()
+        for deadline in self._deadlines:
+            deadline.pause()
+        await self._idle.wait()
+
+    def resume(self) -> None:
+        """Let calls begin again."""
+        if not self._open.is_set():
+            for deadline in self._deadlines:
+                deadline.resume()
+            self._open.set()
+
 
 _MAX_NON_ACTION_TURNS = 8
 

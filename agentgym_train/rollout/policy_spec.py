@@ -76,7 +76,7 @@ def parse_policy(text: str) -> PolicyName:
         raise ConfigError(f"{kind} has no arguments, got {text!r}; write {kind}")
     if kind not in KINDS:
         raise ConfigError(
-            f"unknown policy {text!r}; choose from expert, random, {', '.join(_FORMS)}"
+            f"unknown policy {text!r}; choose from expert, random, {', '.join(FORMS)}"
         )
     if not rest:
         raise ConfigError(f"{text!r} is incomplete; write {_SHAPES[kind]}")
@@ -105,7 +105,8 @@ def _is_address(url: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
-_FORMS: Final = tuple(shape.partition(",")[0] for shape in _SHAPES.values())
+FORMS: Final = tuple(shape.partition(",")[0] for shape in _SHAPES.values())
+"""How a policy other than `expert` and `random` is written."""
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 

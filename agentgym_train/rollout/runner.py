@@ -24,8 +24,7 @@ from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.methods import AgentEvolConfig, World
 from agentgym_train.rollout.actors import ActorFactory
-from agentgym_train.rollout.limits import ConcurrencyLimits
-from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits, Rollouts
+from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec, RolloutLimits, Rollouts
 from agentgym_train.rollout.wrapping import Wrapping
 
 

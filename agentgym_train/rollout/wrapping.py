@@ -69,8 +69,7 @@ class Wrapping:
         if len(self._abandoned) >= self._concurrency:
             raise WrapperFailed(
                 f"{len(self._abandoned)} calls of the wrappers {self.names} did not return, the "
-                f"last in {base.current or 'another episode'}; fix the wrapper, or remove it from "
-                "`wrappers`"
+                f"last in {base.current or 'another episode'}; fix or remove the wrapper"
             )
         call: Future[_T] = Future()
         call.set_running_or_notify_cancel()
@@ -391,6 +390,5 @@ def _as_list(value: Any) -> Any:
 def _failure(names: str, error: Exception) -> WrapperFailed:
     several = "one of the wrappers" if "," in names else "wrapper"
     return WrapperFailed(
-        f"{several} {names} raised {type(error).__name__}: {error}. Fix it, or remove it from "
-        "`wrappers`"
+        f"{several} {names} raised {type(error).__name__}: {error}. Fix or remove it"
     )

@@ -18,7 +18,7 @@ from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_env.run_store import RunStore
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import AgentEvolConfig, stored_config
+from agentgym_train.config.methods import CONFIGS, DEFAULT, AgentEvolConfig, stored_config
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
 
 ASKED: Final = "AGENTGYM_PROCESSES"
@@ -204,6 +204,8 @@ def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:
     values = metadata.get("config")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a training run: its run.json has no config")
+    if values.get("method", DEFAULT) not in CONFIGS:
+        raise ConfigError(f"{path} is not a training run: its method is {values['method']!r}")
     # Check this first: creating the config imports the agent.
     require_trust(f"{path}/run.json", names_in(values), trusted=trusted)
     if not (path / "trajectories").is_dir():

@@ -286,8 +286,10 @@ def policy_options(config: RunConfig) -> str:
             words += [f"--{name.replace('_', '-')}", shlex.quote(text)]
     words += ["--keep-reasoning"] if config.keep_reasoning else []
     for wrapper in config.wrappers:
-        if isinstance(wrapper, str):
-            words += ["--wrapper", wrapper]
+        words += [
+            "--wrapper",
+            wrapper if isinstance(wrapper, str) else shlex.quote(json.dumps(wrapper)),
+        ]
     return "".join(f" {word}" for word in words)
 
 

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym_train.algorithms.gae import TurnGAE
-from agentgym_train.algorithms.turn_level import GiGPO, TurnReturns
+from agentgym_train.algorithms.gae import GiGPO, TurnGAE, TurnReturns
 from tests.train.ragged import (
     Episode,
     PlayedTurn,

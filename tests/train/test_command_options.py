@@ -14,9 +14,14 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.cli import METHODS
 from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.keys import boolean_keys, expand_flags, key_lines
 from agentgym_train.config.methods import CONFIGS, method_config
-from agentgym_train.config.options import FilterOptions, PolicyOptions
+from agentgym_train.config.options import (
+    FilterOptions,
+    PolicyOptions,
+    boolean_keys,
+    expand_flags,
+    key_lines,
+)
 from agentgym_train.config.values import EpisodeFilter
 
 SHORT = ["--env", "textcraft", "--policy", "expert", "--horizon", "40"]
@@ -63,7 +68,7 @@ def test_a_wrapper_of_collect_takes_arguments_as_in_a_config(tmp_path):
 def test_errors_of_a_wrapper_name_the_option_and_not_the_key(command, capsys, tmp_path):
     words = [command, *SHORT, "--out", str(tmp_path / "out"), "--wrapper"]
     said = failure(capsys, *words, SCALE.replace("scale", "scal"))
-    assert "'scal'" in said and "remove it from `--wrapper`" in said and "`wrappers`" not in said
+    assert "'scal'" in said and "Fix or remove it" in said and "`wrappers`" not in said
     assert "--wrapper: " in failure(capsys, *words, "agentgym_env.wrappers")
     assert "--wrapper: " in failure(capsys, *words, "{scale: 2}")
     assert "--wrapper is not valid YAML" in failure(capsys, *words, "{wrapper: a:b")

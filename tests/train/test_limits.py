@@ -8,8 +8,7 @@ import pytest
 
 from agentgym_env.errors import teaches
 from agentgym_train.rollout.actors import ExpertActor
-from agentgym_train.rollout.limits import ConcurrencyLimits
-from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits
+from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec, RolloutLimits
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 from worlds import Trouble
 

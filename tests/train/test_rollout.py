@@ -13,8 +13,7 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.actors import ExpertActor, RandomActor, model_actor
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.limits import ConcurrencyLimits
-from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits, Rollouts
+from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec, RolloutLimits, Rollouts
 from tests.train.templates import APPEND_ONLY, DROPS_REASONING, tokenizer_with
 from worlds import Guess, Trouble
 

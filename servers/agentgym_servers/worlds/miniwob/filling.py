@@ -327,7 +327,8 @@ def copy_text(goal: str, sight: Sight) -> Iterator[str]:
     fields = sight.all("textbox")
     full = [one.value for one in fields if one.value]
     at = int(part(goal, r"the (\d)")[0]) - 1 if "from the" in goal else 0
-    yield _fill(next(one.bid for one in fields if not one.value), full[at])
+    empty = [one.bid for one in fields if not one.value]
+    yield _fill(empty[0], full[at])
     yield submit(sight)
 
 
