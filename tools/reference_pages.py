@@ -1,0 +1,297 @@
+"""Writes the generated pages of the documentation site: worlds, API, config keys, commands.
+
+Everything comes from the code itself, so that no page can name what does not exist. Sphinx runs
+it (docs/conf.py); the pages are not committed.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import os
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+PUBLIC: Final = {
+    "agentgym_env": "The SDK: environments, clients, wrappers, Gymnasium.",
+    "agentgym_train": "The trainer: policies, rollouts, algorithms, evaluation.",
+    "agentgym_env.wrappers": "Gymnasium wrappers for rewards and observations.",
+    "agentgym_env.errors": "The errors that the packages raise.",
+}
+"""The packages and modules of the API reference that are imported."""
+
+STATIC: Final = {
+    "agentgym_servers": ("servers", "host", "The host that serves environments over HTTP."),
+    "agentgym_adapters": ("adapters", "", "Integrations; each needs the library that it is for."),
+}
+"""Package -> (its folder, the subpackage that is public, summary). They are read, not imported, as
+their libraries exclude each other."""
+
+_ORPHAN: Final = "---\norphan: true\n---\n\n"
+"""Begins a page that no table of contents needs to have."""
+_LINK: Final = re.compile(r"(\]\()(\.\./[^)#\s]+)(#[^)\s]*)?\)")
+
+
+def write_pages(docs: Path) -> None:
+    """Write all generated pages below `docs`: reference/, worlds/ and repository/."""
+    for folder in ("reference", "worlds", "repository"):
+        shutil.rmtree(docs / folder, ignore_errors=True)
+    _write_worlds(docs / "worlds")
+    _write_api(docs / "reference")
+    _write_keys(docs / "reference" / "config.md")
+    _write_commands(docs / "reference" / "commands.md")
+    _write_repository(docs)
+
+
+def link_outside(_app: Any, document: str, source: list[str]) -> None:
+    """Sphinx's `source-read`: point links that leave docs/ at the pages of those files."""
+    depth = document.count("/")
+    if not document.startswith("repository/"):
+        source[0] = _LINK.sub(lambda link: _rewritten(link, Path(), depth), source[0])
+
+
+# Worlds
+
+
+def _write_worlds(folder: Path) -> None:
+    from agentgym_env.registration import env_class, registered
+
+    for entry in registered():
+        name = entry.env_id.removeprefix("agentgym/").removesuffix("-v0")
+        described = inspect.getdoc(env_class(entry.env_id)) or ""
+        _write(folder / f"{name}.md", f"# {name}\n\n{described}\n")
+
+
+# API
+
+
+def _write_api(folder: Path) -> None:
+    parts = ["# Python API", ""]
+    for module, summary in PUBLIC.items():
+        parts += [f"## {module}", summary, "", "```{toctree}", ":maxdepth: 1", ""]
+        for name in public_names(module):
+            page = f"{module}.{name}"
+            _write(
+                folder / "api" / f"{page}.md",
+                f"# {name}\n\n```{{eval-rst}}\n.. currentmodule:: {module}\n\n"
+                f"{_directive(module, name)}\n```\n",
+            )
+            parts.append(f"api/{page}")
+        parts += ["```", ""]
+    for package, (where, below, summary) in STATIC.items():
+        parts += [f"## {package}", summary, "", "```{toctree}", ":maxdepth: 1", ""]
+        for file in sorted((ROOT / where / package / below).glob("*.py")):
+            page = _static_page(file, file.relative_to(ROOT / where))
+            if page and not file.name.startswith("_"):
+                name = ".".join(file.relative_to(ROOT / where).with_suffix("").parts)
+                _write(folder / "api" / f"{name}.md", page)
+                parts.append(f"api/{name}")
+        parts += ["```", ""]
+    _write(folder / "api.md", "\n".join(parts))
+
+
+def _static_page(file: Path, shown: Path) -> str:
+    """The docstrings and signatures of a module's public classes and functions."""
+    tree = ast.parse(file.read_text())
+    module = ".".join(shown.with_suffix("").parts)
+    parts = [f"# {module}", "", ast.get_docstring(tree) or "", ""]
+    definitions = [node for node in tree.body if isinstance(node, _DEFINITIONS)]
+    for node in (node for node in definitions if not node.name.startswith("_")):
+        parts += _static_entry(node, module, 4)
+    return "\n".join(parts) if len(parts) > 4 else ""
+
+
+_DEFINITIONS: Final = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _static_entry(node: Any, module: str, fence: int) -> list[str]:
+    kind = "class" if isinstance(node, ast.ClassDef) else "function"
+    signature = "" if kind == "class" else f"({ast.unparse(node.args)})"
+    lines = [f"{':' * fence}{{py:{kind}}} {module}.{node.name}{signature}", ""]
+    lines += [ast.get_docstring(node) or "", ""]
+    return [*lines, ":" * fence, ""]
+
+
+def public_names(module: str) -> list[str]:
+    """The names that a module makes public: its `__all__`, or what it defines."""
+    found = importlib.import_module(module)
+    names = getattr(found, "__all__", None) or [
+        name
+        for name, value in vars(found).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module
+    ]
+    return sorted(names)
+
+
+def _directive(module: str, name: str) -> str:
+    thing = getattr(importlib.import_module(module), name)
+    kind = "autoclass" if inspect.isclass(thing) else "autofunction"
+    return f".. {kind}:: {name}"
+
+
+# Config keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A field of a config: its name, type, default and description."""
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+def keys_of(config: type) -> list[Key]:
+    """The fields of a config dataclass with the docstrings below them, in order of definition."""
+    texts: dict[str, str] = {}
+    types: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        if dataclasses.is_dataclass(base):
+            for name, annotation, text in _attributes(base):
+                types[name], texts[name] = annotation, text or texts.get(name, "")
+    return [
+        Key(field.name, types[field.name], _default(field), texts[field.name])
+        for field in dataclasses.fields(config)
+    ]
+
+
+def _attributes(base: type) -> Iterator[tuple[str, str, str]]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for node, after in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            text = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = " ".join(inspect.cleandoc(str(after.value.value)).split())
+            yield node.target.id, ast.unparse(node.annotation), text
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return "required"
+
+
+def _write_keys(file: Path) -> None:
+    from agentgym_train.config.methods import CONFIGS
+
+    parts = ["# Config keys", "", "Each key of a YAML file is also an option of `agentgym train`.", ""]
+    for method, config in CONFIGS.items():
+        parts += [f"## {method}", "", (inspect.getdoc(config) or "").split("\n")[0], ""]
+        for key in keys_of(config):
+            parts += [f"`{key.name}`: `{key.type}`, default `{key.default}`", f": {key.text}", ""]
+    _write(file, "\n".join(parts))
+
+
+# Commands
+
+
+def _write_commands(file: Path) -> None:
+    from typer.main import get_command
+
+    from agentgym_env.cli.main import SUMMARIES, make_app
+
+    parts = ["# Commands", ""]
+    for name in SUMMARIES:
+        command = get_command(make_app([name])).commands[name]  # type: ignore[attr-defined]
+        text = inspect.cleandoc(command.help or "").replace("\f", "")
+        parts += [f"## agentgym {name}", "", text, ""]
+        for option in command.params:
+            if option.name == "help":
+                continue
+            spelled = ", ".join([*option.opts, *option.secondary_opts])
+            if option.param_type_name == "argument":
+                spelled = (option.metavar or option.name or "").upper()
+            described = getattr(option, "help", None) or ""
+            parts += [f"`{spelled}`", f": {described}", ""]
+    _write(file, "\n".join(parts))
+
+
+# Files outside docs/ that the pages refer to
+
+
+def _write_repository(docs: Path) -> None:
+    waiting = [link for page in docs.glob("*.md") for link in _outside(page.read_text(), Path())]
+    done: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in done or path.parts[0] == "docs":
+            continue
+        done.add(path)
+        source = ROOT / path
+        page = docs / "repository" / _page_of(path)
+        depth = len(page.relative_to(docs).parts) - 1
+        if source.suffix == ".md" or source.is_dir():
+            text = _text_of(source)
+            inside = path.parent if source.is_file() else path
+            links = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+
+            def point(link: re.Match[str], inside: Path = inside, depth: int = depth) -> str:
+                return _rewritten(link, inside, depth)
+
+            waiting += [
+                Path(os.path.relpath(ROOT / inside / link[2], ROOT)) for link in links.finditer(text)
+            ]
+            _write(page, _ORPHAN + links.sub(point, text))
+        else:
+            shown = os.path.relpath(source, page.parent)
+            _write(page, f"{_ORPHAN}# {path}\n\n```{{literalinclude}} {shown}\n```\n")
+
+
+def _text_of(source: Path) -> str:
+    if source.is_file():
+        return source.read_text()
+    if (source / "README.md").exists():
+        return (source / "README.md").read_text()
+    names = sorted(file.name for file in source.iterdir() if file.suffix in {".py", ".yaml"})
+    return f"# {source.relative_to(ROOT)}\n\n" + "\n".join(f"- [{name}]({name})" for name in names)
+
+
+def _outside(text: str, inside: Path) -> list[Path]:
+    return [Path(os.path.relpath(ROOT / "docs" / link[2], ROOT)) for link in _LINK.finditer(text)]
+
+
+def _rewritten(link: re.Match[str], inside: Path, depth: int) -> str:
+    start = ROOT / "docs" if inside == Path() and link[2].startswith("../") else ROOT / inside
+    path = Path(os.path.relpath(start / link[2], ROOT))
+    up = "../" * depth
+    if path.parts[0] == "docs":
+        return f"{link[1]}{up}{Path(*path.parts[1:])}{link[3] or ''})"
+    return f"{link[1]}{up}repository/{_page_of(path)}{link[3] or ''})"
+
+
+def _page_of(path: Path) -> Path:
+    source = ROOT / path
+    if source.is_dir():
+        return path / "README.md"
+    return path if path.suffix == ".md" else path.with_name(path.name + ".md")
+
+
+def with_code_blocks(
+    _app: Any, _kind: str, _name: str, _thing: Any, _options: Any, lines: list[str]
+) -> None:
+    """Sphinx's `autodoc-process-docstring`: write Markdown's fenced code as reStructuredText."""
+    inside, found = False, []
+    for line in lines:
+        if line.lstrip().startswith("```"):
+            inside = not inside
+            found += [".. code-block:: python", ""] if inside else [""]
+        else:
+            found.append(f"   {line}" if inside else line)
+    lines[:] = found
+
+
+def _write(page: Path, text: str) -> None:
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text)
