@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUICKSTART := examples/train/textcraft/quickstart.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-full test-all test-others test-vllm test-adapters test-protocols lint bench warm-start clean
+.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-full test-all test-others test-vllm test-adapters test-protocols lint docs bench warm-start clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
@@ -67,6 +67,10 @@ lint: $(VENV)/.dev  ## Check style, types and architecture.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+docs: $(VENV)/.dev  ## Build the documentation site into docs/_build.
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
+	@echo "Open docs/_build/index.html"
 
 bench: $(VENV)/.dev  ## Measure how fast TextCraft steps, next to a FastAPI server of the same world.
 	$(BIN)/python benchmarks/http_rates.py

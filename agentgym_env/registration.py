@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -143,7 +145,11 @@ def find(env_id: str) -> EnvEntry:
             if entry.entry_point == env_id:
                 return replace(entry, env_id=env_id, max_episode_steps=None)
         return EnvEntry(env_id, env_id)
-    near = difflib.get_close_matches(env_id[:100], _entries, n=3)
+    near = [
+        entry
+        for entry in _entries
+        if difflib.get_close_matches(env_id[:100].lower(), _short_names(entry), n=1, cutoff=0.75)
+    ][:3]
     there = (
         f"there are {', '.join(_entries)}" if _entries else "reinstall agentgym-sdk, which has some"
     )
@@ -189,6 +195,27 @@ def env_class(env_id: str) -> type[TextEnv]:
         raise UnknownEnvironment(
             f"{env_id} is {entry.entry_point}, which is not a TextEnv; check its entry point"
         )
+    return found
+
+
+def env_class_with(
+    env_id: str, options: Mapping[str, Any], named: str | None = None
+) -> type[TextEnv]:
+    """The class behind an id; raises `BadRequest` for an option that its constructor lacks.
+
+    Errors say `named` instead of `env_id` if it is given.
+    """
+    found = env_class(env_id)
+    parameters = inspect.signature(found).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return found
+    for name in options:
+        if name not in parameters:
+            near = difflib.get_close_matches(str(name)[:100], parameters, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise BadRequest(
+                f"unknown option {name} of {named or env_id}; {hint}available: {', '.join(parameters)}"
+            )
     return found
 
 

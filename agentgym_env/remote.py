@@ -13,7 +13,7 @@ from agentgym_env.client.sync import EnvClient, Session
 from agentgym_env.client.transports import InProcessTransport
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
-from agentgym_env.registration import CLIENTS, HOSTS, env_class, plugin
+from agentgym_env.registration import CLIENTS, HOSTS, env_class_with, plugin
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
 from agentgym_env.wire import EnvCard, ResetReply
@@ -34,7 +34,7 @@ def make_env(
     registered for the scheme in the entry-point group `agentgym.clients`.
     """
     if server == INPROCESS:
-        return env_class(env_id)(render_mode=render_mode, **kwargs)
+        return env_class_with(env_id, kwargs)(render_mode=render_mode, **kwargs)
     client = _client_of(server)
     if client is not None:
         env: gymnasium.Env[str, str] = client.load()(
@@ -162,7 +162,7 @@ def connect(
 ) -> tuple[EnvClient, LocalServer | None]:
     """A client of the given servers, and the local server if one is needed."""
     if server == INPROCESS:
-        make = env_class(env_id)
+        make = env_class_with(env_id, env_kwargs)
         return EnvClient(in_process(lambda: make(**env_kwargs), env_id)), None
     if server is None:
         local = local_server(env_id, env_kwargs)

@@ -191,7 +191,7 @@ def train(
     num_processes: Annotated[
         int | None, typer.Option(help="Start this many processes: one per GPU, or several on CPUs.")
     ] = None,
-    help_keys: Annotated[
+    keys: Annotated[
         str | None, choice_option(METHODS, "List the keys of a config file for a method, and exit")
     ] = None,
     trust: Trust = False,
@@ -200,7 +200,7 @@ def train(
 
     The key `method` of the config file selects the method. Options after CONFIG replace keys of
     the file: `steps=100`, `--steps 100`, or for keys that are true or false `--keep-reasoning` and
-    `--no-keep-reasoning`. `--help-keys rl` lists all keys of RL with their types and defaults.
+    `--no-keep-reasoning`. `--keys rl` lists all keys of RL with their types and defaults.
     """
     from agentgym_train.config.methods import runner_of
     from agentgym_train.config.options import key_lines
@@ -214,8 +214,8 @@ def train(
         resumed_config,
     )
 
-    if help_keys is not None:
-        typer.echo("\n".join(key_lines(help_keys)))
+    if keys is not None:
+        typer.echo("\n".join(key_lines(keys)))
         return
     here = place()
     console = Console(quiet=not here.is_first)

@@ -13,7 +13,7 @@ from tools.reference_pages import link_outside, with_code_blocks, write_pages  #
 
 project = "agentgym-sdk"
 author = "the authors of agentgym-sdk"
-copyright = "the authors of agentgym-sdk, Apache-2.0"  # noqa: A001
+copyright = "the authors of agentgym-sdk, Apache-2.0"
 release = version = installed_version("agentgym-sdk")
 
 extensions = [
@@ -22,7 +22,6 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "sphinx_design",
 ]
 exclude_patterns = ["_build"]
 # A type such as Connection exists in several packages.
@@ -46,7 +45,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 write_pages(HERE)
 
 
-def setup(app):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+def setup(app):  # type: ignore[no-untyped-def]
     """Connect what the pages need."""
     app.connect("source-read", link_outside)
     app.connect("autodoc-process-docstring", with_code_blocks)

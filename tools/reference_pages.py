@@ -7,16 +7,20 @@ it (docs/conf.py); the pages are not committed.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import inspect
 import os
 import re
 import shutil
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+from typer.main import get_command
+
+from agentgym_env.cli.main import SUMMARIES, make_app
+from agentgym_env.registration import env_class, registered
+from agentgym_train.config.methods import CONFIGS
+from agentgym_train.config.options import config_keys
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -62,8 +66,6 @@ def link_outside(_app: Any, document: str, source: list[str]) -> None:
 
 
 def _write_worlds(folder: Path) -> None:
-    from agentgym_env.registration import env_class, registered
-
     for entry in registered():
         name = entry.env_id.removeprefix("agentgym/").removesuffix("-v0")
         described = inspect.getdoc(env_class(entry.env_id)) or ""
@@ -140,57 +142,18 @@ def _directive(module: str, name: str) -> str:
 # Config keys
 
 
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """A field of a config: its name, type, default and description."""
-
-    name: str
-    type: str
-    default: str
-    text: str
-
-
-def keys_of(config: type) -> list[Key]:
-    """The fields of a config dataclass with the docstrings below them, in order of definition."""
-    texts: dict[str, str] = {}
-    types: dict[str, str] = {}
-    for base in reversed(config.__mro__):
-        if dataclasses.is_dataclass(base):
-            for name, annotation, text in _attributes(base):
-                types[name], texts[name] = annotation, text or texts.get(name, "")
-    return [
-        Key(field.name, types[field.name], _default(field), texts[field.name])
-        for field in dataclasses.fields(config)
-    ]
-
-
-def _attributes(base: type) -> Iterator[tuple[str, str, str]]:
-    body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    for node, after in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            text = ""
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                text = " ".join(inspect.cleandoc(str(after.value.value)).split())
-            yield node.target.id, ast.unparse(node.annotation), text
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        return repr(field.default)
-    if field.default_factory is not dataclasses.MISSING:
-        return repr(field.default_factory())
-    return "required"
-
-
 def _write_keys(file: Path) -> None:
-    from agentgym_train.config.methods import CONFIGS
-
-    parts = ["# Config keys", "", "Each key of a YAML file is also an option of `agentgym train`.", ""]
+    parts = [
+        "# Config keys",
+        "",
+        "Each key of a YAML file is also an option of `agentgym train`.",
+        "",
+    ]
     for method, config in CONFIGS.items():
         parts += [f"## {method}", "", (inspect.getdoc(config) or "").split("\n")[0], ""]
-        for key in keys_of(config):
-            parts += [f"`{key.name}`: `{key.type}`, default `{key.default}`", f": {key.text}", ""]
+        for key in config_keys(method):
+            default = key.default if key.default == "required" else f"default `{key.default}`"
+            parts += [f"`{key.name}`: {key.type}, {default}", f": {key.about}", ""]
     _write(file, "\n".join(parts))
 
 
@@ -198,10 +161,6 @@ def _write_keys(file: Path) -> None:
 
 
 def _write_commands(file: Path) -> None:
-    from typer.main import get_command
-
-    from agentgym_env.cli.main import SUMMARIES, make_app
-
     parts = ["# Commands", ""]
     for name in SUMMARIES:
         command = get_command(make_app([name])).commands[name]  # type: ignore[attr-defined]
@@ -241,7 +200,8 @@ def _write_repository(docs: Path) -> None:
                 return _rewritten(link, inside, depth)
 
             waiting += [
-                Path(os.path.relpath(ROOT / inside / link[2], ROOT)) for link in links.finditer(text)
+                Path(os.path.relpath(ROOT / inside / link[2], ROOT))
+                for link in links.finditer(text)
             ]
             _write(page, _ORPHAN + links.sub(point, text))
         else:

@@ -12,7 +12,7 @@ import re
 import types
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, fields
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import typer
 import yaml
@@ -76,19 +76,39 @@ def _is_flag_value(word: str) -> bool:
     )
 
 
-def key_lines(method: str) -> list[str]:
-    """A line about each key of a method, its own keys before those that all methods share."""
+class ConfigKey(NamedTuple):
+    """A key of a config file, in the words of YAML."""
+
+    name: str
+    type: str
+    default: str
+    """The default, or "required"."""
+    about: str
+
+
+def config_keys(method: str) -> list[ConfigKey]:
+    """The keys of a method: its own, then those that all methods share."""
     config = CONFIGS[method]
     hints, documentation = get_type_hints(config), _documentation(config)
     order = [name for kind in config.__mro__ for name in vars(kind).get("__annotations__", {})]
     required = {"model", "output_dir"} | ({"env"} if method == DEFAULT else set())
-    lines = []
+    found = []
     for field in sorted(fields(config), key=lambda field: order.index(field.name)):
         needed = field.name in required or field.default is field.default_factory is MISSING
-        default = "required" if needed else f"default {_default(field)}"
-        about = _SENTENCE.split(documentation[field.name], maxsplit=1)[0]
-        lines.append(f"{field.name:<30}  {_type_name(hints[field.name])}; {default}. {about}")
-    return lines
+        default = "required" if needed else _default(field)
+        found.append(
+            ConfigKey(field.name, _type_name(hints[field.name]), default, documentation[field.name])
+        )
+    return found
+
+
+def key_lines(method: str) -> list[str]:
+    """A line about each key of a method, with the first sentence of its description."""
+    return [
+        f"{key.name:<30}  {key.type}; {'default ' * (key.default != 'required')}{key.default}. "
+        f"{_SENTENCE.split(key.about, maxsplit=1)[0]}"
+        for key in config_keys(method)
+    ]
 
 
 def _documentation(config: type) -> dict[str, str]:

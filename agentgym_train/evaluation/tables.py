@@ -8,6 +8,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -471,11 +472,15 @@ def conclude(
         ("report.md", "\n".join(pages)),
     ):
         (store.path / name).write_text(content, encoding="utf-8")
-    bar_chart(reports, store.path / "report.png")
+    charts = find_spec("matplotlib") is not None
+    if charts:
+        bar_chart(reports, store.path / "report.png")
     if json_path is not None:
         json_path.write_text(text, encoding="utf-8")
+    chart = ", .png" if charts else " (a chart needs matplotlib)"
     console.print(
-        f"Figures: {store.path}/report.json, .csv, .md, .png   Episodes: {store.path}/trajectories",
+        f"Figures: {store.path}/report.json, .csv, .md{chart}   "
+        f"Episodes: {store.path}/trajectories",
         soft_wrap=True, markup=False, highlight=False,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import typer
 
 from agentgym_env.cli.options import EnvId, EnvKwargs, choice_option, json_object
 from agentgym_env.errors import BadRequest
-from agentgym_env.registration import env_class, full_id
+from agentgym_env.registration import env_class_with, full_id
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.logs import configure_logs
 from agentgym_servers.host.protocols.dispatch import check_protocol, client_address, implied_kwargs
@@ -84,7 +84,7 @@ def serve(
         **implied_kwargs(protocol, env_id),
         **json_object("--env-kwargs", env_kwargs),
     }
-    env_type = env_class(entry_point or env_id).for_serving(env_settings)
+    env_type = env_class_with(entry_point or env_id, env_settings, env_id).for_serving(env_settings)
     isolated = env_type.isolated if isolate is None else isolate
     most = env_type.max_sessions if max_sessions is None else max_sessions
     settings = ServeSettings(

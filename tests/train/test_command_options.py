@@ -122,16 +122,16 @@ def test_train_reads_flags_as_values_of_the_config(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("method", list(CONFIGS))
-def test_help_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
+def test_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
     with pytest.raises(SystemExit) as end:
-        main(["train", "--help-keys", method])
+        main(["train", "--keys", method])
     assert not end.value.code
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines} == {f.name for f in fields(CONFIGS[method])}
     assert all(re.fullmatch(r"\w+ +\S.*; (default .+|required)\. \S.*\.", line) for line in lines)
 
 
-def test_help_keys_names_what_a_config_must_have():
+def test_keys_names_what_a_config_must_have():
     required = [line.split()[0] for line in key_lines("rl") if "; required." in line]
     with pytest.raises(ConfigError) as error:
         method_config({"method": "rl"})

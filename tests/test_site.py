@@ -1,0 +1,113 @@
+"""The documentation site builds without a warning, is complete, and can be read by everybody."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+import cdp
+from agentgym_env.cli.main import SUMMARIES
+from agentgym_train.config.methods import CONFIGS
+from agentgym_train.config.options import config_keys
+
+ROOT = Path(__file__).parents[1]
+PAGES = (
+    "index.html",
+    "get_started.html",
+    "training.html",
+    "reference/config.html",
+    "worlds/TextCraft.html",
+)
+AXE = find_spec("axe_playwright_python")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(find_spec("sphinx") is None, reason="Sphinx is missing: make setup"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built from a copy of what it is made of."""
+    folder = tmp_path_factory.mktemp("site")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split("\n")  # fmt: skip
+    source = folder / "source"
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going",
+            str(source / "docs"), str(folder / "html"),
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "html"
+
+
+@pytest.mark.parametrize("package", ["agentgym_env", "agentgym_train"])
+def test_every_public_name_has_a_page(site, package):
+    for name in importlib.import_module(package).__all__:
+        page = site / "reference" / "api" / f"{package}.{name}.html"
+        assert f'id="{package}.{name}"' in page.read_text(), name
+
+
+def test_every_key_and_every_command_is_described(site):
+    keys = (site / "reference" / "config.html").read_text()
+    for method in CONFIGS:
+        for key in config_keys(method):
+            assert f">{key.name}<" in keys, (method, key.name)
+    commands = (site / "reference" / "commands.html").read_text()
+    assert all(f"agentgym {name}<" in commands for name in SUMMARIES)
+
+
+@cdp.needs_chromium
+@pytest.mark.skipif(AXE is None, reason="Axe is missing: pip install axe-playwright-python")
+async def test_axe_finds_no_serious_fault_in_either_theme_and_no_page_is_wider_than_a_phone(site):
+    assert AXE is not None and AXE.submodule_search_locations is not None
+    axe = (Path(AXE.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    faults, wide = [], []
+    try:
+        async with cdp.chromium() as browser:
+            page = await browser.page()
+            for name in PAGES:
+                await page.goto(f"http://127.0.0.1:{server.server_port}/{name}")
+                await page.until("document.querySelector('article h1')")
+                for dark in (False, True):
+                    await page.look_like(1280, 860, dark=dark)
+                    await page.js(axe + "; 0")
+                    found = await page.js("axe.run().then(r => JSON.stringify(r.violations))")
+                    faults += [
+                        (name, dark, v["id"], [n["target"] for n in v["nodes"]][:3])
+                        for v in json.loads(found)
+                        if v["impact"] in ("serious", "critical")
+                    ]
+                await page.look_like(390, 844)
+                if await page.js("document.documentElement.scrollWidth") > 390:
+                    wide.append(name)
+    finally:
+        server.shutdown()
+    assert (faults, wide) == ([], [])
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves a folder and prints nothing."""
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
