@@ -214,7 +214,8 @@ def env_class_with(
             near = difflib.get_close_matches(str(name)[:100], parameters, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise BadRequest(
-                f"unknown option {name} of {named or env_id}; {hint}available: {', '.join(parameters)}"
+                f"unknown option {name} of {named or env_id}; {hint}available: "
+                + ", ".join(parameters)
             )
     return found
 

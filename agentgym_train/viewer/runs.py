@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ _STILL_GOING_S = 90.0
 """A run without a summary is running if its files changed within this time."""
 _AT_THE_END = ("summary.json", "report.json")
 """Files that training and evaluation write at the end."""
+_DEPTH = 3
+"""How many folders deep runs are searched, such as those of `runs/eval`."""
 _WRITTEN = ("metrics.jsonl", "trajectories", "tokens", "checkpoints", "run.json")
 
 
@@ -41,8 +43,7 @@ class Runs:
     def look(self) -> bool:
         """Search for new runs; returns whether there are any runs."""
         for root in self._roots:
-            found = [root] if _is_run(root) else sorted(p for p in _folders(root) if _is_run(p))
-            for path in found:
+            for path in _runs_below(root, _DEPTH):
                 if path not in self.paths.values():
                     name = _free_name(path, self.paths)
                     self.paths[name] = path
@@ -67,6 +68,7 @@ class Runs:
             "settings": _shown_settings(self.config(name)),
             "before": _success(path, "eval_before"),
             "after": _success(path, "eval_after"),
+            "evaluated": _evaluated(path),
             "missing": self.missing(name),
         }
 
@@ -154,8 +156,14 @@ def _is_run(path: Path) -> bool:
     return (path / "run.json").is_file() or (path / "trajectories").is_dir()
 
 
-def _folders(root: Path) -> list[Path]:
-    return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """The runs in a folder and its folders, in order of name, without those inside of a run."""
+    if _is_run(folder):
+        yield folder
+    elif depth and folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and not path.name.startswith("."):
+                yield from _runs_below(path, depth - 1)
 
 
 def _free_name(path: Path, taken: dict[str, Path]) -> str:
@@ -197,6 +205,15 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _success(path: Path, name: str) -> float | None:
     found = (_read(path / f"{name}.json") or {}).get("success")
     return _rounded(found)
+
+
+def _evaluated(path: Path) -> list[float | None]:
+    """The success of each policy of an evaluation, in the report's order; empty for other runs."""
+    reports = (_read(path / "report.json") or {}).get("reports")
+    return [
+        _rounded(report.get("success") if isinstance(report, dict) else None)
+        for report in (reports.values() if isinstance(reports, dict) else ())
+    ]
 
 
 def _last_written(path: Path) -> float | None:

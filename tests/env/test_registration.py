@@ -44,6 +44,12 @@ def test_an_id_gives_its_class():
     assert env_class(GUESS) is Guess and env_class("worlds:Guess") is Guess
 
 
+@pytest.mark.parametrize("name", ["textcraf", "TextCraft-v7", "agentgym/textkraft"])
+def test_a_misspelt_short_name_names_the_nearest(name):
+    with pytest.raises(UnknownEnvironment, match=r"did you mean agentgym/TextCraft-v0\?"):
+        full_id(name)
+
+
 def test_an_unknown_id_names_the_nearest():
     with pytest.raises(UnknownEnvironment, match="did you mean agentgym/TextCraft-v0"):
         env_class("agentgym/Textcraft-v0")

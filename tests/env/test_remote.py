@@ -5,7 +5,7 @@ import json
 import gymnasium
 import pytest
 
-from agentgym_env import RemoteEnv
+from agentgym_env import AgentGymError, RemoteEnv, RemoteVectorEnv
 from agentgym_env.errors import (
     BadRequest,
     EnvironmentFault,
@@ -82,6 +82,15 @@ def test_a_server_of_another_environment_is_refused(serve):
     address = serve().address
     with pytest.raises(BadRequest, match=f"serves {GUESS}, not {TROUBLE}"):
         RemoteEnv(TROUBLE, address)
+
+
+@pytest.mark.parametrize("server", ["inprocess", None])
+def test_an_unknown_option_of_an_environment_is_named_with_those_there_are(server):
+    with pytest.raises(AgentGymError) as error:
+        RemoteVectorEnv("agentgym/Search-v0", 1, server, topks=3)
+    said = str(error.value)
+    assert "unknown option topks of agentgym/Search-v0; did you mean topk?" in said
+    assert "corpus" in said and "Traceback" not in said
 
 
 def test_an_unknown_environment_is_refused_before_anything_starts():

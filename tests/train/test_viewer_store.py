@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -260,6 +261,18 @@ def test_runs_are_named_by_their_folders_and_found_in_folders(tmp_path, show):
     assert [(p["file"], p["episodes"], p["success"]) for p in parts] == [
         ("eval_after", 1, 0.0), ("train", 8, 1.0)
     ]  # fmt: skip
+
+
+def test_evaluations_below_the_folder_of_all_runs_are_found_with_their_success(tmp_path):
+    small_run(tmp_path / "runs" / "train")
+    evaluation = small_run(tmp_path / "runs" / "eval" / "textcraft")
+    small_run(evaluation.path / "inside")
+    reports = {"reports": {"expert": {"success": 1.0}, "random": {"success": 0.125}, "odd": 3}}
+    (evaluation.path / "report.json").write_text(json.dumps(reports))
+    runs = Runs([tmp_path / "runs"], Index(tmp_path / "i.sqlite"))
+    assert sorted(runs.paths) == ["textcraft", "train"]
+    assert runs.facts("textcraft")["evaluated"] == [1.0, 0.125, None]
+    assert runs.facts("train")["evaluated"] == []
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):

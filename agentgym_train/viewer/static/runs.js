@@ -9,7 +9,7 @@ import { line, plain, shown } from "./text.js";
 const FIRST = ["reward", "success", "horizon", "turns", "sampled_tokens", "kl", "engine/kl",
   "tokens per second", "environment steps per second"];
 const WORDS = {
-  reward: "Reward", success: "Success", horizon: "Horizon (turns)", turns: "Turns taken",
+  loss: "Loss", reward: "Reward", success: "Success", horizon: "Horizon (turns)", turns: "Turns taken",
   sampled_tokens: "Sampled tokens per step", kl: "KL to the reference", "engine/kl": "KL between engine and trainer",
   entropy: "Entropy", loss: "Loss", grad_norm: "Gradient norm", staleness: "Staleness (updates)",
   env_steps: "Environment steps per step", seconds: "Seconds per step", lost: "Lost episodes",
@@ -123,7 +123,9 @@ export function runsPage({ main, params, navigate }) {
 
   function drawCharts() {
     const visible = runs.map((run, i) => ({ run, i })).filter(({ run }) => !hidden.has(run.name) && metrics.get(run.name)?.step?.length);
-    const figures = [...FIRST, ...every().filter((name) => more.has(name))];
+    // SFT and DPO have no rewards to show.
+    const loss = visible.filter(({ run }) => !metrics.get(run.name).reward).length ? ["loss"] : [];
+    const figures = [...new Set([...FIRST, ...loss, ...every().filter((name) => more.has(name))])];
     const drawn = figures.map((name) => [name, visible.map(({ run, i }) => ({
       name: plain(run.name), color: runColor(i), position: i, isExact: name === "horizon", points: pointsOf(metrics.get(run.name), name, axis),
     })).filter((curve) => curve.points.length)]).filter(([, curves]) => curves.length);
@@ -203,7 +205,7 @@ function runRow(run, position, on, toggle) {
     toggle(run, box.checked);
     row.classList.toggle("off", !box.checked);
   } });
-  const lift = run.before == null ? null : [percent(run.before), h("span", { class: "soft" }, run.after == null ? " before" : " → "),
+  const lift = run.evaluated.length ? run.evaluated.map(percent).join(", ") : run.before == null ? null : [percent(run.before), h("span", { class: "soft" }, run.after == null ? " before" : " → "),
     run.after != null && h("strong", {}, percent(run.after))];
   const cells = { state: h("span", { class: `badge ${run.state}` }, run.state), lift, env: text(settings.env), algorithm: text(settings.algorithm),
     policy: text(settings.policy?.split("/").at(-1)), horizon: text(settings.horizon), seed: text(settings.seed), written: run.written && ago(run.written) };
