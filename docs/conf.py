@@ -9,7 +9,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
-from tools.reference_pages import link_outside, with_code_blocks, write_pages  # noqa: E402
+from tools.reference_pages import (  # noqa: E402
+    link_outside,
+    make_accessible,
+    with_code_blocks,
+    write_pages,
+)
 
 project = "agentgym-sdk"
 author = "the authors of agentgym-sdk"
@@ -49,3 +54,5 @@ def setup(app):  # type: ignore[no-untyped-def]
     """Connect what the pages need."""
     app.connect("source-read", link_outside)
     app.connect("autodoc-process-docstring", with_code_blocks)
+    # After the theme's own, which makes the tree of pages.
+    app.connect("html-page-context", make_accessible, priority=900)

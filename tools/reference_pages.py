@@ -252,6 +252,19 @@ def with_code_blocks(
     lines[:] = found
 
 
+def make_accessible(
+    _app: Any, _page: str, _template: str, context: dict[str, Any], _document: Any
+) -> None:
+    """Sphinx's `html-page-context`: give captions a level, and let keyboards scroll wide blocks."""
+    for part in ("furo_navigation_tree", "body"):
+        context[part] = (
+            context.get(part, "")
+            .replace('role="heading">', 'role="heading" aria-level="2">')
+            .replace("<pre>", '<pre tabindex="0">')
+            .replace('class="table-wrapper ', 'tabindex="0" class="table-wrapper ')
+        )
+
+
 def _write(page: Path, text: str) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text)
