@@ -20,6 +20,7 @@ from agentgym_train.config.values import (
     check_keys,
     check_number,
     check_numbers,
+    check_types,
     merge,
     parse_overrides,
     read_yaml,
@@ -64,7 +65,8 @@ class PolicyConfig:
     """Maximum tokens per episode, including prompt and observations; per context if the agent
     starts new contexts."""
     temperature: float = 1.0
-    """Sampling temperature of training rollouts, evaluation or collection; 0 is greedy."""
+    """Sampling temperature of training rollouts, evaluation or collection; 0 is greedy, which RL
+    cannot use."""
 
     def __new__(cls, *args: object, **values: object) -> Self:
         """Raise `ConfigError` for an unknown key, which `__init__` would report as a TypeError."""
@@ -74,6 +76,7 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         # Without `check_policy`, which may import an agent that a stored config names.
         check_numbers(self)
+        check_types(self)
         reserved = sorted(_SET_BY_CHAT.intersection(self.chat_template_kwargs))
         if reserved:
             raise ConfigError(

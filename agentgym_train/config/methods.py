@@ -96,6 +96,8 @@ class RLConfig(RunConfig):
         if isinstance(self.horizon, int):  # as in a YAML file
             object.__setattr__(self, "horizon", [self.horizon])
         self.check_common()
+        if self.temperature == 0:
+            raise ConfigError("temperature must be above 0 in RL; 0 is greedy")
         self.make_horizon()
         trained_outcomes(self.train_outcomes)
         if self.max_staleness < 1 + self.async_steps:

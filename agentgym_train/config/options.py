@@ -183,7 +183,7 @@ class EnvOptions:
         ),
     ] = None
     horizon: Annotated[int, typer.Option(min=1, help="Maximum turns per episode.")] = 50
-    seed: Annotated[int, typer.Option(help="Seed for tasks, environments and sampling.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed for tasks, environments and sampling.")] = 0
 
     def kwargs(self) -> dict[str, Any]:
         """The keyword arguments of the environment."""

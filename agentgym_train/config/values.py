@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf, isfinite
-from typing import Any, Final, get_args
+from pathlib import Path
+from typing import Any, Final, get_args, get_type_hints
 
+import msgspec
 import yaml
 
 from agentgym_env.errors import TEACHES, ConfigError, Outcome, teaches
@@ -139,6 +141,23 @@ MAXIMUM: Final[Mapping[str, float]] = {
     "gamma": 1,
     "lam": 1,
 }
+
+
+def check_types(config: Any) -> None:
+    """Raise `ConfigError` for a field of a dataclass whose value has another type than declared.
+
+    A path is accepted for text.
+    """
+    hints = get_type_hints(type(config))
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if isinstance(value, Path):
+            value = str(value)
+            object.__setattr__(config, f.name, value)
+        try:
+            msgspec.convert(msgspec.to_builtins(value), hints[f.name])
+        except (msgspec.ValidationError, TypeError) as error:
+            raise ConfigError(f"{f.name}: {error}") from error
 
 
 def check_numbers(config: Any) -> None:

@@ -434,7 +434,11 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         return dict(rows[-1]) if rows else {}
 
     def _new_trainer(self, store: RunStore) -> Any:
-        self.trainer = self._make_trainer(store, **self._objects)
+        objects = dict(self._objects)
+        if "horizon" in objects:
+            # Each training begins with the state in which the schedule was passed.
+            objects["horizon"] = copy.deepcopy(objects["horizon"])
+        self.trainer = self._make_trainer(store, **objects)
         return self.trainer
 
     def _check_open(self) -> None:

@@ -472,9 +472,11 @@ def _callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list
 
 
 def _text(row: StepMetrics) -> str:
-    return (
-        f"reward {row['reward']:.2f}  success {row['success']:.2f}  "
-        f"horizon {row['horizon']:.0f}  turns {row['turns']:.1f}"
+    """The figures of a step beside the progress bar; "-" where all its episodes were lost."""
+    shown = (("reward", ".2f"), ("success", ".2f"), ("horizon", ".0f"), ("turns", ".1f"))
+    values = ((name, row[name], form) for name, form in shown)
+    return "  ".join(
+        f"{name} -" if value is None else f"{name} {value:{form}}" for name, value, form in values
     )
 
 

@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 def serve(
     env_id: EnvId,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free port.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.")
+    ] = 8000,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -47,7 +49,9 @@ def serve(
         float, typer.Option(help="Seconds until an idle session expires.")
     ] = 3600.0,
     allowed_host: Annotated[list[str] | None, typer.Option(help=ALLOWED_HOST_HELP)] = None,
-    max_body_mb: Annotated[int, typer.Option(help="Maximum size of a request body, in MiB.")] = 16,
+    max_body_mb: Annotated[
+        int, typer.Option(min=1, help="Maximum size of a request body, in MiB.")
+    ] = 16,
     max_items: Annotated[int, typer.Option(help="Maximum items per request.")] = MAX_ITEMS,
     isolate: Annotated[
         bool | None,

@@ -23,6 +23,7 @@ from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, Linear, Sca
 from agentgym_train.runs.preflight import resumed_config
 from agentgym_train.runs.run import _complete
 from agentgym_train.trainers.run_summary import policy_options
+from agentgym_train.trainers.trainer import _text
 from tests.train.command import Command, finish
 from tests.train.small import textcraft_tokenizer, tiny_model
 
@@ -252,6 +253,23 @@ def test_a_run_in_python_is_evaluated_and_summarized_and_resumes_with_its_settin
         pytest.raises(ConfigError, match=said),
     ):
         trainer.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.slow
+def test_a_second_training_begins_with_the_schedule_that_was_passed(tmp_path, policy):
+    args = RLConfig(**{**SHORT, "horizon": [30], "output_dir": str(tmp_path / "run")})
+    schedule, seen = Adaptive((2, 4), 1, 0.8, 1, 1), []
+    with AgentTrainer(policy, TEXTCRAFT, args, horizon=schedule) as trainer:
+        for _ in range(2):
+            trainer.train()
+            rows, _broken = RunStore.open(tmp_path / "run").metrics()
+            seen.append([row["horizon"] for row in rows])
+    assert seen == [[2, 2], [2, 2]]
+
+
+def test_a_step_without_an_episode_is_shown_without_figures():
+    row = {"reward": None, "success": None, "horizon": 5.0, "turns": 0.0}
+    assert _text(row) == "reward -  success -  horizon 5  turns 0.0"
 
 
 def test_an_environment_class_is_served_if_it_can_be_imported(tmp_path, policy):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import fields
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 
@@ -155,11 +156,30 @@ def test_numbers_in_mappings_are_checked_too():
         ({"lora": {"r": 0}}, "lora.r is at least 1, got 0"),
         ({"lora": {"lora_dropout": nan}}, "lora.lora_dropout is a finite number, got nan"),
         ({"trainer_args": {"weight_decay": inf}}, "trainer_args.weight_decay is a finite number"),
-        ({"horizon": [nan]}, "a horizon must be at least 1 turn"),
+        ({"horizon": [nan]}, "horizon: Expected `int`, got `float`"),
         ({"steps": "3"}, "steps is a whole number, got '3'"),
     ):
         with pytest.raises(ConfigError, match=said):
             RLConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"importance_sampling_correction": "tokens"}, {"unfinished_groups": "keep"},
+        {"keep_tokens": "everything"}, {"eval_after": "no"}, {"horizon": None}, {"horizon": 3.5},
+        {"env_kwargs": 3}, {"wrappers": "a:B"}, {"trainer_args": 3}, {"lora": 3}, {"agent": 3},
+        {"model": 3}, {"dtype": "fp32"}, {"servers": "http://x"}, {"algorithm_args": [1]},
+        {"temperature": 0},
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_type_in_python_names_its_key(changes):
+    with pytest.raises(ConfigError, match=f"^{next(iter(changes))}"):
+        RLConfig(**changes)
+
+
+def test_a_path_is_taken_for_text():
+    assert RLConfig(output_dir=Path("runs/x")).as_dict()["output_dir"] == "runs/x"
 
 
 def test_a_run_folder_that_is_incomplete_or_of_an_earlier_version_says_what_to_do(tmp_path):
