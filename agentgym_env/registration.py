@@ -145,11 +145,9 @@ def find(env_id: str) -> EnvEntry:
             if entry.entry_point == env_id:
                 return replace(entry, env_id=env_id, max_episode_steps=None)
         return EnvEntry(env_id, env_id)
-    near = [
-        entry
-        for entry in _entries
-        if difflib.get_close_matches(env_id[:100].lower(), _short_names(entry), n=1, cutoff=0.75)
-    ][:3]
+    names = {_plain_name(entry): entry for entry in _entries}
+    close = difflib.get_close_matches(_plain_name(env_id[:100]), names, n=3)
+    near = [names[name] for name in close]
     there = (
         f"there are {', '.join(_entries)}" if _entries else "reinstall agentgym-sdk, which has some"
     )
@@ -275,6 +273,12 @@ def _register_entry(entry: EnvEntry) -> None:
     except BadRequest as error:
         # A broken entry point of another distribution must not break this import.
         logger.warning("environment %s is not registered: %s", entry.env_id, error)
+
+
+def _plain_name(env_id: str) -> str:
+    """`maze/My-v0` is `my`."""
+    name = env_id.lower().rpartition("/")[2]
+    return name.rpartition("-v")[0] or name
 
 
 def _short_names(env_id: str) -> set[str]:
