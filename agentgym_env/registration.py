@@ -146,7 +146,7 @@ def find(env_id: str) -> EnvEntry:
                 return replace(entry, env_id=env_id, max_episode_steps=None)
         return EnvEntry(env_id, env_id)
     names = {_plain_name(entry): entry for entry in _entries}
-    close = difflib.get_close_matches(_plain_name(env_id[:100]), names, n=3)
+    close = difflib.get_close_matches(_plain_name(env_id[:100]), names, n=3, cutoff=0.75)
     near = [names[name] for name in close]
     there = (
         f"there are {', '.join(_entries)}" if _entries else "reinstall agentgym-sdk, which has some"
