@@ -1,7 +1,8 @@
-"""Makes text safe for a terminal: control, hidden and reordering characters become escapes.
+"""Makes text safe for a terminal, and tables complete in a narrow one.
 
-Observations come from web pages and responses from models; both may contain terminal escapes,
-right-to-left marks, Rich's markup, or a line of a megabyte.
+Control, hidden and reordering characters become escapes. Observations come from web pages and
+responses from models; both may contain terminal escapes, right-to-left marks, Rich's markup, or a
+line of a megabyte.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import unicodedata
 from typing import Final
 
+from rich.table import Table
 from rich.text import Text
 
 _LAYOUT: Final = "\n\t"
@@ -38,6 +40,13 @@ def one_line(text: str, most: int | None = None) -> str:
 def as_text(text: str, style: str = "", most: int | None = None) -> Text:
     """`printable` as a Rich text, without markup, emoji or links."""
     return Text(printable(text, most=most), style=style)
+
+
+def uncut(table: Table) -> Table:
+    """The table, whose words are broken over lines where a narrow terminal would cut them."""
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
 
 
 def _written_out(character: str, keep: str) -> str:

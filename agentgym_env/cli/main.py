@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentgym_env.errors import AgentGymError, MissingExtra
-from agentgym_env.printable import one_line, printable
+from agentgym_env.printable import one_line, printable, uncut
 from agentgym_env.registration import (
     COMMANDS,
     EnvEntry,
@@ -148,7 +148,7 @@ def envs(
     for row in rows:
         splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())
         table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, row["missing"] or "")))
-    Console().print(table)
+    Console().print(uncut(table))
 
 
 def _not_called() -> None:

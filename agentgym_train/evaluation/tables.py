@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.printable import one_line
+from agentgym_env.printable import one_line, uncut
 from agentgym_env.run_store import RunStore
 from agentgym_train.evaluation.evaluate import EvalPlan
 from agentgym_train.evaluation.report import (
@@ -202,7 +202,7 @@ class Grid:
         if self.footer is not None:
             table.add_section()
             table.add_row(*(Text(one_line(cell), "bold") for cell in self.footer))
-        return table
+        return uncut(table)
 
     def as_markdown(self) -> str:
         """For a page; cells are escaped."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from agentgym_env.printable import uncut
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
@@ -330,7 +331,7 @@ def _iterations_table(
         counts = (f"{row[name]:.0f}" for name in ("step", "explored", "kept", "rows"))
         successes = (f"{row.get(f'success/{env}', float('nan')):.2f}" for env in envs)
         table.add_row(*counts, *successes)
-    return table
+    return uncut(table)
 
 
 def show_end(
