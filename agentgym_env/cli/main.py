@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentgym_env.cli.extras import EXTRAS, with_all_extras
 from agentgym_env.errors import AgentGymError, MissingExtra
 from agentgym_env.printable import one_line, printable
 from agentgym_env.registration import (
@@ -58,20 +59,6 @@ SUMMARIES: Final = {
     "view": "View runs and trajectories in the browser.",
 }
 """One line for each command, so that listing the commands imports none of them."""
-_EXTRAS = {
-    "serve": "serve",
-    "bench": "serve",
-    "index": "search",
-    "serve-retriever": "serve",
-    "train": "train",
-    "eval": "train",
-    "audit": "train",
-    "collect": "train",
-    "export": "train",
-    "import": "train",
-    "models": "train",
-    "view": "train",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -110,7 +97,10 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
     except AgentGymError as error:
         if "--debug" in words:
             raise
-        text = Text.assemble(("error:", "bold red"), " ", printable(str(error)))
+        message = str(error)
+        if isinstance(error, MissingExtra):
+            message = with_all_extras(message, _called(words), words)
+        text = Text.assemble(("error:", "bold red"), " ", printable(message))
         Console(stderr=True).print(text, soft_wrap=True, highlight=False)
         sys.exit(2)
 
@@ -165,10 +155,10 @@ def _naming_the_extra(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if command not in _EXTRAS or (error.name or "").startswith("agentgym"):
+        if command not in EXTRAS or (error.name or "").startswith("agentgym"):
             raise
         raise MissingExtra(
-            f"agentgym {command} needs {error.name}: pip install 'agentgym-sdk[{_EXTRAS[command]}]'"
+            f"agentgym {command} needs {error.name}: pip install 'agentgym-sdk[{EXTRAS[command]}]'"
         ) from error
 
 

@@ -24,6 +24,7 @@ from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig, config_from, stored_config
+from agentgym_train.config.values import local_path
 from agentgym_train.models.loading import load_policy
 from agentgym_train.models.local import is_model
 from agentgym_train.rollout.agent import format_of
@@ -61,7 +62,7 @@ def subject_of(
     `changes` are fields of `Settings` set by the user; the others come from the run. The code that
     a run refers to is imported only if it is trusted. Raises `ConfigError`.
     """
-    path = Path(run_or_model).expanduser()
+    path = local_path(run_or_model)
     if (path / "run.json").is_file():
         return _subject_of_run(path, dtype, changes, trusted)
     if path.is_dir() and not is_model(path):

@@ -9,19 +9,8 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from huggingface_hub import HfApi, constants, try_to_load_from_cache
-
-# HTTPError is httpx's up to huggingface_hub 1.x, and httpx2's since.
-from huggingface_hub.errors import (  # type: ignore[attr-defined]
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
-
 from agentgym_env.errors import ConfigError
+from agentgym_train.config.values import STARTER, local_path, starters
 
 PREFIX: Final = "pip:"
 
@@ -122,9 +111,9 @@ def check_folder(path_or_id: str) -> None:
     """Raise `ConfigError` for a path without a model; hub ids are not checked."""
     if gguf_file(path_or_id) is not None:
         return
-    path = Path(path_or_id).expanduser()
+    path = local_path(path_or_id)
     # A hub id has at most one slash.
-    is_a_path = path_or_id.startswith((".", "/", "~")) or path_or_id.count("/") > 1
+    is_a_path = path_or_id.startswith((".", "/", "~", STARTER)) or path_or_id.count("/") > 1
     in_a_folder_here = "/" in path_or_id and path.parent.is_dir()
     if (is_a_path or in_a_folder_here) and not is_model(path):
         raise ConfigError(
@@ -187,6 +176,9 @@ def _below(folder: Path, depth: int) -> Iterator[LocalModel]:
 
 
 def _in_packages() -> Iterator[LocalModel]:
+    for name in starters():
+        if is_model(local_path(name)):
+            yield _of_folder(name, local_path(name), "package")
     for name, file in carried():
         yield LocalModel(name, "gguf", file.stem, file.stat().st_size, "package")
 
@@ -247,12 +239,24 @@ def check_available(name: str) -> None:
     found = gguf_file(name)
     if found is not None and found.on_hub:
         hub_options(found.source, found.file)
-    elif found is None and not Path(name).expanduser().is_dir():
+    elif found is None and not local_path(name).is_dir():
         hub_options(name)
 
 
 def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
     """Arguments of `from_pretrained` for a model; raises `ConfigError` if it is not available."""
+    from huggingface_hub import HfApi, constants
+
+    # HTTPError is httpx's up to huggingface_hub 1.x, and httpx2's since.
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
     try:
         HfApi().model_info(model_id, timeout=_PATIENCE_S)
     except HFValidationError as error:
@@ -279,6 +283,8 @@ def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
 
 
 def _from_cache(model_id: str, file: str, reason: str) -> dict[str, Any]:
+    from huggingface_hub import constants, try_to_load_from_cache
+
     if isinstance(try_to_load_from_cache(model_id, file), str):
         return {"local_files_only": True}
     raise ConfigError(

@@ -71,7 +71,9 @@ def test_a_server_that_died_is_started_again_for_the_next_user():
 def test_a_server_that_cannot_start_tells_why():
     with pytest.raises(ServerStartFailed, match="no such luck"):
         local_server(UNMAKEABLE)
-    with pytest.raises(ServerStartFailed, match="unknown option colour of .*; available: render_mode, greeting"):
+    with pytest.raises(
+        ServerStartFailed, match=r"unknown option colour of .*; available: render_mode, greeting"
+    ):
         local_server(GUESS, {"colour": "red"})
 
 
