@@ -5,6 +5,8 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
@@ -201,6 +203,9 @@ def write_package(name: str, folder: Path) -> tuple[str, list[Path]]:
         raise BadRequest(f"{name!r} is the name of an existing module; choose another")
     title = "".join(word.capitalize() for word in module.split("_"))
     project = module.replace("_", "-")
+    with suppress(PackageNotFoundError):
+        version(project)
+        raise BadRequest(f"{project!r} is the name of an installed package; choose another")
     words = {
         "module": module, "title": title, "project": project, "env_id": f"{project}/{title}-v0",
     }  # fmt: skip
