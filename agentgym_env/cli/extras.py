@@ -46,6 +46,12 @@ def with_all_extras(message: str, command: str, words: Sequence[str]) -> str:
     return _HINT.sub(",".join(sorted(missing.union(hint[0].split(",")))), message)
 
 
+def extra_in(message: str) -> str | None:
+    """The extra that an error message says is missing."""
+    hint = _HINT.search(message)
+    return None if hint is None else hint[0]
+
+
 def is_installed(extra: str) -> bool:
     """Whether all distributions of an extra are installed, in any version."""
     for line in requires(DISTRIBUTION) or ():

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentgym_env.cli.extras import EXTRAS, with_all_extras
+from agentgym_env.cli.extras import DISTRIBUTION, EXTRAS, extra_in, with_all_extras
 from agentgym_env.errors import AgentGymError, MissingExtra
 from agentgym_env.printable import one_line, printable
 from agentgym_env.registration import (
@@ -135,10 +135,21 @@ def envs(
         typer.echo(json.dumps(rows, indent=2))
         return
     table = Table("id", "splits", "missing")
+    extras = set()
     for row in rows:
         splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())
-        table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, row["missing"] or "")))
-    Console().print(table)
+        missing = row["missing"] or ""
+        extra = extra_in(missing)
+        if extra is not None:
+            extras.add(extra)
+            missing = f"extra {extra}"
+        table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, missing)))
+    console = Console()
+    console.print(table)
+    if extras:
+        wanted = f"{DISTRIBUTION}[{','.join(sorted(extras))}]"
+        hint = f"To install the missing extras: pip install '{wanted}'"
+        console.print(hint, markup=False, highlight=False, soft_wrap=True)
 
 
 def _not_called() -> None:
