@@ -14,13 +14,14 @@ A process killed while writing leaves at most one incomplete line, which readers
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,6 +109,28 @@ class RunStore:
         (self.path / "tokens").mkdir(exist_ok=True)
         self._append(f"tokens/{name}.jsonl", map(msgspec.json.encode, kept))
 
+    def replace_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
+        """Write `trajectories/NAME.jsonl`; what an interrupted process has left there is lost."""
+        (self.path / f"trajectories/{name}.jsonl").unlink(missing_ok=True)
+        self.append_trajectories(name, trajectories)
+
+    def keep_steps(self, steps: int, name: str = "train") -> None:
+        """Remove what follows the first `steps` steps, which a resumed training repeats.
+
+        These are the episodes of `trajectories/NAME.jsonl` from the first one of a later step on,
+        their tokens, and the metrics of later steps.
+        """
+        end = _cut(
+            self.path / f"trajectories/{name}.jsonl",
+            lambda row: isinstance(row.get("step"), int) and row["step"] >= steps,
+        )
+        if end is not None:
+            _cut(self.path / f"tokens/{name}.jsonl", lambda row: row.get("episode", -1) >= end)
+        _cut(
+            self.path / "metrics.jsonl",
+            lambda row: isinstance(row.get("step"), int) and row["step"] > steps,
+        )
+
     def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
         """The metrics of all steps in order; for a repeated step, the last."""
         rows, broken = read_lines(self.path / "metrics.jsonl", dict[str, Any])
@@ -135,6 +158,27 @@ def append_lines(path: Path, lines: Iterable[bytes]) -> list[int]:
             block += line + b"\n"
         file.write(block)
     return begins
+
+
+def _cut(path: Path, is_later: Callable[[dict[str, Any]], bool]) -> int | None:
+    """Cut a file of JSON lines at the first line for which `is_later` holds; return its offset.
+
+    Returns None, and changes nothing, if there is no such line or no file. Other lines that cannot
+    be read stay.
+    """
+    if not path.is_file():
+        return None
+    begin = 0
+    with path.open("r+b") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, msgspec.DecodeError):
+                if is_later(msgspec.json.decode(line, type=dict[str, Any])):
+                    break
+            begin += len(line)
+        else:
+            return None
+        file.truncate(begin)
+    return begin
 
 
 def read_lines(path: Path, kind: type[_T]) -> tuple[list[_T], list[BrokenLine]]:

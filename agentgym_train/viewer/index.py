@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from agentgym_env.errors import ConfigError
 
-_VERSION = 1
+_VERSION = 2
 
 """Version of the tables. An index with another version is rebuilt."""
 
@@ -29,7 +29,7 @@ _TABLES = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE);
 CREATE TABLE files (
   id INTEGER PRIMARY KEY, run INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
-  head BLOB NOT NULL, head_bytes INTEGER NOT NULL,
+  head BLOB NOT NULL, head_bytes INTEGER NOT NULL, tail BLOB NOT NULL DEFAULT '',
   upto INTEGER NOT NULL DEFAULT 0, lines INTEGER NOT NULL DEFAULT 0,
   text_upto INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0,
   UNIQUE (run, kind, name)
@@ -184,6 +184,14 @@ def _has_fts5(connection: sqlite3.Connection) -> bool:
 
 
 _HEAD_BYTES = 4096
+
+_TAIL_BYTES = 256
+
+
+def tail_of(file: BinaryIO, upto: int) -> bytes:
+    """The last bytes of a file before `upto`."""
+    file.seek(max(0, upto - _TAIL_BYTES))
+    return file.read(min(upto, _TAIL_BYTES))
 
 
 def whole_lines(file: BinaryIO, start: int, max_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -378,8 +386,8 @@ class Indexer:
                     found.add(kind, at, lines, begin, line)
             found.write(connection)
             connection.execute(
-                "UPDATE files SET upto = ?, lines = ?, size = ? WHERE id = ?",
-                (upto, lines, size, file["id"]),
+                "UPDATE files SET upto = ?, lines = ?, size = ?, tail = ? WHERE id = ?",
+                (upto, lines, size, tail_of(source, upto), file["id"]),
             )
         return bool(upto > at["upto"])
 
@@ -421,7 +429,7 @@ class Indexer:
         if known:
             head, taken = head_of(path, max(1, known[0]["head_bytes"]))
             whole = path.stat().st_size >= known[0]["upto"] and taken == known[0]["head_bytes"]
-            if whole and head == known[0]["head"]:
+            if whole and head == known[0]["head"] and self._continues(path, known[0]):
                 return known[0]
             self._index.forget_file(known[0]["id"])
         head, taken = head_of(path)
@@ -432,6 +440,11 @@ class Indexer:
                 (*key, head, taken),
             )
         return self._index.rows(sql, key)[0]
+
+    def _continues(self, path: Path, known: sqlite3.Row) -> bool:
+        """Whether the lines before `upto` are those that were read; a resumed run repeats steps."""
+        with path.open("rb") as file:
+            return tail_of(file, known["upto"]) == known["tail"]
 
 
 class _ParsedLines:
