@@ -90,7 +90,7 @@ class RunStore:
             return None
         try:
             found = json.loads(target.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRequest(f"{target} is damaged ({error}); restore or remove it") from error
         if not isinstance(found, dict):
             raise BadRequest(f"{target} is not a JSON object; restore or remove it")
@@ -133,8 +133,15 @@ class RunStore:
 
     def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
         """The metrics of all steps in order; for a repeated step, the last."""
-        rows, broken = read_lines(self.path / "metrics.jsonl", dict[str, Any])
-        by_step = {row.get("step", -1): row for row in rows}
+        path, broken = self.path / "metrics.jsonl", []
+        by_step: dict[int, dict[str, Any]] = {}
+        for number, row in each_line(path, dict[str, Any]):
+            if isinstance(row, BrokenLine):
+                broken.append(row)
+            elif isinstance(step := row.get("step", -1), int):
+                by_step[step] = row
+            else:
+                broken.append(BrokenLine(path, number, "`step` is not an integer"))
         return [by_step[step] for step in sorted(by_step)], broken
 
     def trajectories(self, name: str) -> tuple[list[Trajectory], list[BrokenLine]]:
@@ -171,7 +178,7 @@ def _cut(path: Path, is_later: Callable[[dict[str, Any]], bool]) -> int | None:
     begin = 0
     with path.open("r+b") as file:
         for line in file:
-            with contextlib.suppress(ValueError, msgspec.DecodeError):
+            with contextlib.suppress(ValueError, RecursionError):
                 if is_later(msgspec.json.decode(line, type=dict[str, Any])):
                     break
             begin += len(line)
@@ -204,7 +211,7 @@ def each_line(path: Path, kind: type[_T]) -> Iterator[tuple[int, _T | BrokenLine
                 continue
             try:
                 yield number, decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:
                 yield number, BrokenLine(path, number, str(error))
 
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import msgspec
 from msgspec import Struct
 
 from agentgym_env.errors import ConfigError
+from agentgym_env.printable import printable
 
 _VERSION = 2
 
@@ -242,6 +243,38 @@ _END_OF_TEXT = "\n\ue000\n"
 _KINDS = ("trajectories", "tokens")
 
 
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""An integer that SQLite can store."""
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path is a regular file below a folder, not a link to one outside of it."""
+    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+
+
+def readable_files(folder: Path, kind: str) -> tuple[list[Path], list[str]]:
+    """(the files of a run's subfolder `kind` in order, messages about those that are not read)."""
+    files, messages = [], []
+    for path in sorted((folder / kind).glob("*.jsonl")):
+        name = f"{kind}/{path.name}"
+        if not is_inside(path, folder):
+            messages.append(f"{printable(name)} is not a file of this folder and is ignored.")
+        elif not is_unicode(path):
+            messages.append(f"{printable(name)} has a name that is not UTF-8 and is ignored.")
+        else:
+            files.append(path)
+    return files, messages
+
+
+def is_unicode(path: Path) -> bool:
+    """Whether a path can be written as UTF-8, as the index stores it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class _Turn(Struct):
     reward: float | None = 0.0
     response: str = ""
@@ -259,19 +292,19 @@ class _Episode(Struct):
     turns: list[_Turn] = []
     outcome: str = ""
     policy: str = ""
-    horizon: int = 0
+    horizon: _Int64 = 0
     split: str = ""
     category: str | None = None
     success: bool = False
     score: float | None = 0.0
-    attempts: int = 1
-    step: int = -1
-    group: int = -1
+    attempts: _Int64 = 1
+    step: _Int64 = -1
+    group: _Int64 = -1
     seconds: float = 0.0
 
 
 class _TokenLine(Struct):
-    episode: int
+    episode: _Int64
 
 
 _EPISODES = msgspec.json.Decoder(_Episode)
@@ -360,7 +393,7 @@ class Indexer:
             (run, kind, path)
             for run, folder in sorted(self._runs.items())
             for kind in _KINDS
-            for path in sorted((folder / kind).glob("*.jsonl"))
+            for path in readable_files(folder, kind)[0]
         ]
         grown = any([self._read_rows(run, kind, path) for run, kind, path in files])
         if grown or not self._index.finds_text:
@@ -463,7 +496,7 @@ class _ParsedLines:
             else:
                 place = (file["run"], file["id"], file["name"], begin, len(line))
                 self._episodes.append((*place, *_row(_EPISODES.decode(line))))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             self._broken.append((file["id"], number, begin, str(error)))
 
     def write(self, connection: sqlite3.Connection) -> None:
