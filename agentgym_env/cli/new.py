@@ -46,9 +46,9 @@ from agentgym_env import TaskSet, TextEnv
 
 
 class $title(TextEnv):
-    """Guess a number from 1 to 100. Reward: 1 for the right guess, which ends the episode."""
+    """Guess a number from 1 to 30. Reward: 1 for the right guess, which ends the episode."""
 
-    instruction = "Find the hidden number from 1 to 100. Each turn, answer with one number."
+    instruction = "Find the hidden number from 1 to 30. Each turn, answer with one number."
     tasks = TaskSet({
         "train": [f"game-{i}" for i in range(80)],
         "test": [f"game-{i}" for i in range(80, 100)],
@@ -56,15 +56,15 @@ class $title(TextEnv):
 
     def _reset(self, task: str) -> str:
         # self.rng is seeded with the episode's seed and task: use it for all randomness.
-        self.number = 1 + int(self.rng.random() * 100)
-        self.low, self.high = 1, 100
-        return "I have a number from 1 to 100 in mind."
+        self.number = 1 + int(self.rng.random() * 30)
+        self.low, self.high = 1, 30
+        return "I have a number from 1 to 30 in mind."
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         guess = action.strip()
         # Answer every text of a policy with an observation; an action never raises.
         if not (guess.isascii() and guess.isdigit() and len(guess) <= 3):
-            return "Answer with one number from 1 to 100.", 0.0, False
+            return "Answer with one number from 1 to 30.", 0.0, False
         if int(guess) == self.number:
             return f"Yes, it is {self.number}!", 1.0, True
         if int(guess) < self.number:
@@ -75,7 +75,7 @@ class $title(TextEnv):
 
     def available_actions(self) -> list[str]:
         """Every number; the observations tell which are still possible."""
-        return [str(number) for number in range(1, 101)]
+        return [str(number) for number in range(1, 31)]
 
     def expert(self) -> Iterator[str]:
         """Halve the remaining range: the proof that every task can be solved."""
@@ -119,7 +119,7 @@ def test_gymnasium_makes_it():
 
 _SFT: Final = Template("""\
 # A small policy of a million parameters imitates the expert's episodes, on a CPU.
-#   agentgym collect --env $env_id --policy expert --n 400 --out runs/expert
+#   agentgym collect --env $env_id --policy expert --n 200 --out runs/expert
 #   agentgym train sft.yaml
 method: sft
 env: $env_id
@@ -131,13 +131,13 @@ turn_max_tokens: 16
 max_tokens: 1024
 
 rows_per_step: 16
-epochs: 20
+epochs: 4
 learning_rate: 1.0e-3
-warmup_steps: 10
+warmup_steps: 5
 
 # Success before and after, on the tasks of the test split.
 eval_split: test
-eval_horizon: 10
+eval_horizon: 8
 eval_samples: 4
 """)
 
@@ -149,21 +149,22 @@ env: $env_id
 model: runs/sft/model
 output_dir: runs/rl
 
-horizon: [6, 8, 10]
+horizon: [6, 8]
 horizon_every: 10
 turn_max_tokens: 16
 max_tokens: 1024
 
 algorithm: grpo
-prompts_per_step: 8
+prompts_per_step: 16
 num_generations: 8
-steps: 30
+steps: 25
 learning_rate: 2.0e-4
 warmup_steps: 3
+trainer_args: {lr_scheduler_type: linear}
 
 # Success before and after, on the tasks of the test split, at one fixed horizon.
 eval_split: test
-eval_horizon: 10
+eval_horizon: 8
 eval_samples: 4
 """)
 
@@ -185,7 +186,7 @@ def new(
     console.print(
         f"\nNext steps:\n  pip install -e {paths[0].parent}\n  agentgym check {env_id}\n"
         f"  agentgym play {env_id}\n\nTrain a small policy on it:\n  cd {paths[0].parent}\n"
-        f"  agentgym collect --env {env_id} --policy expert --n 400 --out runs/expert\n"
+        f"  agentgym collect --env {env_id} --policy expert --n 200 --out runs/expert\n"
         "  agentgym train sft.yaml\n  agentgym train rl.yaml",
         soft_wrap=True,
     )

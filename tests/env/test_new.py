@@ -78,7 +78,7 @@ env.close()
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.strip() == "I have a number from 1 to 100 in mind. 50"
+    assert done.stdout.strip() == "I have a number from 1 to 30 in mind. 15"
 
 
 @pytest.mark.parametrize("name", ["sft.yaml", "rl.yaml"])
