@@ -63,7 +63,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
-@pytest.mark.parametrize("package", ["agentgym_env", "agentgym_train"])
 class Links(HTMLParser):
     """The links and the anchors of a page."""
 
@@ -93,12 +92,15 @@ def test_every_link_leads_to_a_file_and_to_an_anchor_in_it(site):
             if url.scheme in ("data", "mailto"):
                 continue
             file = (page.parent / unquote(url.path)).resolve() if url.path else page
-            known = pages[file].anchors if file in pages else None
+            # Links back from the source code name one of the modules that export a name.
+            is_source = page.is_relative_to(site / "_modules")
+            known = pages[file].anchors if file in pages and not is_source else None
             lost = known is not None and url.fragment not in known | {"", "top"}
             broken += [(page.name, target)] * (not file.exists() or lost)
     assert not broken
 
 
+@pytest.mark.parametrize("package", ["agentgym_env", "agentgym_train"])
 def test_every_public_name_has_a_page(site, package):
     for name in importlib.import_module(package).__all__:
         page = site / "reference" / "api" / f"{package}.{name}.html"
