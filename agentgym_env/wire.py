@@ -25,7 +25,7 @@ MSGPACK: Final = "application/msgpack"
 
 ErrorCode = Literal[
     "bad_request",  # 400  malformed body, wrong type, unknown option
-    "unauthorized",  # 401  no or wrong bearer token
+    "unauthorized",  # 401  no or wrong bearer token; the message says which
     "unknown_session",  # 404  never created, closed, or idle past its TTL
     "unknown_route",  # 404
     "wrong_method",  # 405  the route takes another method

@@ -175,7 +175,9 @@ def collect(
         wrappers=env_options.wrappers(), keep=EpisodeFilter(**asdict(filter_options)),
     )  # fmt: skip
     key = os.environ.get(api_key_env)
-    status = play(config, Console(), concurrency=concurrency, api_key=key)
+    status = play(
+        config, Console(), concurrency=concurrency, api_key=key, token=env_options.token()
+    )
     raise typer.Exit(status)
 
 
@@ -386,6 +388,7 @@ def evaluate(
         RolloutRunner(
             env,
             env_options.server or [],
+            token=env_options.token(),
             env_kwargs=env_options.kwargs(),
             wrappers=wrappers,
             concurrency=concurrency or 256,

@@ -156,7 +156,7 @@ max_tokens: 1024
 
 algorithm: grpo
 prompts_per_step: 16
-num_generations: 8
+num_generations: 4
 steps: 25
 learning_rate: 2.0e-4
 warmup_steps: 3
