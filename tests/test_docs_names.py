@@ -26,8 +26,8 @@ FOLDERS = [
     "servers/agentgym_servers/worlds/search",
 ]  # fmt: skip
 """Where a path may begin."""
-STILL_USED = {"kl", "policy", "trl"}
-"""Old names of config keys that are other names today."""
+STILL_USED = {"kl", "policy", "trl", "group_size"}
+"""Old names of config keys that are names of other things today."""
 READERS_OWN = {
     "my_calculator.py",
     "my_maze.py",
