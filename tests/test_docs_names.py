@@ -26,7 +26,7 @@ FOLDERS = [
     "servers/agentgym_servers/worlds/search",
 ]  # fmt: skip
 """Where a path may begin."""
-STILL_USED = {"kl", "policy", "trl"}
+STILL_USED = {"kl", "policy", "trl", "group_size"}
 """Old names of config keys that are other names today."""
 READERS_OWN = {
     "my_calculator.py",
