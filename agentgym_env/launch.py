@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import IO, Any, Final, cast
 
 from agentgym_env.errors import BadRequest, ServerStartFailed
@@ -112,8 +113,9 @@ class SharedServers:
 class LocalServer(AbstractContextManager["LocalServer"]):
     """A reference to a local server, which stops when its last reference is closed."""
 
-    def __init__(self, shared: SharedServer, servers: SharedServers) -> None:
-        self._shared = shared
+    def __init__(self, get: Callable[[], SharedServer], servers: SharedServers) -> None:
+        self._get = get
+        self._shared = get()
         self._servers = servers
         self._closed = False
 
@@ -126,6 +128,26 @@ class LocalServer(AbstractContextManager["LocalServer"]):
     def process(self) -> subprocess.Popen[bytes]:
         """The server's process."""
         return self._shared.process
+
+    def replace_ended(self, wait_s: float = 0.0) -> bool:
+        """Start another server, at another address, if the process has ended; whether it did.
+
+        Waits up to `wait_s` for a process that no longer answers to end. Raises
+        `ServerStartFailed`.
+        """
+        ended = self._shared
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ended.process.wait(wait_s)
+        if self._closed or ended.process.poll() is None:
+            return False
+        logger.warning(
+            "the local server at %s ended (exit status %s); starting a new one",
+            ended.address,
+            ended.process.returncode,
+        )
+        self._shared = self._get()
+        self._servers.release(ended)
+        return True
 
     def close(self) -> None:
         """Release the server; closing twice has no effect."""
@@ -153,8 +175,12 @@ def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Lo
         raise BadRequest(
             f"{env_id}'s keyword arguments are sent to another process and must be JSON: {error}"
         ) from error
-    shared = _SERVERS.get((env_id, settings), lambda: _EnvServer(env_id, entry_point, settings))
-    return LocalServer(shared, _SERVERS)
+
+    def get() -> SharedServer:
+        start = partial(_EnvServer, env_id, entry_point, settings)
+        return _SERVERS.get((env_id, settings), start)
+
+    return LocalServer(get, _SERVERS)
 
 
 def child_environment() -> dict[str, str]:

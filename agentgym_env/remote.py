@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import EntryPoint
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import gymnasium
 
@@ -14,34 +14,40 @@ from agentgym_env.client.transports import InProcessTransport
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import CLIENTS, HOSTS, env_class_with, plugin
+from agentgym_env.server_token import NO_TOKEN
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
 from agentgym_env.wire import EnvCard, ResetReply
 
 INPROCESS = "inprocess"
+_ENDING_S: Final = 1.0
 
 
 def make_env(
     env_id: str,
     server: str | Sequence[str] | None = None,
     *,
+    token: str | None = None,
     render_mode: str | None = None,
     **kwargs: Any,
 ) -> gymnasium.Env[str, str]:
     """The entry point of `gymnasium.make`: a `RemoteEnv`, or the class itself for `"inprocess"`.
 
     An address with another scheme than HTTP, such as `ws://host:port`, is passed to the client
-    registered for the scheme in the entry-point group `agentgym.clients`.
+    registered for the scheme in the entry-point group `agentgym.clients`. `token` is for servers:
+    see `RemoteEnv`.
     """
     if server == INPROCESS:
         return env_class_with(env_id, kwargs)(render_mode=render_mode, **kwargs)
     client = _client_of(server)
     if client is not None:
+        # AGENTGYM_TOKEN is for the servers of this project alone.
+        given = {} if token is None else {"token": token}
         env: gymnasium.Env[str, str] = client.load()(
-            env_id, server, render_mode=render_mode, **kwargs
+            env_id, server, render_mode=render_mode, **given, **kwargs
         )
         return env
-    return RemoteEnv(env_id, server, render_mode=render_mode, **kwargs)
+    return RemoteEnv(env_id, server, token=token, render_mode=render_mode, **kwargs)
 
 
 class RemoteEnv(gymnasium.Env[str, str]):
@@ -49,8 +55,10 @@ class RemoteEnv(gymnasium.Env[str, str]):
 
     `server` is an address, a list of them, or None for a local server that this process starts
     and shares. Further keyword arguments are the environment's own, for a local server.
+    `token` is the bearer token that `server` requires (`agentgym serve --token-file`); None uses
+    the environment variable `AGENTGYM_TOKEN`, and a local server needs none.
     `step` and `reset` raise `EnvironmentLost` if the server or the session is gone; a later
-    `reset` tries a fresh session.
+    `reset` opens another session, and starts another local server if that has ended.
     """
 
     metadata: dict[str, Any] = dict(TextEnv.metadata)  # noqa: RUF012
@@ -74,6 +82,7 @@ class RemoteEnv(gymnasium.Env[str, str]):
         self._client, self._local = connect(
             env_id, server, env_kwargs, token=token, timeout_s=timeout_s, retries=retries
         )
+        self._limits = CallLimits(timeout_s, retries)
         try:
             card = checked_card(self._client, env_id)
         except BaseException:
@@ -137,18 +146,54 @@ class RemoteEnv(gymnasium.Env[str, str]):
 
     def _reset(self, seed: int, options: Mapping[str, Any]) -> ResetReply:
         task, split = options.get("task"), options.get("split")
-        if self._session is not None and not self._session.state.is_lost:
-            try:
-                return self._session.reset(seed=seed, task=task, split=split)
-            except EnvironmentLost:
-                # It expired. Nothing is lost: an episode begins here.
-                self._session = None
         if self._closed:
             raise BadRequest("the environment is closed; make a new one")
+        replaced = self._replace_server(0.0)
+        if not replaced and self._session is not None and not self._session.state.is_lost:
+            try:
+                return self._session.reset(seed=seed, task=task, split=split)
+            except EnvironmentLost as lost:
+                # It expired, or its server ended. Nothing is lost: an episode begins here.
+                self._session = None
+                self._replace_server(wait_before_replacing(lost))
         if self._session is not None:
             self._session.close()
         self._session = self._client.open()
         return self._session.reset(seed=seed, task=task, split=split)
+
+    def _replace_server(self, wait_s: float) -> bool:
+        """Start another local server, and connect to it, if the process has ended."""
+        client = replaced_client(self._client, self._local, self._limits, wait_s)
+        if client is None:
+            return False
+        self._client, self._session = client, None
+        return True
+
+
+class CallLimits(NamedTuple):
+    """Limits of each call of a client."""
+
+    timeout_s: float
+    retries: int
+
+
+def replaced_client(
+    client: EnvClient, local: LocalServer | None, limits: CallLimits, wait_s: float
+) -> EnvClient | None:
+    """The client of another local server if the process has ended; None if it runs.
+
+    Closes `client`, whose sessions are gone with the server.
+    """
+    if local is None or not local.replace_ended(wait_s):
+        return None
+    client.close()
+    return EnvClient(local.address, token=NO_TOKEN, **limits._asdict())
+
+
+def wait_before_replacing(lost: EnvironmentLost) -> float:
+    """Seconds to wait for the process of a server to end, after a failed call."""
+    # A process that was killed closes its connections before it has ended.
+    return _ENDING_S if lost.code in ("unreachable", "timeout") else 0.0
 
 
 def connect(
@@ -166,7 +211,8 @@ def connect(
         return EnvClient(in_process(lambda: make(**env_kwargs), env_id)), None
     if server is None:
         local = local_server(env_id, env_kwargs)
-        return EnvClient(local.address, timeout_s=timeout_s, retries=retries), local
+        client = EnvClient(local.address, token=NO_TOKEN, timeout_s=timeout_s, retries=retries)
+        return client, local
     if _client_of(server) is not None:
         raise BadRequest(
             f"{server} allows one step per call; make a vector of it with "

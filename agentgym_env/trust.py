@@ -26,8 +26,8 @@ Trust = Annotated[
 """The option of every command that reads a run folder."""
 
 KEYS: Final = (
-    "env", "env_kwargs", "servers", "envs", "wrappers", "agent", "algorithm", "attention",
-    "engine_args", "trainer_args", "lora", "horizon_schedule",
+    "env", "env_kwargs", "servers", "token_file", "envs", "wrappers", "agent", "algorithm",
+    "attention", "engine_args", "trainer_args", "lora", "horizon_schedule",
 )  # fmt: skip
 """The settings of a run that can name code or addresses."""
 _PLAIN: Final = re.compile(r"[\w\s.,;'!?()+=%-]*")
@@ -38,7 +38,7 @@ _SIZED: Final = re.compile(r"\w+:\d+")
 """`NAME:SIZE` such as `window:8`, where a setting is written so."""
 _USED_AS_NAME: Final = re.compile(
     "server|address|url|host|endpoint|command|program|script|judge|retriever|module|entry_point"
-    "|report_to|hub_|trackio|deepspeed|custom_generate|megatron_core"
+    "|token_file|report_to|hub_|trackio|deepspeed|custom_generate|megatron_core"
 )
 """Keys whose texts name something, whatever they look like."""
 _FLAGS: Final = ("trust_remote_code", "push_to_hub", "hub_always_push", "use_vllm")

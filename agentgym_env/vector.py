@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 
 from agentgym_env.client.sync import Session
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, EpisodeOver, at_fault
-from agentgym_env.remote import check_render_mode, checked_card, connect
+from agentgym_env.remote import (
+    CallLimits,
+    check_render_mode,
+    checked_card,
+    connect,
+    replaced_client,
+    wait_before_replacing,
+)
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
 from agentgym_env.wire import StepReply
@@ -39,9 +46,14 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
     """`num_envs` parallel episodes; observations are a tuple of texts.
 
     Episodes are reset by the caller (`AutoresetMode.DISABLED`, by `reset_mask`) unless another
-    mode is asked for: the next-step mode would waste one generation an episode. An episode that
-    is lost comes back truncated, with reward 0 and `infos["failure"]`, `infos["at_fault"]` and
-    `infos["error"]` set; it teaches nothing and the others go on. `server` is as for `RemoteEnv`.
+    mode is asked for: the next-step mode would waste one generation an episode. `server` and
+    `token` are as for `RemoteEnv`.
+
+    A lost episode is truncated, and its reward is NaN: it is not a reward of 0, and a sum or a mean
+    that includes it is NaN too. `infos["error"]`, `infos["failure"]` and `infos["at_fault"]`
+    describe the failure, and the mask `infos["_error"]` marks the lost episodes. In the same-step
+    mode they are in `infos["final_info"]`. The other episodes continue. A reset opens a new
+    session, and starts a new local server if that has ended.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         self._client, self._local = connect(
             env_id, server, env_kwargs, token=token, timeout_s=timeout_s, retries=retries
         )
+        self._limits = CallLimits(timeout_s, retries)
         try:
             card = checked_card(self._client, env_id)
         except BaseException:
@@ -140,7 +153,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         for index, reply in zip(playing, self._step_some(playing, actions), strict=True):
             self._turns[index] += 1
             if isinstance(reply, EpisodeFailure):
-                truncations[index] = True
+                truncations[index], rewards[index] = True, np.nan
                 found[index] = failure_info(reply)
                 continue
             self._observations[index] = reply.observation
@@ -201,6 +214,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         episode_seeds = {index: self._episode_seed(index, seeds[index]) for index in indices}
         infos: dict[int, dict[str, Any]] = {}
         waiting = list(indices)
+        replaced = self._replace_server(0.0)
         # A session that expired is replaced once, and so is a server that died.
         for _ in range(2):
             self._open_sessions(waiting)
@@ -218,7 +232,10 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
                     self._failures[index] = None
                     self._observations[index] = reply.observation
                     infos[index] = reply.info
-            waiting = [i for i in waiting if isinstance(self._failures[i], EnvironmentLost)]
+            lost = {i: f for i in waiting if isinstance(f := self._failures[i], EnvironmentLost)}
+            waiting = list(lost)
+            if waiting and not replaced:
+                replaced = self._replace_server(max(map(wait_before_replacing, lost.values())))
         for index in indices:
             self._turns[index], self._ended[index] = 0, False
             failure = self._failures[index]
@@ -226,6 +243,18 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
                 self._observations[index] = ""
                 infos[index] = failure_info(failure)
         return infos
+
+    def _replace_server(self, wait_s: float) -> bool:
+        """Start another local server if the process has ended; all sessions are lost then."""
+        client = replaced_client(self._client, self._local, self._limits, wait_s)
+        if client is None:
+            return False
+        self._client = client
+        gone = EnvironmentLost("the local server ended during the episode", code="unreachable")
+        for session in self._sessions:
+            if session is not None:
+                session.state.lose(gone)
+        return True
 
     def _open_sessions(self, indices: Iterable[int]) -> None:
         """Open a new session for each episode without a usable one."""

@@ -175,11 +175,18 @@ def collect(
         wrappers=env_options.wrappers(), keep=EpisodeFilter(**asdict(filter_options)),
     )  # fmt: skip
     key = os.environ.get(api_key_env)
-    status = play(config, Console(), concurrency=concurrency, api_key=key)
+    status = play(
+        config, Console(), concurrency=concurrency, api_key=key, token=env_options.token()
+    )
     raise typer.Exit(status)
 
 
 METHODS = ("rl", "sft", "dpo", "evolve")
+
+_WITHOUT_CONFIG = (
+    "pass a config file, or a run with --resume RUN; a config of the package is "
+    "starter:textcraft/quickstart.yaml"
+)
 
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -229,10 +236,7 @@ def train(
     if resume is None and config is not None:
         values, words = _config_and_words(config, context.args)
     elif resume is None:
-        raise ConfigError(
-            "pass a config file, such as starter:textcraft/quickstart.yaml, or a run with "
-            "--resume RUN"
-        )
+        raise ConfigError(_WITHOUT_CONFIG)
     elif config is not None or context.args:
         word = config if config is not None else context.args[0]
         raise ConfigError(
@@ -384,6 +388,7 @@ def evaluate(
         RolloutRunner(
             env,
             env_options.server or [],
+            token=env_options.token(),
             env_kwargs=env_options.kwargs(),
             wrappers=wrappers,
             concurrency=concurrency or 256,

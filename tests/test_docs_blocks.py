@@ -7,6 +7,7 @@ all blocks, page by page, but for those whose comment states why they cannot run
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import shlex
@@ -26,6 +27,7 @@ import yaml
 
 from agentgym_env.cli.main import _commands, make_app
 from agentgym_env.errors import MissingExtra
+from agentgym_train.algorithms import TokenBatch
 from agentgym_train.config.methods import method_config, read_method_config
 from agentgym_train.config.options import expand_flags
 from doc_blocks import ELSEWHERE, INSTALLS, LANGUAGES, PAGES, ROOT, SHELL, Block, Page, read_blocks
@@ -230,3 +232,56 @@ def _misused(node: ast.AST, known: dict[str, Any]) -> Iterator[str]:
 
 
 FILES_SHOWN = {block.file for page in PAGES for block in blocks_of(page) if block.file}
+
+
+def test_the_page_about_algorithms_describes_every_field_of_the_batch():
+    page = (ROOT / "docs" / "tutorials" / "custom.md").read_text(encoding="utf-8")
+    described = re.findall(r"^\| `(\w+)` \| \(?[\w, ]+\)?.*\|$", page, re.M)
+    fields = [field.name for field in dataclasses.fields(TokenBatch)]
+    assert sorted(described) == sorted([*fields, "trained"])
+
+
+EXAMPLE = """\
+<!-- docs-test: shell
+touch token
+-->
+<!-- docs-test: with train steps=1 -->
+<!-- docs-test: skip make test, takes minutes -->
+```
+make test   # all of them
+agentgym train \\
+  x.yaml
+$ is no prompt here
+```
+```text
+output
+```
+"""
+
+
+def test_a_page_is_read_into_blocks_with_their_comments():
+    hidden, shell, output = read_blocks(EXAMPLE)
+    assert hidden.hidden and hidden.commands() == ["touch token"]
+    assert shell.appended == (("train", "steps=1"),) and shell.line == 6
+    assert shell.why_skipped("make test") == "takes minutes" and not shell.why_skipped("agentgym")
+    assert output.language == "text" and output.commands() == []
+
+
+def test_a_prompted_block_has_only_its_prompted_commands_with_all_their_lines():
+    (block,) = read_blocks("```console\n$ curl -d '{\n  1}'\n{\"a\": 1}\n$ cd x\n```\n")
+    assert block.commands() == ["curl -d '{\n  1}'", "cd x"]
+
+
+def test_an_unknown_comment_and_a_reason_that_is_missing_are_errors():
+    for note in ("skp, x", "skip", "with train", "exit never"):
+        with pytest.raises(ValueError, match=r"docs-test|invalid literal"):
+            list(read_blocks(f"<!-- docs-test: {note} -->\n```\nls\n```\n"))
+
+
+def test_a_command_that_fails_is_reported_with_its_output(tmp_path):
+    with Page(tmp_path) as reader:
+        reader.run(next(read_blocks("```\ncd examples && x=1\ntest $x = 1 -a -d train\n```\n")))
+        with pytest.raises(AssertionError, match="No such file"):
+            reader.run(next(read_blocks("```\nls absent && cd examples\n```\n")))
+        with pytest.raises(AssertionError, match="ZeroDivisionError"):
+            reader.run(next(read_blocks("```python\n1 / 0\n```\n")))

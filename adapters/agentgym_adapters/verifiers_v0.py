@@ -14,6 +14,7 @@ from agentgym_adapters.starts import Starts, starts_of
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import EpisodeFailure, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
+from agentgym_env.server_token import NO_TOKEN
 
 try:
     import verifiers as vf
@@ -106,7 +107,8 @@ class AgentGymMultiTurnEnv(MultiTurnEnv):
             if not addresses:
                 self._local = local_server(self._env, self._env_kwargs)
                 addresses = [self._local.address]
-            self._client = AsyncEnvClient(addresses, timeout_s=_TIMEOUT_S)
+            token = NO_TOKEN if self._local else None
+            self._client = AsyncEnvClient(addresses, token=token, timeout_s=_TIMEOUT_S)
         return self._client
 
 

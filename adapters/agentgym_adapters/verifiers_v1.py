@@ -18,6 +18,7 @@ from agentgym_adapters.starts import starts_of
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import MissingExtra
 from agentgym_env.launch import LocalServer, local_server
+from agentgym_env.server_token import NO_TOKEN
 from agentgym_env.wire import StepReply
 
 try:
@@ -113,7 +114,8 @@ class AgentGymEnv(vf.Env[AgentGymEnvConfig]):
         if not addresses:
             self._local = await asyncio.to_thread(local_server, config.env, config.env_kwargs)
             addresses = [self._local.address]
-        self._client = AsyncEnvClient(addresses, timeout_s=_TIMEOUT_S)
+        token = NO_TOKEN if self._local else None
+        self._client = AsyncEnvClient(addresses, token=token, timeout_s=_TIMEOUT_S)
 
     async def stop(self) -> None:
         """Let go of them."""

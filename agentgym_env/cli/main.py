@@ -95,10 +95,12 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
     try:
         with _naming_the_extra(_called(words)):
             yield
-    except AgentGymError as error:
+    except (AgentGymError, RecursionError) as error:
         if "--debug" in words:
             raise
         message = str(error)
+        if isinstance(error, RecursionError):
+            message = f"an input is nested too deeply ({message}); --debug shows where it is read"
         if isinstance(error, MissingExtra):
             message = with_all_extras(message, _called(words), words)
         text = Text.assemble(("error:", "bold red"), " ", printable(message))

@@ -149,17 +149,18 @@ env: $env_id
 model: runs/sft/model
 output_dir: runs/rl
 
-horizon: [6, 8, 10]
+horizon: [6, 8]
 horizon_every: 10
 turn_max_tokens: 16
 max_tokens: 1024
 
 algorithm: grpo
-prompts_per_step: 8
-num_generations: 8
-steps: 30
+prompts_per_step: 16
+num_generations: 4
+steps: 25
 learning_rate: 2.0e-4
 warmup_steps: 3
+trainer_args: {lr_scheduler_type: linear}
 
 # Success before and after, on the tasks of the test split, at one fixed horizon.
 eval_split: test

@@ -7,11 +7,13 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.server_token import token_of_file
 
 EnvId = Annotated[str, typer.Argument(help="Environment id, short name or module:Class.")]
 EnvKwargs = Annotated[
@@ -21,6 +23,20 @@ Server = Annotated[
     str,
     typer.Option(help="Address of a running server, or `inprocess` to use no server."),
 ]
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the token of the server. Default: the environment variable AGENTGYM_TOKEN."
+    ),
+]
+
+
+def server_token(token_file: Path | None, *, has_server: bool) -> str | None:
+    """The token of `--token-file`; raises `ConfigError` if there is no server to send it to."""
+    if token_file is not None and not has_server:
+        raise ConfigError("--token-file needs --server ADDRESS; a local server needs no token")
+    return token_of_file(token_file)
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

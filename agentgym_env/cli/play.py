@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentgym_env.cli.options import EnvId, Server
+from agentgym_env.cli.options import EnvId, Server, TokenFile, server_token
 from agentgym_env.errors import EpisodeFailure
 from agentgym_env.printable import as_text, one_line
 from agentgym_env.registration import full_id
@@ -49,10 +49,12 @@ def play(
         int, typer.Option(help="Seed of the first episode; each further episode adds 1.")
     ] = 0,
     server: Server = INPROCESS,
+    token_file: TokenFile = None,
 ) -> None:
     """Play an environment in the terminal."""
     console = Console(highlight=False)
-    env = make_env(full_id(env_id), server)
+    token = server_token(token_file, has_server=server != INPROCESS)
+    env = make_env(full_id(env_id), server, token=token)
     completer = ActionCompleter()
     completer.install()
     console.print(as_text(getattr(env, "instruction", ""), "bold"))

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentgym_env.cli.options import Server, json_object
+from agentgym_env.cli.options import Server, TokenFile, json_object, server_token
 from agentgym_env.errors import AgentGymError, BadRequest, EpisodeOver, teaches
 from agentgym_env.printable import one_line, printable
 from agentgym_env.registration import full_id
@@ -167,6 +167,7 @@ def replay(
         ),
     ] = None,
     server: Server = INPROCESS,
+    token_file: TokenFile = None,
     trust: Trust = False,
 ) -> None:
     """Repeat recorded episodes and compare the results.
@@ -176,6 +177,7 @@ def replay(
     """
     console = Console(highlight=False)
     address = parse_address(trajectory)
+    token = server_token(token_file, has_server=server != INPROCESS)
     wrappers = _stored(address.run, "wrappers", list)
     names = names_in({"wrappers": wrappers})
     if env_kwargs is not None:
@@ -187,7 +189,7 @@ def replay(
         names |= _stored_envs(address, task, index)
     require_trust(trajectory, names, trusted=trust)
     seen = _Seen(console)
-    with _Worlds(env, kwargs, server, wrappers) as worlds:
+    with _Worlds(env, kwargs, server, token, wrappers) as worlds:
         for place, found in _chosen(address, task, index):
             if isinstance(found, BrokenLine):
                 seen.broken(place, found)
@@ -226,17 +228,18 @@ class _Worlds:
         env: str | None,
         kwargs: Mapping[str, Any],
         server: str,
+        token: str | None,
         wrappers: Sequence[WrapperSpec],
     ) -> None:
         self._env, self._kwargs, self._server = env, kwargs, server
-        self._wrappers = wrappers
+        self._token, self._wrappers = token, wrappers
         self._made: dict[str, gymnasium.Env[str, str]] = {}
 
     def of(self, trajectory: Trajectory) -> gymnasium.Env[str, str]:
         """The environment that an episode is of."""
         name = self._env or trajectory.env
         if name not in self._made:
-            env = make_env(full_id(name), self._server, **self._kwargs)
+            env = make_env(full_id(name), self._server, token=self._token, **self._kwargs)
             self._made[name] = wrap(env, self._wrappers)
         return self._made[name]
 

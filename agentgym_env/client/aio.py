@@ -17,6 +17,7 @@ from agentgym_env.client import protocol
 from agentgym_env.client.protocol import Server, ServerPool, SessionState, pool_of
 from agentgym_env.client.transports import Answer, AsyncHttpTransport, AsyncTransport, Call
 from agentgym_env.errors import AgentGymError, EnvironmentLost
+from agentgym_env.server_token import resolve_token
 from agentgym_env.text_env import TaskSet
 from agentgym_env.wire import ActionsReply, EnvCard, ExpertReply, ResetReply, StepReply, TaskList
 
@@ -40,7 +41,9 @@ class AsyncEnvClient:
         timeout_s: float = 60.0,
         retries: int = 3,
     ) -> None:
-        connect = partial(AsyncHttpTransport, token=token, timeout_s=timeout_s, retries=retries)
+        connect = partial(
+            AsyncHttpTransport, token=resolve_token(token), timeout_s=timeout_s, retries=retries
+        )
         self._pool: ServerPool[AsyncTransport] = pool_of(servers, connect)
         self._card: EnvCard | None = None
         self._opening = _Gathering(self._open_batch)

@@ -113,6 +113,8 @@ def to_exception(error: WireError, address: str) -> AgentGymError:
     if error.code in _FAULT:
         return EnvironmentFault(f"{error.message} (at {address})", code=error.code)
     match error.code:
+        case "unauthorized":
+            return BadRequest(f"{error.message} (at {address})", code=error.code)
         case "unknown_task":
             return UnknownTask(error.message)
         case "unknown_split":

@@ -20,6 +20,7 @@ from agentgym_env.client import protocol
 from agentgym_env.client.protocol import Server, ServerPool, SessionState, pool_of
 from agentgym_env.client.transports import Answer, Call, HttpTransport, Transport
 from agentgym_env.errors import AgentGymError, EnvironmentLost
+from agentgym_env.server_token import resolve_token
 from agentgym_env.text_env import TaskSet
 from agentgym_env.wire import EnvCard, ResetReply, StepReply, TaskList
 
@@ -31,7 +32,8 @@ class EnvClient(AbstractContextManager["EnvClient"]):
     """Opens and uses sessions on one or several servers of the same environment.
 
     New sessions go to the server with the fewest; a server that gave no answer is left alone for
-    a few seconds, and the sessions on it are lost. `timeout_s` bounds each call.
+    a few seconds, and the sessions on it are lost. `timeout_s` bounds each call. `token` is sent to
+    every address; None uses the environment variable `AGENTGYM_TOKEN`, and "" sends no token.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         timeout_s: float = 60.0,
         retries: int = 3,
     ) -> None:
-        connect = partial(HttpTransport, token=token, timeout_s=timeout_s, retries=retries)
+        connect = partial(
+            HttpTransport, token=resolve_token(token), timeout_s=timeout_s, retries=retries
+        )
         self._pool: ServerPool[Transport] = pool_of(servers, connect)
         count = len(self._pool.servers)
         self._threads = ThreadPoolExecutor(count) if count > 1 else None

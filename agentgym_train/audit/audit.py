@@ -79,6 +79,11 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
     values = facts.get("config")
     if not isinstance(values, dict) or "model" not in values:
         raise ConfigError(f"{path} is not a training run: its run.json has no config with a model")
+    if values.get("method", "rl") != "rl":
+        raise ConfigError(
+            f"{path} is a run of method {values['method']}, which samples no tokens; audit its "
+            f"model: agentgym audit {path}/model"
+        )
     # Check this first: creating the config imports the agent.
     require_trust(f"{path}/run.json", names_in(values, _IMPORTED), trusted=trusted)
     config = stored_config(path, values, config_from)

@@ -141,6 +141,9 @@ class RunConfig(PolicyConfig):
     """The run folder. An earlier run in it is moved aside."""
     servers: list[str] = field(default_factory=list)
     """Addresses of running environment servers. Empty starts a local server for this run."""
+    token_file: str | None = None
+    """File with the token that `servers` require. Null uses the environment variable
+    AGENTGYM_TOKEN. The run folder contains the name of the file, never the token."""
     wrappers: list[str | dict[str, Any]] = field(default_factory=list)
     """Gymnasium wrappers of the environment, innermost first: `module:Class`, or a mapping with
     `wrapper: module:Class` and its keyword arguments. They change rewards and observations in

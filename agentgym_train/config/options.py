@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import typer
 import yaml
 
-from agentgym_env.cli.options import EnvKwargs, json_object
+from agentgym_env.cli.options import EnvKwargs, TokenFile, json_object, server_token
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.methods import CONFIGS, DEFAULT
@@ -175,6 +175,7 @@ class EnvOptions:
     server: Annotated[
         list[str] | None, typer.Option(help="Address of a running environment server; repeatable.")
     ] = None
+    token_file: TokenFile = None
     wrapper: Annotated[
         list[str] | None,
         typer.Option(
@@ -188,6 +189,10 @@ class EnvOptions:
     def kwargs(self) -> dict[str, Any]:
         """The keyword arguments of the environment."""
         return json_object("--env-kwargs", self.env_kwargs)
+
+    def token(self) -> str | None:
+        """The token of the servers that the user names."""
+        return server_token(self.token_file, has_server=bool(self.server))
 
     def wrappers(self) -> list[Any]:
         """The wrappers as in a config file: names, or mappings of a name and its arguments."""

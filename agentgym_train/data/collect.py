@@ -234,26 +234,35 @@ def _with_responses(trajectory: Trajectory, form: ActionFormat) -> Trajectory:
 
 def collect(
     config: CollectConfig,
-    console: Console,
+    console: Console | None = None,
     *,
     concurrency: int = 256,
     api_key: str | None = None,
+    token: str | None = None,
 ) -> int:
     """Play the missing episodes and summarize all of them. Returns the exit status.
 
+    `token` is that of `config.servers`; None uses the environment variable `AGENTGYM_TOKEN`.
     Raises `ConfigError` for invalid settings, before anything is played, and if every episode was
     lost; `FolderInUse` while another process writes to the folder.
     """
     with folder_lock(Path(config.output_dir), "--out"):
-        return _collect(config, console, concurrency, api_key)
+        return _collect(config, console or Console(), concurrency, api_key, token)
 
 
-def _collect(config: CollectConfig, console: Console, concurrency: int, api_key: str | None) -> int:
+def _collect(
+    config: CollectConfig,
+    console: Console,
+    concurrency: int,
+    api_key: str | None,
+    token: str | None,
+) -> int:
     spec = PolicySpec(config, api_key=api_key)
     _check_counting(config)
     with RolloutRunner(
         config.env,
         config.servers,
+        token=token,
         env_kwargs=config.env_kwargs,
         wrappers=config.wrappers,
         concurrency=concurrency,

@@ -102,7 +102,7 @@ def launch_vllm(
         **options,
     }
     key = json.dumps([asdict(settings), values], sort_keys=True, default=str)
-    return LocalVLLM(_SERVERS.get((key,), lambda: _VLLMServer(values)), _SERVERS)
+    return LocalVLLM(lambda: _SERVERS.get((key,), lambda: _VLLMServer(values)), _SERVERS)
 
 
 def launch_for(model: Any, settings: ServerSettings, *, max_tokens: int) -> LocalVLLM:

@@ -18,6 +18,7 @@ from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import full_id
+from agentgym_env.server_token import NO_TOKEN, token_of_file
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
@@ -159,6 +160,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         env_id: str,
         servers: Sequence[str] = (),
         *,
+        token: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         concurrency: int = 256,
         processes: int = 1,
@@ -168,6 +170,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
     ) -> None:
         """`processes` share `servers` and `concurrency`; each process starts its own local server.
 
+        `token` is that of `servers`; None uses the environment variable `AGENTGYM_TOKEN`.
         RolloutRunners with the same `runner` share its event loop, and so can share an engine.
         """
         self.concurrency_limits = ConcurrencyLimits(limits)
@@ -186,7 +189,9 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         # One loop for the whole run: connections and engines are bound to their first loop.
         self._shares_runner = runner is not None
         self._runner = runner or asyncio.Runner()
-        self._client = AsyncEnvClient(addresses, timeout_s=_TIMEOUT_S)
+        self._client = AsyncEnvClient(
+            addresses, token=NO_TOKEN if self.server else token, timeout_s=_TIMEOUT_S
+        )
         try:
             self.card: EnvCard = self.run(self._client.card())
             self.tasks: TaskSet = self.run(self._client.task_set())
@@ -303,13 +308,10 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
 
     def _replace_dead_server(self) -> bool:
         """Start a new local server if it died."""
-        if self.server is None or self.server.process.poll() is None:
+        if self.server is None or not self.server.replace_ended():
             return False
-        logger.warning("the local server of %s died; starting a new one", self.env_id)
         self.run(self._client.close())
-        self.server.close()
-        self.server = self._start_server()
-        self._client = AsyncEnvClient([self.server.address], timeout_s=_TIMEOUT_S)
+        self._client = AsyncEnvClient([self.server.address], token=NO_TOKEN, timeout_s=_TIMEOUT_S)
         return True
 
     def _start_server(self) -> LocalServer:
@@ -410,6 +412,7 @@ class Worlds(AbstractContextManager["Worlds"]):
                 rollout_runner = RolloutRunner(
                     world.env,
                     world.servers,
+                    token=token_of_file(config.token_file) if world.servers else None,
                     env_kwargs=world.env_kwargs,
                     concurrency=config.concurrency,
                     processes=processes,

@@ -16,6 +16,7 @@ import yaml
 
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_env.run_store import RunStore
+from agentgym_env.server_token import token_of_file
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import CONFIGS, DEFAULT, AgentEvolConfig, stored_config
@@ -245,6 +246,7 @@ def world_of(config: RunConfig, processes: int = 1) -> RolloutRunner:
     rollout_runner = RolloutRunner(
         config.env,
         config.servers,
+        token=token_of_file(config.token_file) if config.servers else None,
         env_kwargs=config.env_kwargs,
         concurrency=config.concurrency,
         processes=processes,

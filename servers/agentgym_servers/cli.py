@@ -14,6 +14,7 @@ import typer
 from agentgym_env.cli.options import EnvId, EnvKwargs, choice_option, json_object
 from agentgym_env.errors import BadRequest
 from agentgym_env.registration import env_class_with, full_id
+from agentgym_env.server_token import token_of_file
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.logs import configure_logs
 from agentgym_servers.host.protocols.dispatch import check_protocol, client_address, implied_kwargs
@@ -97,7 +98,7 @@ def serve(
         env_kwargs=env_settings,
         host=host,
         port=port,
-        token=None if token_file is None else _read_token(token_file),
+        token=token_of_file(token_file),
         max_sessions=most,
         session_ttl_s=_positive("--session-ttl", session_ttl),
         allowed_hosts=tuple(map(checked_host, allowed_host or ())),
@@ -156,16 +157,6 @@ def _take_over_stdout() -> TextIO:
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return report
-
-
-def _read_token(path: Path) -> str:
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise BadRequest(f"cannot read the token file {path}: {error.strerror}") from error
-    if not token or not token.isascii() or not token.isprintable():
-        raise BadRequest(f"the token file {path} must contain one line of printable ASCII")
-    return token
 
 
 def _positive(option: str, seconds: float) -> float:

@@ -11,6 +11,7 @@ from agentgym_env.errors import (
     EnvironmentFault,
     EnvironmentLost,
     EpisodeOver,
+    ServerStartFailed,
     UnknownEnvironment,
     UnknownTask,
 )
@@ -138,8 +139,45 @@ def test_a_local_server_killed_in_an_episode_is_an_environment_lost():
     env._local.process.wait()
     with pytest.raises(EnvironmentLost, match="check whether the server is running"):
         env.step("1")
-    with pytest.raises(EnvironmentLost):
-        env.reset(seed=0)
+    env.close()
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_reset_replaces_a_killed_local_server_with_a_warning(caplog, stepped, waited):
+    env, other = RemoteEnv(GUESS, retries=1), RemoteEnv(GUESS)
+    first, _ = env.reset(seed=3)
+    old = env._local.process
+    old.kill()
+    if waited:
+        old.wait()
+    if stepped:
+        with pytest.raises(EnvironmentLost):
+            env.step("1")
+        with pytest.raises(EnvironmentLost):
+            env.step("1")
+    with caplog.at_level("WARNING"):
+        assert env.reset(seed=3)[0] == first
+    warned = [r.message for r in caplog.records if "starting a new one" in r.message]
+    assert len(warned) == 1 and "exit status -9" in warned[0]
+    # The process's other environment shares the new server.
+    assert other.reset(seed=3)[0] == first
+    assert other._local.process is env._local.process is not old
+    env.close()
+    assert other.step("0")[0] == "'0' is wrong."
+    other.close()
+
+
+def test_a_local_server_that_cannot_start_again_is_tried_once_per_reset(monkeypatch):
+    env = RemoteEnv(GUESS, retries=0)
+    env.reset(seed=0)
+    env._local.process.kill()
+    env._local.process.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr("agentgym_env.launch.sys.executable", "/bin/false")
+        with pytest.raises(ServerStartFailed):
+            env.reset(seed=0)
+    assert env.reset(seed=0)[1]["seed"] == 0
     env.close()
 
 

@@ -163,7 +163,7 @@ def test_a_world_that_raises_loses_its_own_episode_only():
     envs.reset(seed=0, options={"task": "fine"})
     observations, rewards, terminations, truncations, infos = envs.step(["a", "raise", "c"])
     assert observations == ("You said a", "What now?", "You said c")
-    assert rewards.tolist() == [0.0] * 3 and not terminations.any()
+    assert np.isnan(rewards).tolist() == [False, True, False] and not terminations.any()
     assert truncations.tolist() == [False, True, False]
     assert infos["failure"].tolist() == [None, "environment_error", None]
     assert "ZeroDivisionError" in infos["error"][1]
@@ -197,7 +197,7 @@ def test_of_two_servers_one_killed_loses_exactly_its_half(serve, mode):
     dying.stop()
     observations, rewards, terminations, truncations, infos = envs.step(["1"] * 8)
     assert truncations.tolist() == doomed.tolist() and not terminations.any()
-    assert not rewards.any()
+    assert np.isnan(rewards).tolist() == doomed.tolist() and not np.nansum(rewards)
     info = infos["final_info"] if mode is AutoresetMode.SAME_STEP else infos
     assert [f == "environment_lost" for f in info["failure"]] == doomed.tolist()
     assert all("cannot be reached" in info["error"][i] for i in np.flatnonzero(doomed))
@@ -250,3 +250,58 @@ def test_the_world_is_described(make):
     assert envs.instruction == Guess.instruction
     assert envs.tasks.splits == Guess.tasks.splits
     assert Trouble.instruction != envs.instruction
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_local_server_is_replaced_once_at_the_reset(mode, caplog):
+    envs = RemoteVectorEnv(GUESS, 3, retries=1, autoreset_mode=mode)
+    envs.reset(seed=0, options={"task": "5"})
+    old = envs._local.process
+    old.kill()
+    with caplog.at_level("WARNING"):
+        _, rewards, _, truncations, _ = envs.step(["1"] * 3)
+        assert np.isnan(rewards).all() and truncations.all()
+        if mode is AutoresetMode.DISABLED:
+            envs.reset(seed=0, options={"task": "5"})
+        _, rewards, _, truncations, infos = envs.step(["1"] * 3)
+    assert rewards.tolist() == [0.0] * 3 and not truncations.any()
+    assert "error" not in infos
+    assert envs._local.process is not old and envs._local.process.poll() is None
+    assert [record.message for record in caplog.records if "starting a new one" in record.message]
+    envs.close()
+
+
+def test_a_server_replaced_at_a_masked_reset_loses_the_other_episodes():
+    envs = RemoteVectorEnv(GUESS, 2, retries=0)
+    envs.reset(seed=0, options={"task": "5"})
+    envs._local.process.kill()
+    envs._local.process.wait()
+    envs.reset(options={"reset_mask": np.array([True, False]), "task": "5"})
+    _, rewards, terminations, truncations, infos = envs.step(["5", "5"])
+    assert (rewards[0], terminations[0]) == (1.0, True)
+    assert np.isnan(rewards[1]) and truncations[1]
+    assert "the local server ended during the episode" in infos["error"][1]
+    envs.reset(options={"reset_mask": np.array([True, True]), "task": "5"})
+    assert envs.step(["5", "5"])[1].tolist() == [1.0, 1.0]
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gymnasiums_statistics_show_lost_episodes_as_nan_and_recover(mode):
+    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(
+        RemoteVectorEnv(TROUBLE, 2, "inprocess", autoreset_mode=mode, max_episode_steps=2)
+    )
+    options = {"task": "fine", "split": "train"}
+    envs.reset(seed=1, options=options)
+    envs.step(["a", "a"])
+    _, _, _, truncations, infos = envs.step(["a", "raise"])
+    assert truncations.all()
+    assert plain(infos["episode"]["r"])[0] == 0.0 and np.isnan(infos["episode"]["r"][1])
+    lost = infos["final_info"] if mode is AutoresetMode.SAME_STEP else infos
+    assert lost["_error"].tolist() == [False, True]
+    assert [bool(np.isnan(total)) for total in envs.return_queue] == [False, True]
+    envs.reset(seed=1, options=options)
+    envs.step(["a", "a"])
+    _, _, _, truncations, infos = envs.step(["a", "a"])
+    assert truncations.all() and infos["episode"]["r"].tolist() == [0.0, 0.0]
+    envs.close()

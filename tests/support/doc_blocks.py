@@ -41,7 +41,7 @@ PAGES = [
 ]  # fmt: skip
 """Every page that people write; docs/reference and docs/worlds are generated."""
 
-ELSEWHERE = {"docs/get_started.md": "a test runs it from the wheel"}
+ELSEWHERE = {"docs/get_started.md": "tests/test_wheel.py runs it"}
 """Pages that another test runs."""
 SHELL = ("", "console")
 LANGUAGES = (*SHELL, "python", "yaml", "text")
@@ -218,8 +218,9 @@ class Page:
             self._serve(command)
             return
         where, variables = self.folder / ".cwd", self.folder / ".variables"
-        script = (
-            f"set -aeo pipefail\n. {variables}\n{command}\npwd > {where}; export -p > {variables}"
+        script = (  # no `set -e`, which a failing part of `A && B` does not end
+            f"set -a -o pipefail\n. {variables}\n{command}\nstatus=$?\n"
+            f"pwd > {where}; export -p > {variables}; exit $status"
         )
         done = subprocess.run(
             ["bash", "-c", script],

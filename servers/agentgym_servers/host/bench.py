@@ -23,11 +23,14 @@ from msgspec import UNSET, Struct, UnsetType
 from rich.console import Console
 from rich.table import Table
 
-from agentgym_env.cli.options import EnvId
+from agentgym_env.cli.options import EnvId, TokenFile, server_token
+from agentgym_env.client.sync import EnvClient
 from agentgym_env.client.transports import checked_address
 from agentgym_env.errors import BadRequest, EnvironmentLost, MissingExtra
 from agentgym_env.launch import local_server
 from agentgym_env.registration import env_class, full_id
+from agentgym_env.remote import checked_card
+from agentgym_env.server_token import NO_TOKEN, resolve_token
 from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import CreateReply, ResetRequest, StepRequest, WireError, decode, encode
 
@@ -220,7 +223,9 @@ async def close_sessions(connection: Connection, names: Sequence[str]) -> None:
 
 
 @asynccontextmanager
-async def connected(address: str, count: int) -> AsyncIterator[list[Connection]]:
+async def connected(
+    address: str, count: int, token: str | None = None
+) -> AsyncIterator[list[Connection]]:
     """Connections to a server, closed in the end."""
     parts = urlsplit(checked_address(address))
     host, port = parts.hostname or "", parts.port or 80
@@ -228,7 +233,9 @@ async def connected(address: str, count: int) -> AsyncIterator[list[Connection]]
     connections: list[Connection] = []
     try:
         for _ in range(count):
-            connections.append((await loop.create_connection(Connection, host, port))[1])
+            connections.append(
+                (await loop.create_connection(lambda: Connection(token), host, port))[1]
+            )
         yield connections
     finally:
         for connection in connections:
@@ -239,7 +246,8 @@ async def connected(address: str, count: int) -> AsyncIterator[list[Connection]]
 class Connection(asyncio.Protocol):
     """A kept-alive HTTP connection that carries one call at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str | None = None) -> None:
+        self._authorization = f"Authorization: Bearer {token}\r\n".encode() if token else b""
         self._answer: asyncio.Future[bytes] | None = None
         self._body: list[bytes] = []
 
@@ -248,7 +256,8 @@ class Connection(asyncio.Protocol):
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(
             b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
+            b"%sContent-Length: %d\r\n\r\n%s"
+            % (path.encode(), self._authorization, len(body), body)
         )
         return await self._answer
 
@@ -328,6 +337,7 @@ def bench(
     server: Annotated[
         str | None, typer.Option(help="Address of a running server. Default: a local server.")
     ] = None,
+    token_file: TokenFile = None,
     concurrency: Annotated[
         str, typer.Option(help="Numbers of concurrent sessions, separated by commas.")
     ] = ",".join(map(str, CONCURRENCY)),
@@ -344,6 +354,11 @@ def bench(
     counts = _parse_counts(concurrency)
     if not seconds > 0:
         raise BadRequest(f"--seconds must be above 0, got {seconds}")
+    token = server_token(token_file, has_server=server is not None)
+    if server is not None:
+        with EnvClient(server, token=token) as client:
+            checked_card(client, env_id)
+    token = resolve_token(NO_TOKEN if server is None else token)
     env = env_class(env_id)()
     plays = record_plays(env)
     rows = [_row("in-process", 1, in_process_load(env, plays, seconds))]
@@ -353,18 +368,26 @@ def bench(
         for mode in ("single", "batched"):
             for count in counts:
                 status.update(f"{mode}, {count} sessions")
-                rows.append(_row(mode, count, measure(address, mode, count, plays, seconds)))
+                load = measure(address, mode, count, plays, seconds, token)
+                rows.append(_row(mode, count, load))
     report = {"environment": env_id, "machine": machine(), "seconds": seconds, "rows": rows}
     _show(console, report)
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def measure(address: str, mode: str, count: int, plays: Sequence[Play], seconds: float) -> Load:
+def measure(
+    address: str,
+    mode: str,
+    count: int,
+    plays: Sequence[Play],
+    seconds: float,
+    token: str | None = None,
+) -> Load:
     """One row: `count` sessions, `single` or `batched`."""
 
     async def run() -> Load:
-        async with connected(address, count if mode == "single" else 1) as connections:
+        async with connected(address, count if mode == "single" else 1, token) as connections:
             names = await open_sessions(connections[0], count)
             if mode == "single":
                 actors = [SessionPlayer(c, n) for c, n in zip(connections, names, strict=True)]

@@ -55,6 +55,13 @@ _KNOWN = frozenset((route.method, route.path) for route in routes.ROUTES)
 
 _MAX_MESSAGE = 500
 
+_TOKEN_REQUIRED = (
+    "the server requires a token: pass token=, --token-file or AGENTGYM_TOKEN; in HTTP, send "
+    "Authorization: Bearer TOKEN"
+)
+
+_TOKEN_REJECTED = "the server rejected this token; use the token that the server was started with"
+
 _UP_TO_A_BRACE = re.compile(rb'(?:[^"{]++|"(?:[^"\\]++|\\.?)*+(?:"|\Z))*+(\{|\Z)', re.DOTALL)
 
 """Everything up to the next brace outside of strings, or to the end. It matches wherever it is
@@ -165,12 +172,14 @@ class Codec:
         """Why a request is rejected before it is read, or None."""
         if self._token is None or path == routes.HEALTH.path:
             return None
+        if not authorization.strip():
+            return WireError("unauthorized", _TOKEN_REQUIRED)
         scheme, _, given = authorization.strip().partition(" ")
         # Header bytes that are not text must compare unequal, not raise.
         token = given.strip().encode("utf-8", "surrogatepass")
         if hmac.compare_digest(token, self._token.encode()) and scheme.lower() == "bearer":
             return None
-        return WireError("unauthorized", "send the server's token: Authorization: Bearer TOKEN")
+        return WireError("unauthorized", _TOKEN_REJECTED)
 
     def too_large(self, body_bytes: int) -> WireError | None:
         """Why a body of this size is not read, or None."""
