@@ -17,6 +17,7 @@ EXTRAS: Final = {
     "bench": "serve",
     "index": "search",
     "serve-retriever": "search",
+    "sites": "web",
     "train": "train",
     "eval": "train",
     "audit": "train",

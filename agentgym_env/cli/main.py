@@ -49,6 +49,7 @@ SUMMARIES: Final = {
     "bench": "Measure steps per second and latency of an environment.",
     "index": "Build a search index of a corpus.",
     "serve-retriever": "Serve a search index over HTTP.",
+    "sites": "Explore the embedded web sites in the browser.",
     "train": "Train a policy by RL, SFT, DPO or AgentEvol.",
     "eval": "Evaluate policies on the same tasks.",
     "audit": "Check that a model is trained on exactly the tokens that it samples.",
