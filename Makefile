@@ -76,7 +76,7 @@ bench: $(VENV)/.dev  ## Measure how fast TextCraft steps, next to a FastAPI serv
 	$(BIN)/python benchmarks/http_rates.py
 
 warm-start: $(VENV)/.run  ## Make the quickstart's warm policy again.
-	$(BIN)/python examples/train/textcraft/warm_start.py --out examples/train/textcraft/warm_policy
+	$(BIN)/python examples/textcraft_warm_start.py --out examples/train/textcraft/warm_policy
 
 clean:  ## Remove .venv and caches; runs are kept.
 	rm -rf $(VENV) $(WEB) $(VLLM) $(PROTOCOLS) $(ADAPTERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -145,8 +145,8 @@ def find(env_id: str) -> EnvEntry:
             if entry.entry_point == env_id:
                 return replace(entry, env_id=env_id, max_episode_steps=None)
         return EnvEntry(env_id, env_id)
-    names = {_plain_name(entry): entry for entry in _entries}
-    close = difflib.get_close_matches(_plain_name(env_id[:100]), names, n=3, cutoff=0.75)
+    names = {plain_name(entry): entry for entry in _entries}
+    close = difflib.get_close_matches(plain_name(env_id[:100]), names, n=3, cutoff=0.75)
     near = [names[name] for name in close]
     there = (
         f"there are {', '.join(_entries)}" if _entries else "reinstall agentgym-sdk, which has some"
@@ -275,8 +275,8 @@ def _register_entry(entry: EnvEntry) -> None:
         logger.warning("environment %s is not registered: %s", entry.env_id, error)
 
 
-def _plain_name(env_id: str) -> str:
-    """`maze/My-v0` is `my`."""
+def plain_name(env_id: str) -> str:
+    """The name without namespace and version, in lower case: `maze/My-v0` is `my`."""
     name = env_id.lower().rpartition("/")[2]
     return name.rpartition("-v")[0] or name
 

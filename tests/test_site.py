@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -25,6 +27,7 @@ PAGES = (
     "index.html",
     "get_started.html",
     "training.html",
+    "tutorials/custom.html",
     "reference/config.html",
     "worlds/TextCraft.html",
 )
@@ -58,6 +61,43 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "html"
+
+
+class Links(HTMLParser):
+    """The links and the anchors of a page."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Note what leads somewhere, and what can be led to."""
+        found = dict(attributes)
+        self.anchors |= {found[key] or "" for key in ("id", "name") if key in found}
+        self.targets += [found[key] or "" for key in ("href", "src") if key in found]
+
+
+def test_every_link_leads_to_a_file_and_to_an_anchor_in_it(site):
+    pages = {page: Links(page) for page in site.rglob("*.html")}
+    assert len(pages) > 60
+    broken = []
+    for page, links in pages.items():
+        for target in links.targets:
+            url = urlsplit(target)
+            if url.scheme in ("http", "https"):
+                broken += [(page.name, target)] * ("." not in url.netloc or " " in target)
+                continue
+            if url.scheme in ("data", "mailto"):
+                continue
+            file = (page.parent / unquote(url.path)).resolve() if url.path else page
+            # Links back from the source code name one of the modules that export a name.
+            is_source = page.is_relative_to(site / "_modules")
+            known = pages[file].anchors if file in pages and not is_source else None
+            lost = known is not None and url.fragment not in known | {"", "top"}
+            broken += [(page.name, target)] * (not file.exists() or lost)
+    assert not broken
 
 
 @pytest.mark.parametrize("package", ["agentgym_env", "agentgym_train"])

@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,12 +42,14 @@ their libraries exclude each other."""
 
 _ORPHAN: Final = "---\norphan: true\n---\n\n"
 """Begins a page that no table of contents needs to have."""
-_LINK: Final = re.compile(r"(\]\()(\.\./[^)#\s]+)(#[^)\s]*)?\)")
+_LINK: Final = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+"""A link to a file."""
+_GENERATED: Final = ("reference", "worlds", "repository")
 
 
 def write_pages(docs: Path) -> None:
     """Write all generated pages below `docs`: reference/, worlds/ and repository/."""
-    for folder in ("reference", "worlds", "repository"):
+    for folder in _GENERATED:
         shutil.rmtree(docs / folder, ignore_errors=True)
     _write_worlds(docs / "worlds")
     _write_api(docs / "reference")
@@ -57,9 +60,9 @@ def write_pages(docs: Path) -> None:
 
 def link_outside(_app: Any, document: str, source: list[str]) -> None:
     """Sphinx's `source-read`: point links that leave docs/ at the pages of those files."""
-    depth = document.count("/")
-    if not document.startswith("repository/"):
-        source[0] = _LINK.sub(lambda link: _rewritten(link, Path(), depth), source[0])
+    page = Path("docs") / document
+    if page.parts[1] not in _GENERATED:
+        source[0] = _LINK.sub(lambda link: _rewritten(link, page.parent), source[0])
 
 
 # Worlds
@@ -181,7 +184,11 @@ def _write_commands(file: Path) -> None:
 
 
 def _write_repository(docs: Path) -> None:
-    waiting = [link for page in docs.glob("*.md") for link in _outside(page.read_text(), Path())]
+    waiting = [
+        link
+        for page in [*docs.glob("*.md"), *docs.glob("tutorials/*.md")]
+        for link in _linked(page.read_text(), Path("docs") / page.parent.relative_to(docs))
+    ]
     done: set[Path] = set()
     while waiting:
         path = waiting.pop()
@@ -190,20 +197,13 @@ def _write_repository(docs: Path) -> None:
         done.add(path)
         source = ROOT / path
         page = docs / "repository" / _page_of(path)
-        depth = len(page.relative_to(docs).parts) - 1
         if source.suffix == ".md" or source.is_dir():
             text = _text_of(source)
             inside = path.parent if source.is_file() else path
-            links = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
-
-            def point(link: re.Match[str], inside: Path = inside, depth: int = depth) -> str:
-                return _rewritten(link, inside, depth)
-
-            waiting += [
-                Path(os.path.relpath(ROOT / inside / link[2], ROOT))
-                for link in links.finditer(text)
-            ]
-            _write(page, _ORPHAN + links.sub(point, text))
+            place = Path("docs") / page.parent.relative_to(docs)
+            waiting += _linked(text, inside)
+            text = _LINK.sub(partial(_rewritten, inside=inside, page_in=place), text)
+            _write(page, _ORPHAN + text)
         else:
             shown = os.path.relpath(source, page.parent)
             _write(page, f"{_ORPHAN}# {path}\n\n```{{literalinclude}} {shown}\n```\n")
@@ -218,17 +218,17 @@ def _text_of(source: Path) -> str:
     return f"# {source.relative_to(ROOT)}\n\n" + "\n".join(f"- [{name}]({name})" for name in names)
 
 
-def _outside(text: str, inside: Path) -> list[Path]:
-    return [Path(os.path.relpath(ROOT / "docs" / link[2], ROOT)) for link in _LINK.finditer(text)]
+def _linked(text: str, inside: Path) -> list[Path]:
+    """The files that the links of a text in the folder `inside` lead to."""
+    return [Path(os.path.relpath(ROOT / inside / link[2], ROOT)) for link in _LINK.finditer(text)]
 
 
-def _rewritten(link: re.Match[str], inside: Path, depth: int) -> str:
-    start = ROOT / "docs" if inside == Path() and link[2].startswith("../") else ROOT / inside
-    path = Path(os.path.relpath(start / link[2], ROOT))
-    up = "../" * depth
-    if path.parts[0] == "docs":
-        return f"{link[1]}{up}{Path(*path.parts[1:])}{link[3] or ''})"
-    return f"{link[1]}{up}repository/{_page_of(path)}{link[3] or ''})"
+def _rewritten(link: re.Match[str], inside: Path, page_in: Path | None = None) -> str:
+    """The link of a file in `inside`, from its page in `page_in`; both default to one folder."""
+    path = Path(os.path.relpath(ROOT / inside / link[2], ROOT))
+    if path.parts[0] != "docs":
+        path = Path("docs") / "repository" / _page_of(path)
+    return f"{link[1]}{os.path.relpath(path, page_in or inside)}{link[3] or ''})"
 
 
 def _page_of(path: Path) -> Path:

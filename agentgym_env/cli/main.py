@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentgym_env.cli.extras import DISTRIBUTION, EXTRAS, extra_in, with_all_extras
 from agentgym_env.errors import AgentGymError, MissingExtra
 from agentgym_env.printable import one_line, printable, uncut
 from agentgym_env.registration import (
@@ -48,6 +49,7 @@ SUMMARIES: Final = {
     "bench": "Measure steps per second and latency of an environment.",
     "index": "Build a search index of a corpus.",
     "serve-retriever": "Serve a search index over HTTP.",
+    "sites": "Explore the embedded web sites in the browser.",
     "train": "Train a policy by RL, SFT, DPO or AgentEvol.",
     "eval": "Evaluate policies on the same tasks.",
     "audit": "Check that a model is trained on exactly the tokens that it samples.",
@@ -58,20 +60,6 @@ SUMMARIES: Final = {
     "view": "View runs and trajectories in the browser.",
 }
 """One line for each command, so that listing the commands imports none of them."""
-_EXTRAS = {
-    "serve": "serve",
-    "bench": "serve",
-    "index": "search",
-    "serve-retriever": "serve",
-    "train": "train",
-    "eval": "train",
-    "audit": "train",
-    "collect": "train",
-    "export": "train",
-    "import": "train",
-    "models": "train",
-    "view": "train",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -107,10 +95,15 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
     try:
         with _naming_the_extra(_called(words)):
             yield
-    except AgentGymError as error:
+    except (AgentGymError, RecursionError) as error:
         if "--debug" in words:
             raise
-        text = Text.assemble(("error:", "bold red"), " ", printable(str(error)))
+        message = str(error)
+        if isinstance(error, RecursionError):
+            message = f"an input is nested too deeply ({message}); --debug shows where it is read"
+        if isinstance(error, MissingExtra):
+            message = with_all_extras(message, _called(words), words)
+        text = Text.assemble(("error:", "bold red"), " ", printable(message))
         Console(stderr=True).print(text, soft_wrap=True, highlight=False)
         sys.exit(2)
 
@@ -145,10 +138,21 @@ def envs(
         typer.echo(json.dumps(rows, indent=2))
         return
     table = Table("id", "splits", "missing")
+    extras = set()
     for row in rows:
         splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())
-        table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, row["missing"] or "")))
-    Console().print(uncut(table))
+        missing = row["missing"] or ""
+        extra = extra_in(missing)
+        if extra is not None:
+            extras.add(extra)
+            missing = f"extra {extra}"
+        table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, missing)))
+    console = Console()
+    console.print(uncut(table))
+    if extras:
+        wanted = f"{DISTRIBUTION}[{','.join(sorted(extras))}]"
+        hint = f"To install the missing extras: pip install '{wanted}'"
+        console.print(hint, markup=False, highlight=False, soft_wrap=True)
 
 
 def _not_called() -> None:
@@ -165,10 +169,10 @@ def _naming_the_extra(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if command not in _EXTRAS or (error.name or "").startswith("agentgym"):
+        if command not in EXTRAS or (error.name or "").startswith("agentgym"):
             raise
         raise MissingExtra(
-            f"agentgym {command} needs {error.name}: pip install 'agentgym-sdk[{_EXTRAS[command]}]'"
+            f"agentgym {command} needs {error.name}: pip install 'agentgym-sdk[{EXTRAS[command]}]'"
         ) from error
 
 

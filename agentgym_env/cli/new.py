@@ -5,6 +5,9 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Annotated, Final
@@ -24,7 +27,7 @@ name = "$project"
 version = "0.1.0"
 description = "$title, a text environment for LLM agents."
 requires-python = ">=3.11"
-dependencies = ["agentgym-sdk[serve]"]
+dependencies = ["agentgym-sdk"]
 
 # After `pip install -e .` every command of agentgym knows the environment by this id.
 [project.entry-points."agentgym.environments"]
@@ -43,9 +46,9 @@ from agentgym_env import TaskSet, TextEnv
 
 
 class $title(TextEnv):
-    """Guess a number from 1 to 100. Reward: 1 for the right guess, which ends the episode."""
+    """Guess a number from 1 to 30. Reward: 1 for the right guess, which ends the episode."""
 
-    instruction = "Find the hidden number from 1 to 100. Each turn, answer with one number."
+    instruction = "Find the hidden number from 1 to 30. Each turn, answer with one number."
     tasks = TaskSet({
         "train": [f"game-{i}" for i in range(80)],
         "test": [f"game-{i}" for i in range(80, 100)],
@@ -53,15 +56,15 @@ class $title(TextEnv):
 
     def _reset(self, task: str) -> str:
         # self.rng is seeded with the episode's seed and task: use it for all randomness.
-        self.number = 1 + int(self.rng.random() * 100)
-        self.low, self.high = 1, 100
-        return "I have a number from 1 to 100 in mind."
+        self.number = 1 + int(self.rng.random() * 30)
+        self.low, self.high = 1, 30
+        return "I have a number from 1 to 30 in mind."
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         guess = action.strip()
         # Answer every text of a policy with an observation; an action never raises.
         if not (guess.isascii() and guess.isdigit() and len(guess) <= 3):
-            return "Answer with one number from 1 to 100.", 0.0, False
+            return "Answer with one number from 1 to 30.", 0.0, False
         if int(guess) == self.number:
             return f"Yes, it is {self.number}!", 1.0, True
         if int(guess) < self.number:
@@ -71,8 +74,8 @@ class $title(TextEnv):
         return f"It is lower than {int(guess)}.", 0.0, False
 
     def available_actions(self) -> list[str]:
-        """The numbers that are still possible."""
-        return [str(number) for number in range(self.low, self.high + 1)]
+        """Every number; the observations tell which are still possible."""
+        return [str(number) for number in range(1, 31)]
 
     def expert(self) -> Iterator[str]:
         """Halve the remaining range: the proof that every task can be solved."""
@@ -80,7 +83,12 @@ class $title(TextEnv):
             yield str((self.low + self.high) // 2)
 ''')
 
-_TEST: Final = Template("""\
+_TEST: Final = Template('''\
+"""What holds for any game. Keep these tests when you replace the game, and add your own."""
+
+import agentgym_env  # registers the environments
+import gymnasium as gym
+import pytest
 from agentgym_env.conformance import check_environment
 from $module import $title
 
@@ -90,12 +98,74 @@ def test_it_passes_the_conformance_checks():
     assert not failed
 
 
-def test_the_answer_ends_the_episode():
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_expert_solves_every_task(split):
     env = $title()
-    env.reset(seed=0, options={"task": "game-0"})
-    observation, reward, terminated, _, info = env.step(str(env.number))
-    assert observation == f"Yes, it is {env.number}!"
-    assert (reward, terminated, info["success"]) == (1.0, True, True)
+    for task in env.tasks.split(split):
+        env.reset(seed=0, options={"task": task})
+        ended = False
+        while not ended and (action := env.expert_action()) is not None:
+            observation, reward, ended, _, info = env.step(action)
+        assert ended and info["success"], f"{task} ends with {observation!r}"
+
+
+def test_gymnasium_makes_it():
+    env = gym.make("$env_id", server="inprocess")
+    observation, info = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    assert env.unwrapped.available_actions()
+    env.close()
+''')
+
+_SFT: Final = Template("""\
+# A small policy of a million parameters imitates the expert's episodes, on a CPU.
+#   agentgym collect --env $env_id --policy expert --n 200 --out runs/expert
+#   agentgym train sft.yaml
+method: sft
+env: $env_id
+model: starter:textcraft/warm_policy   # or a model id of the hub
+data: [runs/expert]
+output_dir: runs/sft
+
+turn_max_tokens: 16
+max_tokens: 1024
+
+rows_per_step: 16
+epochs: 4
+learning_rate: 1.0e-3
+warmup_steps: 5
+
+# Success before and after, on the tasks of the test split.
+eval_split: test
+eval_horizon: 8
+eval_samples: 4
+""")
+
+_RL: Final = Template("""\
+# RL continues from what SFT has learned; the horizon grows in stages.
+#   agentgym train rl.yaml
+method: rl
+env: $env_id
+model: runs/sft/model
+output_dir: runs/rl
+
+horizon: [6, 8]
+horizon_every: 10
+turn_max_tokens: 16
+max_tokens: 1024
+
+algorithm: grpo
+prompts_per_step: 16
+num_generations: 4
+steps: 25
+learning_rate: 2.0e-4
+warmup_steps: 3
+trainer_args: {lr_scheduler_type: linear}
+
+# Success before and after, on the tasks of the test split, at one fixed horizon.
+eval_split: test
+eval_horizon: 8
+eval_samples: 4
 """)
 
 
@@ -107,7 +177,7 @@ def new(
 ) -> None:
     """Create a package with a new environment.
 
-    Writes the environment, a test and a pyproject.toml.
+    Writes the environment, its tests, a pyproject.toml, and configs that train a small policy.
     """
     env_id, paths = write_package(name, Path(name) if folder is None else folder)
     console = Console(highlight=False)
@@ -115,7 +185,9 @@ def new(
         console.print(f"created {path}", soft_wrap=True)
     console.print(
         f"\nNext steps:\n  pip install -e {paths[0].parent}\n  agentgym check {env_id}\n"
-        f"  agentgym play {env_id}",
+        f"  agentgym play {env_id}\n\nTrain a small policy on it:\n  cd {paths[0].parent}\n"
+        f"  agentgym collect --env {env_id} --policy expert --n 200 --out runs/expert\n"
+        "  agentgym train sft.yaml\n  agentgym train rl.yaml",
         soft_wrap=True,
     )
 
@@ -128,10 +200,13 @@ def write_package(name: str, folder: Path) -> tuple[str, list[Path]]:
     module = re.sub(r"[-. ]+", "_", name).lower()
     if not (module.isascii() and module.isidentifier()) or keyword.iskeyword(module):
         raise BadRequest(f"{name!r} is not a valid package name; use letters, digits and dashes")
-    if module in sys.stdlib_module_names or module.startswith("agentgym"):
+    if module in sys.stdlib_module_names or module.startswith("agentgym") or find_spec(module):
         raise BadRequest(f"{name!r} is the name of an existing module; choose another")
     title = "".join(word.capitalize() for word in module.split("_"))
     project = module.replace("_", "-")
+    with suppress(PackageNotFoundError):
+        version(project)
+        raise BadRequest(f"{project!r} is the name of an installed package; choose another")
     words = {
         "module": module, "title": title, "project": project, "env_id": f"{project}/{title}-v0",
     }  # fmt: skip
@@ -139,6 +214,8 @@ def write_package(name: str, folder: Path) -> tuple[str, list[Path]]:
         folder / "pyproject.toml": _PYPROJECT,
         folder / f"{module}.py": _ENVIRONMENT,
         folder / f"test_{module}.py": _TEST,
+        folder / "sft.yaml": _SFT,
+        folder / "rl.yaml": _RL,
     }
     for path in files:
         if path.exists():

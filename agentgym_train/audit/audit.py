@@ -24,6 +24,7 @@ from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig, config_from, stored_config
+from agentgym_train.config.values import local_path
 from agentgym_train.models.loading import load_policy
 from agentgym_train.models.local import is_model
 from agentgym_train.rollout.agent import format_of
@@ -61,7 +62,7 @@ def subject_of(
     `changes` are fields of `Settings` set by the user; the others come from the run. The code that
     a run refers to is imported only if it is trusted. Raises `ConfigError`.
     """
-    path = Path(run_or_model).expanduser()
+    path = local_path(run_or_model)
     if (path / "run.json").is_file():
         return _subject_of_run(path, dtype, changes, trusted)
     if path.is_dir() and not is_model(path):
@@ -78,6 +79,11 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
     values = facts.get("config")
     if not isinstance(values, dict) or "model" not in values:
         raise ConfigError(f"{path} is not a training run: its run.json has no config with a model")
+    if values.get("method", "rl") != "rl":
+        raise ConfigError(
+            f"{path} is a run of method {values['method']}, which samples no tokens; audit its "
+            f"model: agentgym audit {path}/model"
+        )
     # Check this first: creating the config imports the agent.
     require_trust(f"{path}/run.json", names_in(values, _IMPORTED), trusted=trusted)
     config = stored_config(path, values, config_from)

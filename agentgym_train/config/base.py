@@ -21,9 +21,11 @@ from agentgym_train.config.values import (
     check_number,
     check_numbers,
     check_types,
+    local_path,
     merge,
     parse_overrides,
     read_yaml,
+    starters,
 )
 from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
 
@@ -38,8 +40,9 @@ class PolicyConfig:
     """
 
     model: str = ""
-    """The model: a folder, a model id of the hub, or `pip:PACKAGE`. Evaluation and collection also
-    take `expert`, `random`, `vllm:URL` and `openai:MODEL@URL`."""
+    """The model: a folder, a model id of the hub, `pip:PACKAGE`, or a small policy of this package,
+    `starter:textcraft/warm_policy`. Evaluation and collection also take `expert`, `random`,
+    `vllm:URL` and `openai:MODEL@URL`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the weights. With bfloat16 a model takes half the memory, but small updates are
     lost in training: use it with `lora`. float16 is for audits only."""
@@ -274,10 +277,11 @@ def not_sampled(config: RunConfig) -> None:
 
 def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The values of a YAML file, with `key=value` overrides applied."""
-    if not path.is_file():
-        raise ConfigError(f"no config file {path}; examples are in examples/train")
+    file = local_path(path)
+    if not file.is_file():
+        raise ConfigError(f"no config file {path}; the package contains {', '.join(starters())}")
     try:
-        values = read_yaml(path.read_text(encoding="utf-8"))
+        values = read_yaml(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):

@@ -42,6 +42,49 @@ RENAMED: Final[Mapping[str, str]] = {
 """Config keys of earlier versions, and their current names."""
 
 
+STARTER: Final = "starter:"
+
+_PACKAGE: Final = Path(__file__).parents[1]
+
+_STARTERS: Final = (
+    (_PACKAGE / "starters",)
+    if (_PACKAGE / "starters").is_dir()
+    else (_PACKAGE.parent / "examples" / "train", _PACKAGE.parent / "examples")
+)
+"""Where the configs and policies that come with the package are: in a wheel, or in a clone."""
+
+
+def local_path(name: str | Path) -> Path:
+    """The path that a name refers to; `starter:NAME` is a file or folder of the package.
+
+    Raises `ConfigError` for an unknown starter.
+    """
+    text = str(name)
+    if not text.startswith(STARTER):
+        return Path(text).expanduser()
+    wanted = text.removeprefix(STARTER)
+    if wanted and ".." not in Path(wanted).parts and not Path(wanted).is_absolute():
+        for folder in _STARTERS:
+            if (folder / wanted).exists():
+                return folder / wanted
+    known = starters()
+    close = difflib.get_close_matches(text[:200], known, n=3, cutoff=0.6)
+    raise ConfigError(f"there is no {text[:200]}; choose from {', '.join(close or known)}")
+
+
+def starters() -> list[str]:
+    """The names of all configs and policies that come with the package."""
+    found = {
+        f"{STARTER}{path.relative_to(folder).as_posix()}"
+        for folder, patterns in zip(
+            _STARTERS, (("*/*.yaml", "*/warm_policy"), ("accelerate/*.yaml",)), strict=False
+        )
+        for pattern in patterns
+        for path in folder.glob(pattern)
+    }
+    return sorted(found)
+
+
 def read_yaml(text: str) -> Any:
     """Parse YAML with 1e-6 as a number, as in YAML 1.2; PyYAML alone parses it as a string."""
     return yaml.load(text, Loader=_Loader)

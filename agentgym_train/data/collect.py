@@ -234,7 +234,7 @@ def _with_responses(trajectory: Trajectory, form: ActionFormat) -> Trajectory:
 
 def collect(
     config: CollectConfig,
-    console: Console,
+    console: Console | None = None,
     *,
     concurrency: int = 256,
     api_key: str | None = None,
@@ -247,7 +247,7 @@ def collect(
     lost; `FolderInUse` while another process writes to the folder.
     """
     with folder_lock(Path(config.output_dir), "--out"):
-        return _collect(config, console, concurrency, api_key, token)
+        return _collect(config, console or Console(), concurrency, api_key, token)
 
 
 def _collect(

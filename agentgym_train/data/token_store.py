@@ -83,9 +83,13 @@ def write_pieces(folder: Path, pieces: Sequence[str]) -> None:
 
 def read_pieces(folder: Path) -> list[str]:
     """The text of every token id; empty if it is not stored or cannot be read."""
+    path = folder / PIECES
+    if not path.is_file() or path.is_symlink():
+        return []
     try:
-        found = json.loads(gzip.decompress((folder / PIECES).read_bytes()))
-    except (OSError, EOFError, ValueError, zlib.error):
+        with gzip.open(path) as file:
+            found = json.loads(file.read(_MAX_BYTES))
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error):
         return []
     return [str(piece) for piece in found] if isinstance(found, list) else []
 

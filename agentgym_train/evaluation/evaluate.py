@@ -29,6 +29,7 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.values import local_path
 from agentgym_train.evaluation.report import (
     CategoryReport,
     EpisodeFigures,
@@ -274,7 +275,7 @@ def policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, .
         number = 2
         while any(plan.file.lower() == file.lower() for plan in plans):
             file, number = f"{base}-{number}", number + 1
-        weights = folder_digest(Path(name.model).expanduser()) if name.kind == "hf" else ""
+        weights = folder_digest(local_path(name.model)) if name.kind == "hf" else ""
         plans.append(PolicyPlan(label, str(name), file, weights))
     return tuple(plans)
 

@@ -370,7 +370,7 @@ def _markdown_row(cells: Iterable[str]) -> str:
 def _markdown(text: str) -> str:
     """Escaped text, without cell ends, emphasis or tags."""
     shown = one_line(text)
-    for sign in "\\`*_[]<>|&":
+    for sign in "&\\`*_[]<>|":  # & first, as it is written for others
         shown = shown.replace(sign, f"&#{ord(sign)};" if sign in "<>&|" else f"\\{sign}")
     return shown
 

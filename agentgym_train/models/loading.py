@@ -27,6 +27,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentgym_env.errors import ConfigError, MissingExtra
+from agentgym_train.config.values import local_path
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.local import (
     GGUFFile,
@@ -44,7 +45,7 @@ def keep_base(model: Any, tokenizer: Any, source: str, folder: Path) -> None:
     This concerns a model that is itself a folder of adapters, because these are merged on loading
     and would be lost, and a GGUF file, which other libraries cannot load. A collective.
     """
-    if not has_adapters(Path(source).expanduser()) and gguf_file(source) is None:
+    if not has_adapters(local_path(source)) and gguf_file(source) is None:
         return
     base = folder / "base"
     if PartialState().is_main_process and not base.is_dir():
@@ -329,7 +330,7 @@ def load_tokenizer(name: str) -> Any:
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:
     """The source and further arguments of `from_pretrained`."""
-    path = Path(name).expanduser()
+    path = local_path(name)
     return (str(path.absolute()), {}) if path.is_dir() else (name, hub_options(name))
 
 

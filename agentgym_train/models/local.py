@@ -10,19 +10,8 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from huggingface_hub import HfApi, constants, try_to_load_from_cache
-
-# HTTPError is httpx's up to huggingface_hub 1.x, and httpx2's since.
-from huggingface_hub.errors import (  # type: ignore[attr-defined]
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
-
 from agentgym_env.errors import ConfigError
+from agentgym_train.config.values import STARTER, local_path, starters
 
 PREFIX: Final = "pip:"
 
@@ -98,7 +87,7 @@ WHOLE: Final = "config.json"
 ADAPTERS: Final = "adapter_config.json"
 
 BASE_FOLDER: Final = "base_model_folder.txt"
-"""Beside adapters: the path from their folder to that of their base model."""
+"""Beside adapters: the path from their folder to that of their base model, or `starter:NAME`."""
 
 
 def is_model(folder: Path) -> bool:
@@ -125,7 +114,8 @@ def base_of(folder: Path) -> str:
         )
     moved = folder / BASE_FOLDER
     relative = moved.read_text(encoding="utf-8").strip() if moved.is_file() else base
-    places = [folder / relative, Path(base).expanduser()]
+    named = local_path(relative) if relative.startswith(STARTER) else folder / relative
+    places = [named, Path(base).expanduser()]
     for place in places:
         if is_model(place):
             return str(place)
@@ -141,7 +131,7 @@ def base_of(folder: Path) -> str:
 
 def _is_path(name: str) -> bool:
     # A hub id has at most one slash.
-    has_form = name.startswith((".", "/", "~")) or name.count("/") > 1
+    has_form = name.startswith((".", "/", "~", STARTER)) or name.count("/") > 1
     return has_form and gguf_file(name) is None
 
 
@@ -149,7 +139,7 @@ def check_folder(path_or_id: str) -> None:
     """Raise `ConfigError` for a path without a model; hub ids are not checked."""
     if gguf_file(path_or_id) is not None:
         return
-    path = Path(path_or_id).expanduser()
+    path = local_path(path_or_id)
     is_a_path = _is_path(path_or_id)
     in_a_folder_here = "/" in path_or_id and path.parent.is_dir()
     if (is_a_path or in_a_folder_here) and not is_model(path):
@@ -215,6 +205,9 @@ def _below(folder: Path, depth: int) -> Iterator[LocalModel]:
 
 
 def _in_packages() -> Iterator[LocalModel]:
+    for name in starters():
+        if is_model(local_path(name)):
+            yield _of_folder(name, local_path(name), "package")
     for name, file in carried():
         yield LocalModel(name, "gguf", file.stem, file.stat().st_size, "package")
 
@@ -274,12 +267,24 @@ def check_available(name: str) -> None:
     found = gguf_file(name)
     if found is not None and found.on_hub:
         hub_options(found.source, found.file)
-    elif found is None and not Path(name).expanduser().is_dir():
+    elif found is None and not local_path(name).is_dir():
         hub_options(name)
 
 
 def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
     """Arguments of `from_pretrained` for a model; raises `ConfigError` if it is not available."""
+    from huggingface_hub import HfApi, constants
+
+    # HTTPError is httpx's up to huggingface_hub 1.x, and httpx2's since.
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
     try:
         HfApi().model_info(model_id, timeout=_PATIENCE_S)
     except HFValidationError as error:
@@ -306,6 +311,8 @@ def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:
 
 
 def _from_cache(model_id: str, file: str, reason: str) -> dict[str, Any]:
+    from huggingface_hub import constants, try_to_load_from_cache
+
     if isinstance(try_to_load_from_cache(model_id, file), str):
         return {"local_files_only": True}
     raise ConfigError(

@@ -12,6 +12,7 @@ import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from agentgym_train.config.base import RunConfig
+from agentgym_train.config.values import STARTER, local_path
 from agentgym_train.models.local import ADAPTERS, BASE_FOLDER, has_adapters, is_model
 
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -25,7 +26,7 @@ def finish_model_folder(folder: Path, config: RunConfig) -> None:
     if not is_model(folder):
         return
     if has_adapters(folder):
-        _write_base_folder(folder)
+        _write_base_folder(folder, config.model)
     (folder / "README.md").write_text(model_card(folder, config), encoding="utf-8")
 
 
@@ -50,11 +51,11 @@ class FinishedCheckpoints(TrainerCallback):
 def model_card(folder: Path, config: RunConfig) -> str:
     """The text of a model card: what the model was trained from, in what, and how."""
     model = config.model
-    on_hub = _HUB_ID.fullmatch(model) is not None and not Path(model).is_dir()
+    on_hub = _HUB_ID.fullmatch(model) is not None and not local_path(model).is_dir()
     what = "LoRA adapters" if config.lora is not None else "a model"
     if on_hub:
         origin = f"fine-tuned from [{model}](https://huggingface.co/{model})"
-    elif Path(model).expanduser().is_dir() or model.startswith("pip:") or model.endswith(".gguf"):
+    elif is_model(local_path(model)) or model.startswith("pip:") or model.endswith(".gguf"):
         origin = f"fine-tuned from the local model `{model}`"
     else:
         origin = "trained from a model that was created in Python"
@@ -74,13 +75,17 @@ def model_card(folder: Path, config: RunConfig) -> str:
     )
 
 
-def _write_base_folder(folder: Path) -> None:
+def _write_base_folder(folder: Path, model: str) -> None:
     """Write the path from the adapters to their base model, if that is a folder.
 
     PEFT's own file has the absolute path, which other libraries need. This one still leads to the
     base model after both folders were moved.
     """
     base = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    if base and Path(base).is_absolute():
-        relative = os.path.relpath(base, folder.absolute())
-        (folder / BASE_FOLDER).write_text(Path(relative).as_posix() + "\n", encoding="utf-8")
+    if not base or not Path(base).is_absolute():
+        return
+    if model.startswith(STARTER) and local_path(model).absolute() == Path(base):
+        place = model
+    else:
+        place = Path(os.path.relpath(base, folder.absolute())).as_posix()
+    (folder / BASE_FOLDER).write_text(f"{place}\n", encoding="utf-8")

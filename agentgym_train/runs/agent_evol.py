@@ -403,7 +403,7 @@ class _Run:
                     f"eval {world.env.rpartition('/')[2][-20:]}",
                 )
                 if PartialState().is_main_process:
-                    store.append_trajectories(file, trajectories)
+                    store.replace_trajectories(file, trajectories)
                     store.write_json(f"{file}.json", report.as_dict())
                 reports[world.env] = report
         return reports

@@ -21,6 +21,7 @@ from agentgym_env.server_token import token_of_file
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import CONFIGS, DEFAULT, AgentEvolConfig, stored_config
+from agentgym_train.config.values import local_path
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
 
 ASKED: Final = "AGENTGYM_PROCESSES"
@@ -39,8 +40,8 @@ _SIZES: Final = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WOR
 _RANKS: Final = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 
 _FIX: Final = (
-    "On CPUs start with `agentgym train CONFIG --num-processes N`, or `accelerate launch "
-    "--config_file examples/accelerate/cpu_two_processes.yaml -m agentgym_train CONFIG`"
+    "On CPUs start with `agentgym train CONFIG --num-processes N`, or with `agentgym train CONFIG "
+    "--accelerate starter:accelerate/cpu_two_processes.yaml`"
 )
 
 
@@ -152,6 +153,7 @@ def _options(file: Path | None, count: int | None) -> tuple[list[str], int]:
         raise ConfigError(f"--num-processes must be at least 1, got {count}")
     number = [] if count is None else ["--num_processes", str(count)]
     if file is not None:
+        file = local_path(file)
         return ["--config_file", str(file), *number], count or _processes_of(file)
     if count is None or count == 1:
         return [], 1
@@ -163,7 +165,7 @@ def _options(file: Path | None, count: int | None) -> tuple[list[str], int]:
 def _processes_of(file: Path) -> int:
     """The number of processes of an accelerate config; raises if it cannot be launched."""
     if not file.is_file():
-        raise ConfigError(f"no accelerate config {file}; examples are in examples/accelerate")
+        raise ConfigError(f"no accelerate config {file}; one is starter:accelerate/fsdp2.yaml")
     try:
         values: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

@@ -97,13 +97,18 @@ def resume(
 
 
 def _checkpoint(store: RunStore, console: Console) -> str | None:
-    """The checkpoint to resume from, which is printed; None if there is none."""
+    """The checkpoint to resume from, which is printed; None if there is none.
+
+    Removes what the steps after it have stored, because they are repeated.
+    """
     # The first process chooses: others may see another state of the folder.
     checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
     if checkpoint is None:
         console.print(f"{store.path} has no checkpoint; starting at step 0.", soft_wrap=True)
     else:
         console.print(f"Resuming from {checkpoint}.", soft_wrap=True)
+    if PartialState().is_main_process:
+        store.keep_steps(0 if checkpoint is None else int(checkpoint.rpartition("-")[2]))
     return checkpoint
 
 
@@ -288,7 +293,7 @@ class Run:
             config, policy, rollout_runner, self.console, name.replace("_", " ")
         )
         if PartialState().is_main_process:
-            self.store.append_trajectories(name, trajectories)
+            self.store.replace_trajectories(name, trajectories)
             self.store.write_json(f"{name}.json", report.as_dict())
         return report
 

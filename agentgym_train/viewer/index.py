@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import msgspec
 from msgspec import Struct
 
 from agentgym_env.errors import ConfigError
+from agentgym_env.printable import printable
 
-_VERSION = 1
+_VERSION = 2
 
 """Version of the tables. An index with another version is rebuilt."""
 
@@ -29,7 +30,7 @@ _TABLES = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE);
 CREATE TABLE files (
   id INTEGER PRIMARY KEY, run INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
-  head BLOB NOT NULL, head_bytes INTEGER NOT NULL,
+  head BLOB NOT NULL, head_bytes INTEGER NOT NULL, tail BLOB NOT NULL DEFAULT '',
   upto INTEGER NOT NULL DEFAULT 0, lines INTEGER NOT NULL DEFAULT 0,
   text_upto INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0,
   UNIQUE (run, kind, name)
@@ -185,6 +186,14 @@ def _has_fts5(connection: sqlite3.Connection) -> bool:
 
 _HEAD_BYTES = 4096
 
+_TAIL_BYTES = 256
+
+
+def tail_of(file: BinaryIO, upto: int) -> bytes:
+    """The last bytes of a file before `upto`."""
+    file.seek(max(0, upto - _TAIL_BYTES))
+    return file.read(min(upto, _TAIL_BYTES))
+
 
 def whole_lines(file: BinaryIO, start: int, max_bytes: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, line) from `start` on, up to `max_bytes` or to an incomplete line.
@@ -234,6 +243,38 @@ _END_OF_TEXT = "\n\ue000\n"
 _KINDS = ("trajectories", "tokens")
 
 
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""An integer that SQLite can store."""
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path is a regular file below a folder, not a link to one outside of it."""
+    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+
+
+def readable_files(folder: Path, kind: str) -> tuple[list[Path], list[str]]:
+    """(the files of a run's subfolder `kind` in order, messages about those that are not read)."""
+    files, messages = [], []
+    for path in sorted((folder / kind).glob("*.jsonl")):
+        name = f"{kind}/{path.name}"
+        if not is_inside(path, folder):
+            messages.append(f"{printable(name)} is not a file of this folder and is ignored.")
+        elif not is_unicode(path):
+            messages.append(f"{printable(name)} has a name that is not UTF-8 and is ignored.")
+        else:
+            files.append(path)
+    return files, messages
+
+
+def is_unicode(path: Path) -> bool:
+    """Whether a path can be written as UTF-8, as the index stores it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class _Turn(Struct):
     reward: float | None = 0.0
     response: str = ""
@@ -251,19 +292,19 @@ class _Episode(Struct):
     turns: list[_Turn] = []
     outcome: str = ""
     policy: str = ""
-    horizon: int = 0
+    horizon: _Int64 = 0
     split: str = ""
     category: str | None = None
     success: bool = False
     score: float | None = 0.0
-    attempts: int = 1
-    step: int = -1
-    group: int = -1
+    attempts: _Int64 = 1
+    step: _Int64 = -1
+    group: _Int64 = -1
     seconds: float = 0.0
 
 
 class _TokenLine(Struct):
-    episode: int
+    episode: _Int64
 
 
 _EPISODES = msgspec.json.Decoder(_Episode)
@@ -352,7 +393,7 @@ class Indexer:
             (run, kind, path)
             for run, folder in sorted(self._runs.items())
             for kind in _KINDS
-            for path in sorted((folder / kind).glob("*.jsonl"))
+            for path in readable_files(folder, kind)[0]
         ]
         grown = any([self._read_rows(run, kind, path) for run, kind, path in files])
         if grown or not self._index.finds_text:
@@ -378,8 +419,8 @@ class Indexer:
                     found.add(kind, at, lines, begin, line)
             found.write(connection)
             connection.execute(
-                "UPDATE files SET upto = ?, lines = ?, size = ? WHERE id = ?",
-                (upto, lines, size, file["id"]),
+                "UPDATE files SET upto = ?, lines = ?, size = ?, tail = ? WHERE id = ?",
+                (upto, lines, size, tail_of(source, upto), file["id"]),
             )
         return bool(upto > at["upto"])
 
@@ -421,7 +462,7 @@ class Indexer:
         if known:
             head, taken = head_of(path, max(1, known[0]["head_bytes"]))
             whole = path.stat().st_size >= known[0]["upto"] and taken == known[0]["head_bytes"]
-            if whole and head == known[0]["head"]:
+            if whole and head == known[0]["head"] and self._continues(path, known[0]):
                 return known[0]
             self._index.forget_file(known[0]["id"])
         head, taken = head_of(path)
@@ -432,6 +473,11 @@ class Indexer:
                 (*key, head, taken),
             )
         return self._index.rows(sql, key)[0]
+
+    def _continues(self, path: Path, known: sqlite3.Row) -> bool:
+        """Whether the lines before `upto` are those that were read; a resumed run repeats steps."""
+        with path.open("rb") as file:
+            return tail_of(file, known["upto"]) == known["tail"]
 
 
 class _ParsedLines:
@@ -450,7 +496,7 @@ class _ParsedLines:
             else:
                 place = (file["run"], file["id"], file["name"], begin, len(line))
                 self._episodes.append((*place, *_row(_EPISODES.decode(line))))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             self._broken.append((file["id"], number, begin, str(error)))
 
     def write(self, connection: sqlite3.Connection) -> None:

@@ -291,7 +291,7 @@ class Shelf:
         """The episode; raises `ConfigError` if its file changed after it was indexed."""
         try:
             return _STORED.decode(self.raw(run, place))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{place.name}.jsonl changed at the episode's position (byte {place.start}): "
                 f"{error}. Search for it in the table again"
@@ -364,7 +364,7 @@ class Shelf:
             return None
         try:
             return _KEPT.decode(read_line(run / "tokens" / f"{place.name}.jsonl", *at))
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):
             # The file was replaced; the indexer will read it again.
             return None
 

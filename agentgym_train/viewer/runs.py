@@ -11,7 +11,7 @@ from typing import Any
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train.viewer.index import Index
+from agentgym_train.viewer.index import Index, is_inside, is_unicode, readable_files
 
 _STILL_GOING_S = 90.0
 """A run without a summary is running if its files changed within this time."""
@@ -44,7 +44,7 @@ class Runs:
         """Search for new runs; returns whether there are any runs."""
         for root in self._roots:
             for path in _runs_below(root, _DEPTH):
-                if path not in self.paths.values():
+                if path not in self.paths.values() and is_unicode(path):
                     name = _free_name(path, self.paths)
                     self.paths[name] = path
                     self.ids[name] = self._index.run_id(path)
@@ -86,12 +86,13 @@ class Runs:
         path, run = self.paths[name], self.ids[name]
         said = []
         for file in ("run.json", *_AT_THE_END):
-            if (path / file).is_file() and _read(path / file) is None:
+            if (path / file).exists() and _read(path / file) is None:
                 said.append(f"{file} is not a JSON object and is ignored.")
         if not (path / "run.json").is_file():
             said.append("There is no run.json, so the run's settings are unknown.")
-        for broken in self.metrics(name)["broken"]:
-            said.append(broken)
+        said += self.metrics(name)["broken"]
+        for kind in ("trajectories", "tokens"):
+            said += readable_files(path, kind)[1]
         for row in self._index.rows(
             "SELECT f.kind, f.name, b.line, b.reason, COUNT(*) AS n FROM broken b "
             "JOIN files f ON f.id = b.file WHERE f.run = ? GROUP BY f.id ORDER BY f.name",
@@ -119,6 +120,8 @@ class Runs:
     def metrics(self, name: str) -> dict[str, Any]:
         """A run's metrics by column, None for steps without a value, and read errors."""
         path = self.paths[name] / "metrics.jsonl"
+        if path.exists() and not is_inside(path, self.paths[name]):
+            return {"columns": {}, "broken": ["metrics.jsonl is not a file of this folder."]}
         stat = path.stat() if path.is_file() else None
         stamp = (stat.st_size, stat.st_mtime_ns) if stat else (0, 0)
         kept = self._metrics.get(name)
@@ -194,10 +197,12 @@ def _shown_settings(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None if the file is missing or invalid."""
+    """A JSON object; None if the file is missing, invalid, or not a file of its folder."""
+    if not is_inside(path, path.parent):
+        return None
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -218,7 +223,7 @@ def _evaluated(path: Path) -> list[float | None]:
 
 def _last_written(path: Path) -> float | None:
     times = [(path / name).stat().st_mtime for name in _WRITTEN if (path / name).exists()]
-    times += [file.stat().st_mtime for file in path.glob("trajectories/*.jsonl")]
+    times += [file.stat().st_mtime for file in readable_files(path, "trajectories")[0]]
     return max(times, default=None)
 
 
@@ -228,6 +233,7 @@ def _is_number(value: Any) -> bool:
 
 def _rounded(value: Any) -> float | None:
     """Round to six digits; None for values that JSON does not support."""
-    if not _is_number(value) or not math.isfinite(value):
+    try:
+        return float(f"{value:.6g}") if _is_number(value) and math.isfinite(value) else None
+    except OverflowError:  # an integer beyond the range of floats
         return None
-    return float(f"{value:.6g}")

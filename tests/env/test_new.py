@@ -1,6 +1,7 @@
 """`agentgym new`: what it writes works as it is, with nothing changed here."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,7 @@ import pytest
 from agentgym_env.cli.new import write_package
 from agentgym_env.conformance import RULES
 from agentgym_env.errors import BadRequest
+from agentgym_train.config.methods import read_method_config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "author_an_environment.py"
 
@@ -42,10 +44,10 @@ def installed(tmp_path_factory):
     return env_id, site, root / "my-maze"
 
 
-def test_it_is_three_files_and_the_entry_point_names_the_class(installed):
+def test_it_is_a_project_and_the_entry_point_names_the_class(installed):
     env_id, _, folder = installed
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [
-        "my_maze.py", "pyproject.toml", "test_my_maze.py",
+        "my_maze.py", "pyproject.toml", "rl.yaml", "sft.yaml", "test_my_maze.py",
     ]  # fmt: skip
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["agentgym.environments"] == {env_id: "my_maze:MyMaze"}
@@ -76,19 +78,53 @@ env.close()
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.strip() == "I have a number from 1 to 100 in mind. 50"
+    assert done.stdout.strip() == "I have a number from 1 to 30 in mind. 15"
+
+
+@pytest.mark.parametrize("name", ["sft.yaml", "rl.yaml"])
+def test_its_configs_are_valid_and_name_it(installed, name):
+    env_id, _, folder = installed
+    config = read_method_config(folder / name)
+    config.check_policy()
+    assert config.env == env_id and f"{config.method}.yaml" == name
 
 
 @pytest.mark.slow
 def test_its_own_tests_pass(installed):
-    _, _, folder = installed
-    subprocess.run(
+    _, site, folder = installed
+    done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
-        check=True, timeout=100, cwd=folder, capture_output=True,
+        timeout=100, cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(site)},
     )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", ["9lives", "class", "json", "a b!", "", "agentgym-env", "ü"])
+@pytest.mark.slow
+def test_its_tests_hold_for_another_game(installed, tmp_path):
+    """The tests speak of no numbers: they pass for Hanoi, and fail when its expert errs."""
+    env_id, _, folder = installed
+    game = EXAMPLE.read_text().replace("Hanoi", "MyMaze")
+    tests = (folder / "test_my_maze.py").read_text()
+    assert env_id in tests
+    (tmp_path / "test_my_maze.py").write_text(tests)
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not gymnasium",
+    ]  # fmt: skip
+    for source, expected in (
+        (game, 0),
+        (game.replace('yield f"move', 'yield f"never move'), 1),
+    ):
+        (tmp_path / "my_maze.py").write_text(source)
+        done = subprocess.run(
+            command, timeout=100, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == expected, done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["9lives", "class", "json", "a b!", "", "agentgym-env", "ü", "numpy", "PyYAML", "yaml"]
+)
 def test_a_name_that_cannot_be_a_module_is_refused(tmp_path, name):
     with pytest.raises(BadRequest):
         write_package(name, tmp_path / "x")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore, next_free_name
@@ -59,6 +61,40 @@ def test_of_a_step_that_ran_twice_the_later_metrics_count(tmp_path):
         store.append_metrics({"step": step, "loss": loss})
     rows, _ = store.metrics()
     assert [(row["step"], row["loss"]) for row in rows] == [(1, 0.1), (2, 0.25), (3, 0.35)]
+
+
+class Kept(msgspec.Struct):
+    episode: int
+
+
+def test_steps_that_a_resumed_run_repeats_are_removed_everywhere(tmp_path):
+    store = RunStore.create(tmp_path / "run", {})
+    for step in range(4):
+        starts = store.append_trajectories("train", [replace(episode(f"{step}"), step=step)] * 2)
+        store.append_tokens("train", map(Kept, starts))
+        store.append_metrics({"step": step + 1})
+    path = store.path / "trajectories" / "train.jsonl"
+    whole, second = path.read_bytes(), store.trajectories("train")[0][:4]
+    path.write_bytes(whole + whole[:20])  # killed while writing
+    store.append_trajectories("eval_before", [replace(episode(), step=9)])
+    store.keep_steps(2)
+    assert store.trajectories("train") == (second, [])
+    assert path.read_bytes() == whole[: len(path.read_bytes())]
+    tokens = (store.path / "tokens" / "train.jsonl").read_text().splitlines()
+    assert len(tokens) == 4 and all(json.loads(t)["episode"] < path.stat().st_size for t in tokens)
+    assert [row["step"] for row in store.metrics()[0]] == [1, 2]
+    assert len(store.trajectories("eval_before")[0]) == 1
+    store.keep_steps(2)
+    assert store.trajectories("train") == (second, [])
+    store.keep_steps(0)
+    assert store.trajectories("train") == ([], []) and store.metrics() == ([], [])
+
+
+def test_an_evaluation_that_was_interrupted_is_not_stored_twice(tmp_path):
+    store = RunStore.create(tmp_path / "run", {})
+    store.append_trajectories("eval_before", [episode("1")])
+    store.replace_trajectories("eval_before", [episode("1"), episode("2")])
+    assert [t.task for t in store.trajectories("eval_before")[0]] == ["1", "2"]
 
 
 def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):

@@ -113,11 +113,21 @@ def test_a_body_deeper_than_the_limit_of_items_is_not_decoded(serve):
     assert error_of(response) == (413, "too_many_items")
 
 
-def test_a_big_but_readable_turn_is_just_stale(serve):
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
+def test_a_turn_beyond_64_bits_is_rejected_and_the_episode_goes_on(serve, accept):
     server = serve()
     (session,) = open_and_reset(server)
-    response = post(server, "/v1/step", [{"session": session, "turn": 2**80, "action": "a"}])
+    for turn in (2**80, 2**70, -(2**70)):
+        response = requests.post(
+            f"{server.address}/v1/step",
+            json=[{"session": session, "turn": turn, "action": "a"}],
+            headers={"Accept": accept}, timeout=10,
+        )  # fmt: skip
+        assert response.status_code == 400, response.content
+    response = post(server, "/v1/step", [{"session": session, "turn": 2**62, "action": "a"}])
     assert response.status_code == 409
+    response = post(server, "/v1/step", [{"session": session, "turn": 1, "action": "a"}])
+    assert response.status_code == 200
 
 
 def test_a_browsers_form_cannot_drive_the_server(serve):

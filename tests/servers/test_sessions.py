@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from agentgym_env.errors import BadRequest, UnknownSplit
 from agentgym_env.wire import CreateRequest, ResetRequest, SessionRequest, StepRequest
-from agentgym_servers.host.logs import JsonLines, event
+from agentgym_servers.host.logs import JsonLines, configure_logs, event
 from agentgym_servers.host.sessions import SessionTable
 from hosting import Clock
 from worlds import Guess, Trouble, Unmakeable
@@ -263,6 +263,25 @@ def test_actions_are_logged_only_on_request(caplog):
         step(table, session, 1, "my private words")
         assert ("my private words" in caplog.text) is log_actions
         assert f"step session={session} turn=1" in caplog.text
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_action_cannot_forge_a_line_of_the_log(as_json, monkeypatch):
+    root, stream = logging.getLogger(), io.StringIO()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    configure_logs(stream, logging.INFO, as_json=as_json)
+    forged = "2026-01-01 00:00:00 INFO agentgym: stopped"
+    table = table_of(log_actions=True)
+    (session,) = opened(table)
+    reset(table, session, seed=0, task="5")
+    for sign in ("\n", "\r", "\x85", "\u2028", "\x1b[2K\x1b[1A", "\u202e"):
+        step(table, session, 1, f"5{sign}{forged}")
+        reset(table, session, seed=0, task="5")
+        assert sign.strip("\n") not in stream.getvalue() or sign == "\n"
+    lines = stream.getvalue().splitlines()
+    assert sum("step" in line for line in lines) == 6
+    assert not [line for line in lines if line.startswith(forged)]
 
 
 def test_a_log_line_is_one_json_object_on_request():

@@ -68,14 +68,22 @@ class Page:
         here = f"location.href === new URL({json.dumps(address)}).href"
         await self.until(f"{here} && document.readyState === 'complete'")
 
-    async def js(self, expression: str) -> Any:
+    async def js(self, expression: str, **where: Any) -> Any:
         """The value of an expression, awaited if it is a promise."""
         found = await self.call(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
-        )
+            "Runtime.evaluate",
+            expression=expression, awaitPromise=True, returnByValue=True, **where,
+        )  # fmt: skip
         if "exceptionDetails" in found:
             raise AssertionError(f"{expression}: {found['exceptionDetails']}")
         return found["result"].get("value")
+
+    async def in_frame(self, expression: str) -> Any:
+        """The value of an expression in the document of the page's only frame."""
+        tree = await self.call("Page.getFrameTree")
+        (child,) = tree["frameTree"]["childFrames"]
+        made = await self.call("Page.createIsolatedWorld", frameId=child["frame"]["id"])
+        return await self.js(expression, contextId=made["executionContextId"])
 
     async def until(self, condition: str, timeout_s: float = 20.0) -> Any:
         """Wait until an expression is true, and give it."""

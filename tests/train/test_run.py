@@ -175,6 +175,15 @@ def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, algorith
     weights, wanted = (load_file(f / "model" / "model.safetensors") for f in (run, unbroken))
     for name, weight in weights.items():
         assert weight.allclose(wanted[name], atol=1e-6), name
+    # No step is stored twice, whichever was being written when the run was killed.
+    played, without_kill = (
+        [
+            (t.step, t.group, t.seed, [turn.action for turn in t.turns])
+            for t in RunStore.open(f).trajectories("train")[0]
+        ]
+        for f in (run, unbroken)
+    )
+    assert played == without_kill
 
 
 def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):

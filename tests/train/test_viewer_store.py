@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agentgym_env.errors import BadRequest
@@ -143,6 +144,21 @@ def test_what_is_appended_is_read_from_where_it_was_left(tmp_path, show, monkeyp
         shown.read()
         assert (before, shown.count()) == (20, 21 if part == b"\n" else 20)
     assert shown.count(q='"of 20"') == 1
+
+
+def test_steps_that_a_resumed_run_repeats_are_read_again(tmp_path, show):
+    store = RunStore.create(tmp_path / "run", {})
+    old = [msgspec.structs.replace(episode(i), step=i) for i in range(40)]
+    new = [msgspec.structs.replace(one, task=f"again-{one.step}") for one in old[30:]]
+    store.append_trajectories("train", old)
+    shown = show(store.path)
+    assert shown.count() == 40
+    store.keep_steps(30)
+    store.append_trajectories("train", [*new, *new])  # as long as before, and longer
+    shown.read()
+    assert shown.count() == 50
+    assert shown.tasks(file="train", task="again-35") == ["again-35"] * 2
+    assert shown.tasks(file="train", task="task-35") == []
 
 
 def test_a_store_cut_in_the_middle_of_a_line_opens_and_says_what_is_missing(tmp_path, show):

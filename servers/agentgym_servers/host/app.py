@@ -6,12 +6,13 @@ of a call (benchmarks/README.md).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from agentgym_env.wire import JSON, MSGPACK
+from agentgym_env.wire import JSON, MSGPACK, WireError
 from agentgym_servers.host.codec import Answer, Batch, Codec, Scrape
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.request_guard import RequestGuard, check_content_type
@@ -86,10 +87,13 @@ def make_app(
     answer = answerer or partial(answer_call, service)
     guarded = guard or RequestGuard()
     accepted = (JSON, MSGPACK) if answerer is None else (JSON,)
+    bodies = BodyReader(service.codec.max_body_bytes)
 
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await _serve_call(service.codec, guarded, accepted, answer, scope, receive, send)
+            await _serve_call(
+                service.codec, bodies, guarded, accepted, answer, scope, receive, send
+            )
         elif scope["type"] == "lifespan":
             await _live(service, receive, send)
         elif web_sockets is not None:
@@ -122,6 +126,7 @@ async def answer_call(service: Service, call: HttpCall) -> Answer:
 
 async def _serve_call(
     codec: Codec,
+    bodies: BodyReader,
     guard: RequestGuard,
     accepted: Sequence[str],
     answer: Answerer,
@@ -132,23 +137,24 @@ async def _serve_call(
     headers = headers_of(scope)
     content_type = headers.get(b"content-type", "")
     authorization = headers.get(b"authorization", "")
-    declared = headers.get(b"content-length", "")
+    declared = content_length(headers)
     error = (
         guard.check_headers(headers)
         or codec.unauthorized(scope["path"], authorization)
-        or codec.too_large(int(declared) if declared.isdecimal() else 0)
+        or codec.too_large(declared)
     )
-    body = b"" if error is not None else await read_body(receive, codec.max_body_bytes)
+    body = error or await bodies.read(receive, declared)
     if body is None:
         return
-    error = (
-        error
-        or codec.too_large(len(body))
-        or check_content_type(scope["method"], body, content_type, accepted)
-    )
+    if isinstance(body, bytes):
+        body = (
+            codec.too_large(len(body))
+            or check_content_type(scope["method"], body, content_type, accepted)
+            or body
+        )
     own_fields: Sequence[tuple[bytes, bytes]] = ()
-    if error is not None:
-        status, content_type, content = codec.fail(error)
+    if isinstance(body, WireError):
+        status, content_type, content = codec.fail(body)
     else:
         call = HttpCall(
             scope["method"],
@@ -187,22 +193,78 @@ def headers_of(scope: MutableMapping[str, Any]) -> dict[bytes, str]:
     return headers
 
 
-async def read_body(receive: Receive, limit: int) -> bytes | None:
-    """The body, read up to just over `limit`; None if the client has disconnected."""
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        return None
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        return body
-    chunks, size = [body], len(body)
-    while size <= limit and message.get("more_body"):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-    return b"".join(chunks)
+def content_length(headers: Mapping[bytes, str]) -> int:
+    """The declared length of the body; 0 if there is none."""
+    declared = headers.get(b"content-length", "")
+    return (
+        int(declared) if declared.isascii() and declared.isdecimal() and len(declared) < 19 else 0
+    )
+
+
+class BodyReader:
+    """Reads the bodies of requests, which may arrive slowly, or never end.
+
+    A body has to arrive within 30 seconds, and one more for each 64 KiB. Bodies above 64 KiB wait
+    for their turn if unfinished ones already hold 64 MiB; smaller ones never wait.
+    """
+
+    FREE_BYTES: Final = 65_536
+    HELD_BYTES: Final = 64 * 2**20
+    SECONDS: Final = 30.0
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._left = max(self.HELD_BYTES, limit)
+        self._returned = asyncio.Condition()
+
+    async def read(self, receive: Receive, declared: int = 0) -> bytes | WireError | None:
+        """The body, read up to just over the limit, or why it is not read.
+
+        None if the client has disconnected. `declared` is the Content-Length, or 0.
+        """
+        try:
+            return await self._read(receive, declared)
+        except TimeoutError:
+            return WireError("bad_request", "the body did not arrive in time")
+
+    async def _read(self, receive: Receive, declared: int) -> bytes | None:
+        now = asyncio.get_running_loop().time
+        chunks: list[bytes] = []
+        size = held = 0
+        more = True
+        try:
+            async with asyncio.timeout(self.SECONDS) as deadline:
+                ends = now() + self.SECONDS
+                while more and size <= self._limit:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    more = message.get("more_body", False)
+                    if more and not held and max(size, declared) > self.FREE_BYTES:
+                        deadline.reschedule(None)
+                        began = now()
+                        # Without a length, it may become as long as is allowed.
+                        held = await self._hold(min(declared or self._limit, self._limit))
+                        ends += now() - began
+                    if more:
+                        deadline.reschedule(ends + size / self.FREE_BYTES)
+        finally:
+            if held:
+                await self._give_back(held)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _hold(self, size: int) -> int:
+        async with self._returned:
+            await self._returned.wait_for(lambda: self._left >= size)
+            self._left -= size
+        return size
+
+    async def _give_back(self, size: int) -> None:
+        self._left += size
+        async with self._returned:
+            self._returned.notify_all()
 
 
 async def _live(service: Service, receive: Receive, send: Send) -> None:

@@ -12,20 +12,23 @@ from typing import Any, TextIO
 
 from agentgym_env.spaces import clean_text
 
+_FRAMES = ("where",)
+"""Fields with a traceback's frames, which are shown on lines of their own."""
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Event:
-    """A message with fields; as text, `name key=value ...` with long values on lines below."""
+    """A message with fields; as text, `name key=value ...` with the frames of a traceback below."""
 
     def __init__(self, name: str, fields: dict[str, Any]) -> None:
         self.name = name
         self.fields = fields
 
     def __str__(self) -> str:
-        blocks = [str(value) for value in self.fields.values() if "\n" in str(value)]
-        words = [f"{k}={_quoted(v)}" for k, v in self.fields.items() if "\n" not in str(v)]
-        return clean_text("\n".join([" ".join([self.name, *words]), *blocks]).rstrip())
+        # Frames are ours; every other value stays on the line, whatever it contains.
+        frames = [clean_text(str(v)) for k, v in self.fields.items() if k in _FRAMES]
+        words = [f"{k}={_quoted(v)}" for k, v in self.fields.items() if k not in _FRAMES]
+        return "\n".join([" ".join([self.name, *words]), *frames]).rstrip()
 
 
 def event(logger: logging.Logger, level: int, name: str, **fields: Any) -> None:

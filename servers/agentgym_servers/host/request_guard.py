@@ -7,12 +7,15 @@ each request with a `RequestGuard` before it does any work.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.wire import JSON, MSGPACK, WireError
@@ -87,6 +90,53 @@ class RequestGuard:
         if page.scheme not in ("http", "https"):
             return False
         return name in self._allowed or (name != "" and page.netloc.lower() == host.lower())
+
+
+MAX_HEAD_BYTES: Final = 65_536
+"""The longest request line with header fields."""
+HEAD_S: Final = 10.0
+"""Seconds from the first byte of a request to the end of its header fields."""
+
+
+class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """uvicorn's protocol, with a limit on the size and duration of a request's head.
+
+    It is checked before anything is known of the request, so nothing else can check it.
+    """
+
+    _head_bytes = 0
+    _head_ends: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived; reject a request whose head is too long."""
+        before = self.cycle
+        if before is None or not before.more_body:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self.cycle is not before:
+            self._head_is_over()
+        elif self._head_bytes > MAX_HEAD_BYTES:
+            self._reject(f"The request's head is above {MAX_HEAD_BYTES} bytes.")
+        elif self._head_bytes and self._head_ends is None:
+            message = f"The request's head took longer than {HEAD_S:g} seconds."
+            self._head_ends = self.loop.call_later(HEAD_S, self._reject, message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._head_is_over()
+        super().connection_lost(exc)
+
+    def _head_is_over(self) -> None:
+        self._head_bytes = 0
+        if self._head_ends is not None:
+            self._head_ends.cancel()
+            self._head_ends = None
+
+    def _reject(self, message: str) -> None:
+        self._head_is_over()
+        # A WebSocket has another protocol from then on.
+        if self.transport.get_protocol() is self and not self.transport.is_closing():
+            self.send_400_response(message)
 
 
 def check_content_type(

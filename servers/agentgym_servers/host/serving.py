@@ -12,17 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from agentgym_env.errors import BadRequest, MissingExtra
+import uvicorn
+
+from agentgym_env.errors import BadRequest
 from agentgym_servers.host.app import App, Service
 from agentgym_servers.host.isolation import world_pool
 from agentgym_servers.host.protocols.dispatch import app_of
+from agentgym_servers.host.request_guard import LimitedProtocol
 from agentgym_servers.host.sessions import Host
 from agentgym_servers.host.settings import ServeSettings, session_table
-
-try:
-    import uvicorn
-except ModuleNotFoundError as error:
-    raise MissingExtra("serving needs uvicorn: pip install 'agentgym-sdk[serve]'") from error
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +58,7 @@ def run_server(
     """
     config = uvicorn.Config(
         app,
+        http=LimitedProtocol,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -16,7 +16,7 @@ import typer
 
 from agentgym_env.errors import AgentGymError, BadRequest
 from agentgym_env.wire import JSON, STATUS, ErrorBody, WireError
-from agentgym_servers.host.app import App, Receive, Send, headers_of, read_body
+from agentgym_servers.host.app import App, BodyReader, Receive, Send, content_length, headers_of
 from agentgym_servers.host.logs import configure_logs
 from agentgym_servers.host.request_guard import (
     ALLOWED_HOST_HELP,
@@ -65,6 +65,7 @@ def make_search_app(
     Searches run in threads, so the event loop answers while they do.
     """
     guarded = guard or RequestGuard()
+    bodies = BodyReader(max_body_bytes)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
 
     async def answer(scope: MutableMapping[str, Any], receive: Receive) -> _Answer | None:
@@ -76,9 +77,11 @@ def make_search_app(
             return _failed(404, "unknown_route", f"there is no {path[:100]}; POST to {PATH}")
         if scope["method"] != _METHODS[path]:
             return _failed(405, "wrong_method", f"{path} takes {_METHODS[path]}")
-        body = await read_body(receive, max_body_bytes)
+        body = await bodies.read(receive, content_length(headers))
         if body is None:
             return None
+        if not isinstance(body, bytes):
+            return _failed(STATUS[body.code], body.code, body.message)
         if len(body) > max_body_bytes:
             text = f"the body is above {max_body_bytes} bytes; ask in several calls"
             return _failed(413, "too_large", text)

@@ -1,6 +1,6 @@
 """Make the quickstart's warm policy: a small model fitted to the expert's play on training tasks.
 
-    python examples/train/textcraft/warm_start.py --out examples/train/textcraft/warm_policy
+    python examples/textcraft_warm_start.py --out examples/train/textcraft/warm_policy
 
 Half of a small policy's trouble with TextCraft is copying: it would rather learn the 444 training
 goals by heart than read the recipes. So most demonstrations are shown with every item renamed,
@@ -34,7 +34,7 @@ from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.trainers.sft import imitate
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.small_models import small_policy, small_tokenizer
 
 ROWS_PER_STEP = 16
@@ -83,8 +83,7 @@ def main() -> None:
     tokenizer.save_pretrained(args.out)
     (args.out / "training_args.bin").unlink(missing_ok=True)
     figures = {
-        "command": f"python examples/train/textcraft/warm_start.py --seed {args.seed} "
-        f"--out {args.out}",
+        "command": f"python examples/textcraft_warm_start.py --seed {args.seed} --out {args.out}",
         "parameters": sum(p.numel() for p in model.parameters()),
         "stages": fits,
         "seconds": round(time.monotonic() - began),

@@ -1,0 +1,45 @@
+"""`starter:NAME`: the configs and the small policy that come with the package."""
+
+import pytest
+
+from agentgym_env.errors import ConfigError
+from agentgym_train.config.base import read_values
+from agentgym_train.config.values import local_path, starters
+from agentgym_train.models.local import check_available, find_local_models, is_model
+from agentgym_train.rollout.policy_spec import parse_policy
+
+WARM = "starter:textcraft/warm_policy"
+
+
+def test_every_starter_is_a_config_or_a_model():
+    names = starters()
+    assert {WARM, "starter:textcraft/quickstart.yaml", "starter:accelerate/fsdp2.yaml"} <= {*names}
+    for name in names:
+        path = local_path(name)
+        assert path.suffix == ".yaml" or is_model(path), name
+
+
+def test_a_starter_is_found_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_values("starter:textcraft/quickstart.yaml", ["steps=1"])["model"] == WARM
+    check_available(WARM)
+    policy = parse_policy(WARM)
+    assert (policy.kind, policy.model) == ("hf", WARM)
+    assert WARM in {model.name for model in find_local_models([tmp_path])}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("starter:textcraft/quickstart", "starter:textcraft/quickstart.yaml"),
+        ("starter:", WARM),
+        ("starter:../../pyproject.toml", WARM),
+        ("starter:/etc/hostname", WARM),
+        ("starter:textcraft/warm", WARM),
+    ],
+)
+def test_an_unknown_starter_is_one_error_with_names_that_exist(name, hint):
+    for read in (read_values, check_available, parse_policy):
+        with pytest.raises(ConfigError, match="there is no starter:") as error:
+            read(name)
+        assert hint in str(error.value)
