@@ -585,7 +585,7 @@ def models(
             markup=False,
         )
         return
-    table = Table(Column("name", overflow="fold"), "kind", "what", "MB", "from")
+    table = Table(*(Column(n, overflow="fold") for n in ("name", "kind", "what", "MB", "from")))
     for model in found:
         table.add_row(
             model.name, model.kind, model.about, f"{model.size_bytes / 1e6:.1f}", model.where

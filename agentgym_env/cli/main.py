@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from agentgym_env.cli.extras import DISTRIBUTION, EXTRAS, extra_in, with_all_extras
@@ -137,7 +137,8 @@ def envs(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("id", "splits", "missing")
+    # Ids are copied into commands: a narrow terminal folds them instead of cutting them.
+    table = Table(Column("id", overflow="fold"), "splits", "missing")
     extras = set()
     for row in rows:
         splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())

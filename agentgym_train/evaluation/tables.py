@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rich import box
 from rich.console import Console
@@ -196,7 +196,9 @@ class Grid:
             collapse_padding=True,
         )
         for number, name in enumerate(self.header):
-            table.add_column(Text(one_line(name)), justify="right" if number else "left")
+            # Names are copied into commands: a narrow terminal folds them instead of cutting them.
+            justify: Literal["left", "right"] = "right" if number else "left"
+            table.add_column(Text(one_line(name)), justify=justify, overflow="fold")
         for row in self.rows:
             table.add_row(*(Text(one_line(cell)) for cell in row))
         if self.footer is not None:

@@ -55,6 +55,7 @@ from agentgym_train.trainers.callbacks import (
     StopAtLastStep,
     StopOnInterrupt,
     last_checkpoint,
+    write_card,
 )
 from agentgym_train.trainers.run_summary import show_end, success_table
 
@@ -266,6 +267,8 @@ class Run:
         with closing(trainer):
             train(trainer, checkpoint, self.method, self.store, self.console, callbacks)
         trainer.save_model(str(self.store.path / "model"))
+        if trainer.is_world_process_zero():
+            write_card(self.config, self.store.path / "model")
         if trainer.state.global_step < trainer.args.max_steps:
             return
         after = self.evaluated(trainer.gathered_model(), trained_steps=trainer.args.max_steps)

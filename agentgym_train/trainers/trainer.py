@@ -45,6 +45,7 @@ from agentgym_train.trainers.callbacks import (
     HorizonState,
     MakeTrainer,
     Method,
+    ModelCard,
     Notify,
     Shown,
     StepMetrics,
@@ -225,7 +226,7 @@ def _turn_means(trajectory: Trajectory, values: Sequence[float]) -> list[float]:
     return means
 
 
-class RLTrainer(PackedUpdate):
+class RLTrainer(ModelCard, PackedUpdate):
     """Trains a policy with RL on the tasks of one split.
 
     A group is `num_generations` episodes of one task and environment seed. Task and seed depend
@@ -245,7 +246,7 @@ class RLTrainer(PackedUpdate):
     ) -> None:
         """`algorithm` and `horizon` override those of the config."""
         self.policy = policy
-        self.config = config
+        self.config = self.card_config = config
         self.rollout_runner = rollout_runner
         self.store = store
         self.horizon = horizon or config.make_horizon()

@@ -53,7 +53,8 @@ def terminal(worlds_folder):
 
 def test_tab_completes_an_available_action_and_an_episode_is_played(terminal):
     screen = terminal("faulty:Sound", "--task", "a")
-    assert "Say yes three times." in screen.until("> ")
+    begin = screen.until("> ")
+    assert "Say yes three times." in begin and "task a" not in begin
     for said in (1, 2):
         screen.type("y\t\n")
         assert f"{said} of 3" in screen.until("> $")
@@ -62,7 +63,8 @@ def test_tab_completes_an_available_action_and_an_episode_is_played(terminal):
     screen.type("!\n")
     assert "yes" in screen.until("> $")
     screen.type("ye\t\n")
-    assert "solved after 3 turns, return 1" in screen.until("another episode")
+    end = screen.until("another episode")
+    assert "solved after 3 turns, return 1" in end and "task a, seed 0" in end
     screen.type("\n")
     assert "seed 1" in screen.until("> $")
     assert screen.end() == 0
