@@ -43,7 +43,10 @@ def as_text(text: str, style: str = "", most: int | None = None) -> Text:
 
 
 def uncut(table: Table) -> Table:
-    """The table, whose words are broken over lines where a narrow terminal would cut them."""
+    """The table, whose words are broken over lines where a narrow terminal would cut them.
+
+    Users copy names from tables into commands.
+    """
     for column in table.columns:
         column.overflow = "fold"
     return table
