@@ -31,24 +31,24 @@ from agentgym_train.viewer.server import make_app  # noqa: E402
 from cdp import Page, chromium  # noqa: E402
 
 SITES: Final = {
-    "shop": ("shopping/7203/8", "http://shop.test/search?q=puzzle"),
-    "admin": ("shopping_admin/7303/17", "http://admin.test/admin/sales/order/"),
+    "shop": ("shopping/7203/8", "http://shop.test/dorwick-orbit-wooden-puzzle.html"),
+    "admin": ("shopping_admin/7303/17", "http://admin.test/admin/sales/order/view/order_id/258/"),
     "forum": ("reddit/1011/9", "http://forum.test/f/fermentation"),
-    "code": ("gitlab/1154/15", "http://code.test/byteblaze/inkwell/-/issues"),
-    "wiki": ("wikipedia/1302/7", ""),
-    "map": ("map/1202/11", "http://map.test/search?q=Kestermere"),
+    "code": ("gitlab/1154/15", "http://code.test/byteblaze/inkwell/-/issues/11"),
+    "wiki": ("wikipedia/1302/7", "http://wiki.test/A/Galloden"),
+    "map": ("map/1202/11", "http://map.test/way/245"),
     "home": ("wikipedia+map/1402/11", "http://home.test/"),
 }
 """Picture -> a task and the page that is shown."""
 WORLDS: Final = {
-    "textcraft": ("--limit", "3"),
-    "babyai": ("--limit", "3"),
+    "textcraft": ("--tasks", "birch boat"),
+    "babyai": ("--tasks", "UnlockPickup/200"),
     "sciworld": ("--tasks", "find-animal/0"),
-    "search": ("--limit", "3"),
-    "webarena": ("--limit", "3"),
+    "search": ("--limit", "1"),
+    "webarena": ("--tasks", "shopping/7203/8"),
     "miniwob": ("--tasks", "login-user/0"),
 }
-"""World -> which episodes of its oracle are played; the first is shown."""
+"""World -> the task that its oracle does."""
 TRAINED: Final = ("textcraft-seed-0", "textcraft-seed-1")
 QUICKSTART: Final = "examples/train/textcraft/quickstart.yaml"
 COLORS: Final = 128
@@ -86,12 +86,11 @@ async def sites(given: argparse.Namespace) -> None:
         for name, (task, url) in SITES.items():
             with open_panel(task) as (explorer, address):
                 page = await browser.page()
-                await page.look_like(1100, 640)
+                await page.look_like(1200, 760)
                 await page.goto(f"{address}/")
                 await shown(page, explorer.start_url)
-                if url:
-                    await page.js(f"visit({json.dumps(explorer.links.shown(url))})")
-                    await shown(page, explorer.links.shown(url))
+                await page.js(f"visit({json.dumps(explorer.links.shown(url))})")
+                await shown(page, explorer.links.shown(url))
                 await save(page, given.out / f"site-{name}.png")
 
 
@@ -101,11 +100,11 @@ async def shown(page: Page, url: str) -> None:
 
 
 async def worlds(given: argparse.Namespace) -> None:
-    """The oracle's first episode in each world."""
+    """The oracle's episode in each world."""
     async with viewing(*(given.runs / name for name in WORLDS)) as (page, address):
         for world in WORLDS:
-            await page.look_like(1100, 700)
-            await page.goto(f"{address}/episode/{world}/expert/0?turn=1")
+            await page.look_like(1280, 860)
+            await page.goto(f"{address}/episode/{world}/expert/0")
             await page.until("document.querySelector('.stage .turn')")
             if world == "babyai":
                 picture = "document.querySelector('#picture img')"
