@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import msgspec
 from aiohttp import web
 from PIL import Image
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
+from agentgym_env.trajectory import Trajectory  # noqa: E402
 from agentgym_servers.web.explore.panel import open_panel  # noqa: E402
 from agentgym_train.viewer.server import make_app  # noqa: E402
 from cdp import Page, chromium  # noqa: E402
@@ -51,7 +53,7 @@ WORLDS: Final = {
 """World -> the task that its oracle does."""
 TRAINED: Final = ("textcraft-seed-0", "textcraft-seed-1")
 QUICKSTART: Final = "examples/train/textcraft/quickstart.yaml"
-COLORS: Final = 128
+COLORS: Final = 256
 
 
 def main() -> None:
@@ -117,26 +119,41 @@ async def viewer(given: argparse.Namespace) -> None:
     runs = [given.runs / name for name in (*TRAINED, "babyai")]
     rows = "document.querySelectorAll('.rows .row').length > 3"
     turns = "document.querySelectorAll('.stage .turn').length > 2"
-    lines = (runs[0] / "trajectories" / "train.jsonl").read_bytes().splitlines(keepends=True)
-    place = sum(map(len, lines[: len(lines) // 64 * 32]))
-    first = f"{TRAINED[0]}/train/{place}"
-    second = f"{TRAINED[0]}/train/{place + len(lines[len(lines) // 64 * 32])}"
+    picture = "document.querySelector('#picture img')"
+    drawn = f"{turns} && {picture}?.complete && {picture}.naturalWidth > 100"
+    good, bad = same_task(runs[0] / "trajectories" / "train.jsonl")
+    first, second = (f"{TRAINED[0]}/train/{place}" for place in (good, bad))
     async with viewing(*runs) as (page, address):
 
         async def take(name: str, path: str, ready: str, **look: int | bool) -> None:
             await page.look_like(**({"width": 1280, "height": 860} | look))  # type: ignore[arg-type]
             await page.goto(f"{address}{path}")
             await page.until(ready)
+            if name != "tokens":
+                await page.js("window.scrollTo(0, 0)")
             await save(page, given.out / f"view-{name}.png")
 
-        await take("runs", "/", "document.querySelectorAll('.chart').length >= 5")
+        await take("runs", "/?smooth=4", "document.querySelectorAll('.chart').length >= 5")
         await take("trajectories", "/trajectories?outcome=success", rows)
-        await take("episode", "/episode/babyai/expert/0?turn=2", turns, dark=True)
-        await take("phone", "/episode/babyai/expert/0?turn=2", turns, width=390, height=844)
-        await take("compare", f"/compare?a={quote(first)}&b={quote(second)}",
+        await take("episode", "/episode/babyai/expert/0?turn=2", drawn, dark=True)
+        await take("phone", "/episode/babyai/expert/0?turn=2", drawn, width=390, height=844)
+        await take("compare", f"/compare?a={quote(first, safe='')}&b={quote(second, safe='')}",
                    "document.querySelectorAll('.aligned > li').length > 1")  # fmt: skip
         await take("tokens", f"/episode/{first}?turn=2&view=tokens&colors=logprob",
                    "document.querySelectorAll('.tokens .tk').length > 9")  # fmt: skip
+
+
+def same_task(file: Path) -> tuple[int, int]:
+    """The places of a success and a failure of one task, with tokens, late in a run's training."""
+    place = 0
+    groups: dict[int, dict[bool, int]] = {}
+    for line in file.read_bytes().splitlines(keepends=True):
+        episode = msgspec.json.decode(line, type=Trajectory)
+        if episode.group == 0:
+            groups.setdefault(episode.step or 0, {}).setdefault(bool(episode.success), place)
+        place += len(line)
+    found = [group for group in groups.values() if len(group) == 2]
+    return found[-1][True], found[-1][False]
 
 
 @asynccontextmanager
