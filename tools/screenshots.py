@@ -177,7 +177,9 @@ async def save(page: Page, path: Path) -> None:
     await page.js("new Promise((found) => setTimeout(found, 300))")
     await page.screenshot(path)
     picture = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+    # This method keeps rare colors, such as those of a legend.
+    few = picture.quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
     print(f"{path}: {path.stat().st_size:,} bytes")
 
 
