@@ -49,8 +49,9 @@ def as_text(text: str, style: str = "", most: int | None = None) -> Text:
 class UncutTable:
     """A table that loses no text in a narrow terminal, and whose plain strings are no markup.
 
-    Words are broken over lines instead of being cut. A table with more columns than there is room
-    for becomes several tables below each other, which all begin with the first column.
+    Users copy names from tables into commands, so words are broken over lines and not cut. A table
+    with more columns than there is room for becomes several tables below each other, which all
+    begin with the first column.
     """
 
     def __init__(self, table: Table) -> None:

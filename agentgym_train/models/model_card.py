@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,26 +53,27 @@ def model_card(folder: Path, config: RunConfig) -> str:
     """The text of a model card: what the model was trained from, in what, and how."""
     model = config.model
     on_hub = _HUB_ID.fullmatch(model) is not None and not local_path(model).is_dir()
-    what = "LoRA adapters" if config.lora is not None else "a model"
+    is_local = is_model(local_path(model)) or model.startswith("pip:") or model.endswith(".gguf")
     if on_hub:
-        origin = f"fine-tuned from [{model}](https://huggingface.co/{model})"
-    elif is_model(local_path(model)) or model.startswith("pip:") or model.endswith(".gguf"):
-        origin = f"fine-tuned from the local model `{model}`"
+        base = f"[{model}](https://huggingface.co/{model})"
     else:
-        origin = "trained from a model that was created in Python"
-    in_env = f" in the environment `{config.env}`" if config.env else ""
+        base = f"`{model}`" if is_local else "a model that was created in Python"
     metadata = {
         **({"base_model": model} if on_hub else {}),
         "library_name": "peft" if config.lora is not None else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["agentgym-sdk", config.method],
     }
+    what = "LoRA adapters trained" if config.lora is not None else "Trained"
+    method = getattr(config, "algorithm", config.method)
+    method = f"`{method}`" if ":" in method else method.upper()
+    in_env = f" on `{config.env}`" if config.env else ""
     return (
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n"
         f"# {folder.absolute().parent.name}/{folder.name}\n\n"
-        f"This is {what} {origin} by agentgym-sdk (method `{config.method}`){in_env}.\n\n"
-        f"To evaluate it: `agentgym eval --env {config.env or 'ENVIRONMENT'} --policy hf:FOLDER`, "
-        "where FOLDER is this folder.\n"
+        f"{what} with {method}{in_env} by agentgym-sdk {version('agentgym-sdk')}, starting from "
+        f"{base}. All settings are in `config.yaml` of the run, and the results in its "
+        "`summary.json`.\n"
     )
 
 

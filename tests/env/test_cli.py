@@ -84,5 +84,5 @@ def test_a_missing_extra_names_what_to_install_brackets_and_all(capsys):
 def test_a_bug_of_ours_is_not_taken_for_a_missing_extra():
     with pytest.raises(ModuleNotFoundError), _naming_the_extra("train"):
         raise ModuleNotFoundError("No module named 'agentgym_typo'", name="agentgym_typo")
-    with pytest.raises(MissingExtra), _naming_the_extra("serve"):
-        raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
+    with pytest.raises(MissingExtra), _naming_the_extra("bench"):
+        raise ModuleNotFoundError("No module named 'httptools'", name="httptools")

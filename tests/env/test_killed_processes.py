@@ -65,8 +65,9 @@ def test_a_killed_server_yields_exactly_the_lost_episodes(run):
     assert [f == "environment_lost" for f in infos["failure"]] == doomed.tolist()
     assert [party == "server" for party in infos["at_fault"]] == doomed.tolist()
     assert truncations.tolist() == doomed.tolist()
-    # The others won in that very step; the lost ones have no reward and no success.
-    assert rewards.tolist() == (~doomed).astype(float).tolist()
+    # The others won in that very step; the lost ones have no reward, which is not zero.
+    assert np.isnan(rewards).tolist() == doomed.tolist()
+    assert rewards[~doomed].tolist() == [1.0] * 8
     assert terminations.tolist() == (~doomed).tolist()
     envs.reset(options={"reset_mask": np.ones(16, np.bool_), "task": "5"})
     _, rewards, _, _, infos = envs.step(["5"] * 16)

@@ -45,7 +45,7 @@ ELSEWHERE = {"docs/get_started.md": "tests/test_wheel.py runs it"}
 """Pages that another test runs."""
 SHELL = ("", "console")
 LANGUAGES = (*SHELL, "python", "yaml", "text")
-SERVERS = re.compile(r"agentgym (serve|serve-retriever|view)\b|python -m agentgym_servers\b")
+SERVERS = re.compile(r"agentgym (serve|serve-retriever|sites|view)\b|python -m agentgym_servers\b")
 """Commands that run until they are stopped."""
 INSTALLS = re.compile(r"(\S*pip|apt) install\b|make setup\S*")
 """Commands that would change the machine; they are only checked."""

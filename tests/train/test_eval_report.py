@@ -154,6 +154,18 @@ def test_a_policy_compared_with_itself_is_significant_in_five_of_a_hundred_repea
 HOSTILE = "\x1b[2J[red]a|b$\\frac{1}{`\u202e<script>"
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_names_are_folded_and_not_cut(width):
+    name = "hf:runs/a-long-name-of-a-run-that-somebody-copies/checkpoints/model"
+    out = io.StringIO()
+    for grid in grids_of(reports_of(PLAN, {name: played(1, 0, 1, 1)}), []):
+        Console(file=out, width=width).print(grid.as_table())
+    # Parts of the name are the only words without spaces or digits in the first column.
+    parts = [line.split()[0] for line in out.getvalue().splitlines() if line.split()]
+    assert name in "".join(parts), out.getvalue()
+    assert "…" not in out.getvalue()
+
+
 def test_tables_csv_and_chart_take_any_name(tmp_path):
     episodes = played(1, 0, 1, 1, category=HOSTILE)
     each = {HOSTILE: episodes, "=cmd()": played(0, 0, 1, 1, category="other")}

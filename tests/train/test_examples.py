@@ -61,7 +61,7 @@ def test_each_world_has_the_papers_two_runs_and_a_small_one(world):
         assert text.startswith("# "), "it says what it is"
         small = name in ("small", "quickstart")
         assert config.model == (
-            "examples/train/textcraft/warm_policy" if small else "Qwen/Qwen2.5-7B-Instruct"
+            "starter:textcraft/warm_policy" if small else "Qwen/Qwen2.5-7B-Instruct"
         )
 
 

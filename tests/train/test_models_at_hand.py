@@ -15,7 +15,6 @@ from huggingface_hub import constants
 from agentgym_env.errors import BadRequest
 from agentgym_train.cli import models
 from agentgym_train.models import local
-from agentgym_train.models import local as hub
 from agentgym_train.models.loading import CHATML, load_policy, speak_chatml
 from agentgym_train.models.local import ADAPTERS
 from agentgym_train.rollout.chat import Chat
@@ -110,7 +109,7 @@ def asking(monkeypatch, endpoint: str) -> None:
 
     from huggingface_hub import HfApi
 
-    monkeypatch.setattr(hub, "HfApi", partial(HfApi, endpoint=endpoint))
+    monkeypatch.setattr("huggingface_hub.HfApi", partial(HfApi, endpoint=endpoint))
 
 
 NOBODY = "http://127.0.0.1:9"  # the port that discards; nobody listens there
@@ -202,7 +201,9 @@ def test_the_list_is_a_table_or_json(cache, tmp_path, monkeypatch, capsys):
     save_tiny_policy(tmp_path / "here" / "model")
     models(folder=[tmp_path / "here"], as_json=True)
     rows = json.loads(capsys.readouterr().out)
-    assert {row["name"] for row in rows} == {str(tmp_path / "here" / "model"), REPOSITORY}
+    assert {row["name"] for row in rows} == {
+        str(tmp_path / "here" / "model"), REPOSITORY, "starter:textcraft/warm_policy"
+    }  # fmt: skip
     models(folder=[tmp_path / "here"])
     assert "Qwen3ForCausalLM" in capsys.readouterr().out
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))

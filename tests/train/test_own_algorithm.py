@@ -1,4 +1,4 @@
-"""The algorithm that docs/training.md shows is run as it stands there."""
+"""The algorithm that docs/tutorials/custom.md shows is run as it stands there."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TEXTCRAFT = ROOT / "examples" / "train" / "textcraft"
 
 def shown() -> tuple[str, str, list[str]]:
     """The file's name, its text, and the words of the command, from the page."""
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "tutorials" / "custom.md").read_text()
     block = re.search(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL)
-    command = re.search(r"^agentgym train CONFIG.yaml (algorithm=.*)$", page, re.MULTILINE)
+    command = re.search(r"^agentgym train \S+ (algorithm=.*)$", page, re.MULTILINE)
     return block[1], block[2], command[1].split()
 
 

@@ -34,7 +34,9 @@ def sites(
     console = Console(highlight=False)
     with open_panel(task, port) as (explorer, address):
         console.print(f"{address}   Press Ctrl-C to stop.", markup=False, soft_wrap=True)
-        console.print(f"Task {explorer.task_id}: {explorer.task.intent}", markup=False)
+        console.print(
+            f"Task {explorer.task_id}: {explorer.task.intent}", markup=False, soft_wrap=True
+        )
         try:
             if browser and not webbrowser.open(address):
                 console.print("No browser was found; open the address in one.")
