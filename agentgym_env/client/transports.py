@@ -142,6 +142,9 @@ class HttpTransport:
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOL_SIZE)
         self._http.mount(self.address, adapter)
         self._http.headers.update(_headers(token))
+        if token is not None:
+            # Otherwise an entry of ~/.netrc for the host would replace the token.
+            self._http.auth = _keep_headers
         # Proxies are for other hosts, and looking them up takes time.
         self._http.trust_env = not _is_local(self.address)
 
@@ -280,6 +283,10 @@ def _headers(token: str | None) -> dict[str, str]:
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     return headers
+
+
+def _keep_headers(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request
 
 
 def _is_local(address: str) -> bool:

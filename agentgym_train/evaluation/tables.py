@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rich import box
 from rich.console import Console
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.printable import one_line
+from agentgym_env.printable import UncutTable, one_line
 from agentgym_env.run_store import RunStore
 from agentgym_train.evaluation.evaluate import EvalPlan
 from agentgym_train.evaluation.report import (
@@ -187,7 +187,7 @@ class Grid:
     footer: Sequence[str] | None = None
     """A last row, set apart."""
 
-    def as_table(self) -> Table:
+    def as_table(self) -> UncutTable:
         """For a terminal."""
         table = Table(
             title=Text(one_line(self.title)),
@@ -196,15 +196,13 @@ class Grid:
             collapse_padding=True,
         )
         for number, name in enumerate(self.header):
-            # Names are copied into commands: a narrow terminal folds them instead of cutting them.
-            justify: Literal["left", "right"] = "right" if number else "left"
-            table.add_column(Text(one_line(name)), justify=justify, overflow="fold")
+            table.add_column(Text(one_line(name)), justify="right" if number else "left")
         for row in self.rows:
             table.add_row(*(Text(one_line(cell)) for cell in row))
         if self.footer is not None:
             table.add_section()
             table.add_row(*(Text(one_line(cell), "bold") for cell in self.footer))
-        return table
+        return UncutTable(table)
 
     def as_markdown(self) -> str:
         """For a page; cells are escaped."""

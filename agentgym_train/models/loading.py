@@ -55,7 +55,7 @@ def keep_base(model: Any, tokenizer: Any, source: str, folder: Path) -> None:
         partial.replace(base)
     gathered(None)
     # PEFT writes this name into the config of the adapters.
-    model.name_or_path = str(base)
+    model.name_or_path = str(base.absolute())
 
 
 logger = logging.getLogger(__name__)
@@ -331,7 +331,7 @@ def load_tokenizer(name: str) -> Any:
 def _source(name: str) -> tuple[str, dict[str, Any]]:
     """The source and further arguments of `from_pretrained`."""
     path = local_path(name)
-    return (str(path), {}) if path.is_dir() else (name, hub_options(name))
+    return (str(path.absolute()), {}) if path.is_dir() else (name, hub_options(name))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
@@ -85,6 +86,9 @@ WHOLE: Final = "config.json"
 
 ADAPTERS: Final = "adapter_config.json"
 
+BASE_FOLDER: Final = "base_model_folder.txt"
+"""Beside adapters: the path from their folder to that of their base model, or `starter:NAME`."""
+
 
 def is_model(folder: Path) -> bool:
     """Whether a folder contains a model or adapters."""
@@ -97,14 +101,38 @@ def has_adapters(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """The base model of a folder's adapters."""
+    """The base model of a folder's adapters: a folder, or what names it elsewhere.
+
+    A path is looked up next to the adapters, so that both folders can be moved together, and then
+    as it is. Raises `ConfigError` if there is no model at either place.
+    """
     values = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))
     base = values.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ConfigError(
             f"{folder}/{ADAPTERS} has no base_model_name_or_path: set it to the adapters' model"
         )
-    return base
+    moved = folder / BASE_FOLDER
+    relative = moved.read_text(encoding="utf-8").strip() if moved.is_file() else base
+    named = local_path(relative) if relative.startswith(STARTER) else folder / relative
+    places = [named, Path(base).expanduser()]
+    for place in places:
+        if is_model(place):
+            return str(place)
+    if not _is_path(base) and not moved.is_file():
+        return base  # a hub id, or a GGUF file
+    tried = " and ".join(dict.fromkeys(os.path.normpath(place.absolute()) for place in places))
+    raise ConfigError(
+        f"the base model of the adapters in {folder} is missing: there is no model in {tried}. Put "
+        f"it there, or set base_model_name_or_path in {folder}/{ADAPTERS} and delete "
+        f"{folder}/{BASE_FOLDER}"
+    )
+
+
+def _is_path(name: str) -> bool:
+    # A hub id has at most one slash.
+    has_form = name.startswith((".", "/", "~", STARTER)) or name.count("/") > 1
+    return has_form and gguf_file(name) is None
 
 
 def check_folder(path_or_id: str) -> None:
@@ -112,14 +140,15 @@ def check_folder(path_or_id: str) -> None:
     if gguf_file(path_or_id) is not None:
         return
     path = local_path(path_or_id)
-    # A hub id has at most one slash.
-    is_a_path = path_or_id.startswith((".", "/", "~", STARTER)) or path_or_id.count("/") > 1
+    is_a_path = _is_path(path_or_id)
     in_a_folder_here = "/" in path_or_id and path.parent.is_dir()
     if (is_a_path or in_a_folder_here) and not is_model(path):
         raise ConfigError(
             f"no model in {path_or_id}: there is no {WHOLE} and no {ADAPTERS}. Use a folder with "
             "a model, or a hub id"
         )
+    if has_adapters(path):
+        base_of(path)
 
 
 Kind = Literal["whole", "adapters", "gguf"]
@@ -210,8 +239,7 @@ def _of_folder(name: str, folder: Path, where: str) -> LocalModel:
 
 
 def _base(folder: Path) -> str:
-    values = _values(folder / ADAPTERS)
-    return base_of(folder) if values.get("base_model_name_or_path") else "?"
+    return str(_values(folder / ADAPTERS).get("base_model_name_or_path") or "?")
 
 
 def _architecture(folder: Path) -> str:

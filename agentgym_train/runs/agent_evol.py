@@ -49,6 +49,7 @@ from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demon
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import keep_base, load_policy, load_tokenizer, quiet_libraries
+from agentgym_train.models.model_card import finish_model_folder
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
@@ -353,9 +354,10 @@ class _Run:
         trainer = AgentSFTTrainer(model, tokenizer, data.rows, settings, store.checkpoints)
         checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
         with closing(trainer):
-            train(trainer, checkpoint, METHOD, store, self.console)
+            train(trainer, checkpoint, METHOD, settings, store, self.console)
         partial = folder / "model.partial"
         trainer.save_model(str(partial))
+        on_main_process(lambda: finish_model_folder(partial, settings))
         on_main_process(lambda: partial.replace(folder / "model"))
         if PartialState().is_main_process:
             shutil.rmtree(store.checkpoints, ignore_errors=True)

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from agentgym_env.errors import ConfigError, MissingExtra
+from agentgym_env.registration import full_id
 from agentgym_env.run_store import RunStore
 from agentgym_env.server_token import token_of_file
 from agentgym_env.trust import names_in, require_trust
@@ -233,6 +234,10 @@ def prepared(
     server, the environment or a split is not available.
     """
     config.check_processes(processes)
+    if isinstance(config, AgentEvolConfig):
+        _ = config.worlds  # an unknown environment is reported before a model is downloaded
+    elif config.env and not config.servers:
+        full_id(config.env)
     check_libraries()
     if not is_loaded:
         config.check_model()

@@ -34,6 +34,7 @@ from agentgym_train.config.values import ANOTHER_FOLDER, INTERRUPTED
 from agentgym_train.evaluation.evaluate import EvalReport, evaluate
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import keep_base, load_tokenizer, quiet_libraries, use_attention
+from agentgym_train.models.model_card import FinishedCheckpoints, finish_model_folder
 from agentgym_train.rollout.agent import Agent
 from agentgym_train.rollout.horizon import (
     Adaptive,
@@ -55,7 +56,6 @@ from agentgym_train.trainers.callbacks import (
     StopAtLastStep,
     StopOnInterrupt,
     last_checkpoint,
-    write_card,
 )
 from agentgym_train.trainers.run_summary import show_end, success_table
 
@@ -195,6 +195,7 @@ def train(
     trainer: Any,
     checkpoint: str | None,
     method: Method,
+    config: RunConfig,
     store: RunStore,
     console: Console,
     callbacks: Sequence[TrainerCallback] = (),
@@ -208,6 +209,7 @@ def train(
         if trainer.is_world_process_zero():
             trainer.add_callback(Metrics(store, progress, method.shown))
         trainer.add_callback(stop)
+        trainer.add_callback(FinishedCheckpoints(config))
         for callback in method.callbacks(trainer, checkpoint, progress):
             trainer.add_callback(callback)
         for callback in callbacks:
@@ -265,10 +267,11 @@ class Run:
             keep_base(policy.model, policy.tokenizer, self.config.model, self.store.path)
         trainer = make_trainer(self.store)
         with closing(trainer):
-            train(trainer, checkpoint, self.method, self.store, self.console, callbacks)
+            train(
+                trainer, checkpoint, self.method, self.config, self.store, self.console, callbacks
+            )
         trainer.save_model(str(self.store.path / "model"))
-        if trainer.is_world_process_zero():
-            write_card(self.config, self.store.path / "model")
+        on_main_process(lambda: finish_model_folder(self.store.path / "model", self.config))
         if trainer.state.global_step < trainer.args.max_steps:
             return
         after = self.evaluated(trainer.gathered_model(), trained_steps=trainer.args.max_steps)
@@ -503,6 +506,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             self.policy.model.save_pretrained(folder)
         if PartialState().is_main_process:
             self.policy.tokenizer.save_pretrained(folder)
+            finish_model_folder(Path(folder), self.args)
 
     def close(self) -> None:
         """Stop the engine and the local server; closing twice is harmless."""

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -200,43 +199,6 @@ def _finish_checkpoint(
     partial = target.with_suffix(".partial")
     partial.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     partial.replace(target)
-
-
-def write_card(config: RunConfig, folder: Path) -> None:
-    """Write a model card, README.md, that says how the model was trained."""
-    method = {"rl": getattr(config, "algorithm", "RL")}.get(config.method, config.method).upper()
-    on_hub = "/" in config.model and ":" not in config.model and not Path(config.model).exists()
-    head = [
-        "---",
-        "library_name: transformers",
-        *([f"base_model: {config.model}"] if on_hub else []),
-        f"tags: [agentgym-sdk, {config.method}]",
-        "---",
-    ]
-    where = f" on `{config.env}`" if config.env else ""
-    text = (
-        f"# {folder.resolve().parent.name}\n"
-        f"Trained with {method}{where} by agentgym-sdk {version('agentgym-sdk')}, starting from "
-        f"`{config.model}`. All settings are in `config.yaml` of the run, and the results in its "
-        "`summary.json`.\n"
-    )
-    (folder / "README.md").write_text("\n".join([*head, "", text]), encoding="utf-8")
-
-
-class ModelCard:
-    """Replaces TRL's model card, which knows neither the environment nor a local base model.
-
-    Comes before TRL's trainer in a class's bases.
-    """
-
-    card_config: RunConfig
-    """Set before TRL's constructor is called."""
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Write the card next to the checkpoints."""
-        trainer: Any = self
-        if trainer.is_world_process_zero():
-            write_card(self.card_config, Path(trainer.args.output_dir))
 
 
 def last_checkpoint(folder: Path) -> str | None:

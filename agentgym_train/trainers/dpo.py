@@ -35,7 +35,6 @@ from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.callbacks import (
     MakeTrainer,
     Method,
-    ModelCard,
     Notify,
     Shown,
     StepMetrics,
@@ -141,7 +140,7 @@ _COUPLE_PAIRS = frozenset({"aot", "aot_unpaired", "sft"})
 """TRL's losses in which a pair's loss depends on the other pairs of the batch."""
 
 
-class AgentDPOTrainer(ModelCard, DPOTrainer):
+class AgentDPOTrainer(DPOTrainer):
     """Trains a policy by DPO. The pairs of a step depend on the seed and the step alone."""
 
     def __init__(
@@ -159,7 +158,6 @@ class AgentDPOTrainer(ModelCard, DPOTrainer):
         # The reference is the model without adapters, or log-probabilities computed beforehand.
         needs_copy = config.lora is None and not args.precompute_ref_log_probs
         self._max_tokens = config.max_tokens_per_microbatch
-        self.card_config = config
         super().__init__(
             model=model,
             ref_model=copy.deepcopy(model) if needs_copy else None,

@@ -32,7 +32,6 @@ from agentgym_train.trainers.callbacks import (
     CheckpointMarker,
     MakeTrainer,
     Method,
-    ModelCard,
     Notify,
     Shown,
     StepMetrics,
@@ -60,7 +59,7 @@ Row = Mapping[str, list[int]]
 """`input_ids` (T,) and `labels` (T,), -100 without loss; see `tokenize.training_row`."""
 
 
-class AgentSFTTrainer(ModelCard, SFTTrainer):
+class AgentSFTTrainer(SFTTrainer):
     """Trains a policy by SFT. The rows of a step depend on the seed and the step alone."""
 
     _total_train_tokens: int
@@ -81,7 +80,7 @@ class AgentSFTTrainer(ModelCard, SFTTrainer):
         )
         if config.packing:
             check_packing(model)
-        self._config = self.card_config = config
+        self._config = config
         self._packing = config.packing
         super().__init__(
             model=model,

@@ -45,7 +45,6 @@ from agentgym_train.trainers.callbacks import (
     HorizonState,
     MakeTrainer,
     Method,
-    ModelCard,
     Notify,
     Shown,
     StepMetrics,
@@ -226,7 +225,7 @@ def _turn_means(trajectory: Trajectory, values: Sequence[float]) -> list[float]:
     return means
 
 
-class RLTrainer(ModelCard, PackedUpdate):
+class RLTrainer(PackedUpdate):
     """Trains a policy with RL on the tasks of one split.
 
     A group is `num_generations` episodes of one task and environment seed. Task and seed depend
@@ -246,7 +245,7 @@ class RLTrainer(ModelCard, PackedUpdate):
     ) -> None:
         """`algorithm` and `horizon` override those of the config."""
         self.policy = policy
-        self.config = self.card_config = config
+        self.config = config
         self.rollout_runner = rollout_runner
         self.store = store
         self.horizon = horizon or config.make_horizon()

@@ -96,3 +96,17 @@ def test_lines_that_are_piped_in_are_played(worlds_folder):
         cwd=worlds_folder,
     )  # fmt: skip
     assert "solved after 3 turns" in done.stdout
+
+
+def test_the_id_of_a_drawn_task_is_shown_after_the_episode_only(terminal):
+    screen = terminal("worlds:Guess", "--split", "test")
+    before = screen.until("> ")
+    assert "seed 0" in before and "task" not in before
+    screen.type("!\n")
+    answer = re.search(r"[789]", screen.until(r"\n[789]\r?\n> "))[0]
+    screen.type("0\n")
+    assert "task" not in screen.until("> ")
+    screen.type(f"{answer}\n")
+    assert "solved" in screen.until(rf"task {answer}, seed 0\s")
+    screen.until("Ctrl-D to exit")
+    screen.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import agentgym_env
 import hosting
 from agentgym_env.cli.main import make_app
+from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.client.sync import EnvClient
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, EnvironmentLost
 from agentgym_env.launch import local_server
@@ -129,6 +131,37 @@ def test_a_redirect_is_not_followed_and_the_token_stays(monkeypatch):
         client.card()
     assert seen == [f"Bearer {SECRET}"]
     assert seen_there == []
+
+
+async def redirected(address: str) -> None:
+    client = AsyncEnvClient(address)
+    try:
+        await client.card()
+    finally:
+        await client.close()
+
+
+def test_an_asynchronous_client_follows_no_redirect_either(monkeypatch):
+    monkeypatch.setenv("AGENTGYM_TOKEN", SECRET)
+    with (
+        recording() as (target, seen_there),
+        recording(302, target) as (address, seen),
+        pytest.raises(EnvironmentLost, match="status 302"),
+    ):
+        asyncio.run(redirected(address))
+    assert (seen, seen_there) == ([f"Bearer {SECRET}"], [])
+
+
+def test_an_entry_of_netrc_does_not_replace_the_token(monkeypatch, tmp_path):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 0.0.0.0 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    with recording() as (address, seen):
+        # Not an address of the loopback interface, for which netrc is not read.
+        elsewhere = address.replace("127.0.0.1", "0.0.0.0")
+        with EnvClient(elsewhere, token=SECRET) as client, pytest.raises(EnvironmentLost):
+            client.card()
+    assert seen == [f"Bearer {SECRET}"]
 
 
 def test_local_servers_are_sent_no_token(monkeypatch):

@@ -69,13 +69,16 @@ def test_a_run_leaves_its_summary_metrics_curves_and_model(whole_run):
 @pytest.mark.slow
 def test_the_model_card_says_what_the_model_was_trained_from(whole_run):
     run, _ = whole_run
-    for card in (run / "model" / "README.md", run / "checkpoints" / "README.md"):
+    cards = sorted(run.rglob("README.md"))
+    assert len(cards) == 4, "of the model, of two checkpoints, and next to these"
+    for card in cards:
         text = card.read_text()
         assert "None" not in text and "GRPO on `agentgym/TextCraft-v0`" in text, text
         config = json.loads((run / "run.json").read_text())["config"]
         assert f"starting from `{config['model']}`" in text
 
 
+@pytest.mark.slow
 def test_a_run_shows_a_table_and_three_commands_and_no_noise_of_libraries(whole_run):
     run, output = whole_run
     assert "success before" in output and "success after" in output

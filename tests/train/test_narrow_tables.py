@@ -1,0 +1,110 @@
+"""Tables in narrow terminals: a name is broken over lines, and never cut."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from agentgym_env.printable import UncutTable
+from agentgym_env.registration import registered
+from agentgym_train.config.methods import AgentEvolConfig
+from agentgym_train.evaluation.tables import Grid
+from agentgym_train.trainers.run_summary import _iterations_table
+from tests.train.command import MAIN
+
+WIDTHS = (40, 80)
+LONG = "hf:runs/textcraft-with-a-long-name/checkpoints/checkpoint-1234"
+
+
+def columns_of(output: str) -> list[str]:
+    """The text of each column of the tables, with the lines of its cells joined."""
+    rows = [re.split(r"[│┃|]", line) for line in output.splitlines() if re.search(r"[│┃]", line)]
+    width = max(map(len, rows))
+    return ["".join(row[i].strip() for row in rows if len(row) > i) for i in range(width)]
+
+
+def shown(table, width: int) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def command(width: int, *words: object) -> str:
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, *map(str, words)], capture_output=True, text=True,
+        env={**os.environ, "COLUMNS": str(width)}, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_environment_id_is_in_the_list(width):
+    output = command(width, "envs")
+    ids = columns_of(output)[1]
+    assert [entry.env_id for entry in registered() if entry.env_id not in ids
+            and entry.env_id.startswith("agentgym/")] == []  # fmt: skip
+    assert "…" not in output
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_model_name_is_in_the_list(tmp_path, width):
+    folder = tmp_path / "a-rather-long-name-of-a-folder" / "of[red]a:fire:model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    output = command(width, "models", "--folder", tmp_path)
+    assert str(folder) in columns_of(output)[1]
+    assert "…" not in output
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_labels_and_numbers_of_an_evaluation_are_complete(width):
+    header = ["", "success", "pass@4", "turns", "episodes"]
+    rows = [[LONG, "0.45 (0.40-0.50)", "0.60", "12.3", "4000"]]
+    output = shown(Grid("title", header, rows).as_table(), width)
+    letters = re.sub(r"\s", "", output)
+    assert "…" not in output
+    first = "".join(re.match(r"\s?(\S*)", line)[1] for line in output.splitlines()[3:])
+    assert LONG in first.replace("─", "")
+    for digit in "0.45(0.40-0.50)0.6012.34000":
+        assert digit in letters
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_environments_are_complete_in_the_table_of_agent_evol(tmp_path, width):
+    envs = [{"env": "agentgym/TextCraft-v0"}, {"env": "agentgym/BabyAI-v0"}]
+    from agentgym_train.config.methods import World
+
+    config = AgentEvolConfig(
+        model="m", output_dir=str(Path(tmp_path)), envs=[World(**values) for values in envs]
+    )
+    base = {world.env: 0.25 for world in config.worlds}
+    columns = columns_of(shown(_iterations_table(config, base, []), width))
+    for world in config.worlds:
+        assert any(world.env in column for column in columns), columns
+
+
+def test_the_columns_beside_the_first_are_shared_out_in_order():
+    header = ["name", *"abcdefghij"]
+    output = shown(Grid("", header, [["n", *"0123456789"]]).as_table(), 40)
+    rows = [line.split() for line in output.splitlines() if line.split()[:1] in (["name"], ["n"])]
+    assert rows == [
+        ["name", *"abcd"], ["n", *"0123"], ["name", *"efgh"], ["n", *"4567"],
+        ["name", *"ij"], ["n", *"89"],
+    ]  # fmt: skip
+
+
+def test_plain_strings_in_a_table_are_no_markup():
+    table = Table("[b]head")
+    table.add_row("runs/[red]x :fire:\x1b[2J")
+    output = shown(UncutTable(table), 80)
+    assert "[b]head" in output and r"runs/[red]x :fire:\x1b[2J" in output
