@@ -128,7 +128,7 @@ async def viewer(given: argparse.Namespace) -> None:
         async def take(name: str, path: str, ready: str, **look: int | bool) -> None:
             await page.look_like(**({"width": 1280, "height": 860} | look))  # type: ignore[arg-type]
             await page.goto(f"{address}{path}")
-            await page.until(ready)
+            await page.until(f"{ready} && document.querySelector('#live').textContent === 'live'")
             if name != "tokens":
                 await page.js("window.scrollTo(0, 0)")
             await save(page, given.out / f"view-{name}.png")
