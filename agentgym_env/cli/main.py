@@ -21,7 +21,7 @@ from rich.text import Text
 
 from agentgym_env.cli.extras import DISTRIBUTION, EXTRAS, extra_in, with_all_extras
 from agentgym_env.errors import AgentGymError, MissingExtra
-from agentgym_env.printable import one_line, printable, uncut
+from agentgym_env.printable import UncutTable, one_line, printable
 from agentgym_env.registration import (
     COMMANDS,
     EnvEntry,
@@ -148,7 +148,7 @@ def envs(
             missing = f"extra {extra}"
         table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, missing)))
     console = Console()
-    console.print(uncut(table))
+    console.print(UncutTable(table))
     if extras:
         wanted = f"{DISTRIBUTION}[{','.join(sorted(extras))}]"
         hint = f"To install the missing extras: pip install '{wanted}'"

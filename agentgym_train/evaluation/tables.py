@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.printable import one_line, uncut
+from agentgym_env.printable import UncutTable, one_line
 from agentgym_env.run_store import RunStore
 from agentgym_train.evaluation.evaluate import EvalPlan
 from agentgym_train.evaluation.report import (
@@ -187,7 +187,7 @@ class Grid:
     footer: Sequence[str] | None = None
     """A last row, set apart."""
 
-    def as_table(self) -> Table:
+    def as_table(self) -> UncutTable:
         """For a terminal."""
         table = Table(
             title=Text(one_line(self.title)),
@@ -202,7 +202,7 @@ class Grid:
         if self.footer is not None:
             table.add_section()
             table.add_row(*(Text(one_line(cell), "bold") for cell in self.footer))
-        return uncut(table)
+        return UncutTable(table)
 
     def as_markdown(self) -> str:
         """For a page; cells are escaped."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from agentgym_env.printable import uncut
+from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
@@ -76,7 +76,7 @@ def _seconds(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return round(sum(row[name] for row in rows), 1)
 
 
-def success_table(reports: dict[str, EvalReport]) -> Table:
+def success_table(reports: dict[str, EvalReport]) -> UncutTable:
     """Success and mean turns by category, with two columns per report."""
     return category_grid(reports).as_table()
 
@@ -320,7 +320,7 @@ def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Consol
 
 def _iterations_table(
     config: AgentEvolConfig, base: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
-) -> Table:
+) -> UncutTable:
     envs = [world.env for world in config.worlds]
     table = Table(title="AgentEvol: success on held-out tasks")
     for name in ("iteration", "explored", "selected", "learned", *envs):
@@ -331,7 +331,7 @@ def _iterations_table(
         counts = (f"{row[name]:.0f}" for name in ("step", "explored", "kept", "rows"))
         successes = (f"{row.get(f'success/{env}', float('nan')):.2f}" for env in envs)
         table.add_row(*counts, *successes)
-    return uncut(table)
+    return UncutTable(table)
 
 
 def show_end(

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
+from agentgym_env.printable import UncutTable
 from agentgym_env.registration import registered
 from agentgym_train.config.methods import AgentEvolConfig
 from agentgym_train.evaluation.tables import Grid
@@ -56,7 +58,7 @@ def test_every_environment_id_is_in_the_list(width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_model_name_is_in_the_list(tmp_path, width):
-    folder = tmp_path / "a-rather-long-name-of-a-folder" / "and-of-a-model-in-it"
+    folder = tmp_path / "a-rather-long-name-of-a-folder" / "of[red]a:fire:model"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     output = command(width, "models", "--folder", tmp_path)
@@ -89,3 +91,20 @@ def test_environments_are_complete_in_the_table_of_agent_evol(tmp_path, width):
     columns = columns_of(shown(_iterations_table(config, base, []), width))
     for world in config.worlds:
         assert any(world.env in column for column in columns), columns
+
+
+def test_the_columns_beside_the_first_are_shared_out_in_order():
+    header = ["name", *"abcdefghij"]
+    output = shown(Grid("", header, [["n", *"0123456789"]]).as_table(), 40)
+    rows = [line.split() for line in output.splitlines() if line.split()[:1] in (["name"], ["n"])]
+    assert rows == [
+        ["name", *"abcd"], ["n", *"0123"], ["name", *"efgh"], ["n", *"4567"],
+        ["name", *"ij"], ["n", *"89"],
+    ]  # fmt: skip
+
+
+def test_plain_strings_in_a_table_are_no_markup():
+    table = Table("[b]head")
+    table.add_row("runs/[red]x :fire:\x1b[2J")
+    output = shown(UncutTable(table), 80)
+    assert "[b]head" in output and r"runs/[red]x :fire:\x1b[2J" in output

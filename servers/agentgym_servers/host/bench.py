@@ -28,7 +28,7 @@ from agentgym_env.client.sync import EnvClient
 from agentgym_env.client.transports import checked_address
 from agentgym_env.errors import BadRequest, EnvironmentLost, MissingExtra
 from agentgym_env.launch import local_server
-from agentgym_env.printable import uncut
+from agentgym_env.printable import UncutTable
 from agentgym_env.registration import env_class, full_id
 from agentgym_env.remote import checked_card
 from agentgym_env.server_token import NO_TOKEN, resolve_token
@@ -430,7 +430,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
             row["mode"], str(row["sessions"]), f"{rate:,.0f}", f"{rate / base:.2f}", *latencies
         )
     console.print(f"{report['environment']} on {report['machine']}", highlight=False)
-    console.print(uncut(table))
+    console.print(UncutTable(table))
     console.print(
         "Random play with at most 20 turns per episode; rates include resets. Latency is per "
         "call: one step, or a batch with one step of each session.",
