@@ -56,7 +56,8 @@ class OriginalEnv(gymnasium.Env[str, str]):
     """One environment on an AgentGym server. Task ids are its numbers, in the only split `all`.
 
     The server ends no session by itself: `close()` it. Its episodes take no seed; a seed chooses
-    the task where none is named.
+    the task where none is named. `token` is sent as a bearer token, for a proxy that requires one;
+    the server itself has none.
     """
 
     metadata: dict[str, Any] = dict(TextEnv.metadata)  # noqa: RUF012
@@ -67,6 +68,7 @@ class OriginalEnv(gymnasium.Env[str, str]):
         address: str,
         *,
         render_mode: str | None = None,
+        token: str | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         check_render_mode(render_mode)
@@ -82,7 +84,7 @@ class OriginalEnv(gymnasium.Env[str, str]):
         """Its numbers, in one split."""
         self._world = world
         self._transport = HttpTransport(
-            address.removeprefix(SCHEME), timeout_s=timeout_s, retries=0
+            address.removeprefix(SCHEME), token=token, timeout_s=timeout_s, retries=0
         )
         self._id: int | None = None
         self._over: str | None = "no episode was started"

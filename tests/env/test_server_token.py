@@ -32,12 +32,15 @@ def recording(status: int = 404, location: str | None = None) -> Iterator[tuple[
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             seen.append(self.headers.get("Authorization", ""))
             self.send_response(status)
             if location is not None:
                 self.send_header("Location", location + self.path)
             self.send_header("Content-Length", "0")
             self.end_headers()
+
+        do_POST = do_GET
 
         def log_message(self, *arguments: object) -> None:
             """Write nothing."""
@@ -179,6 +182,25 @@ def test_local_servers_are_sent_no_token(monkeypatch):
     with local_server(hosting.GUESS) as server, EnvClient(server.address):
         pass
     assert sent == [None, SECRET]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "scheme"),
+    [("agentgym/OpenEnv-v0", "ws"), ("agentgym/TextCraft-v0", "agentgym+http")],
+)
+def test_servers_of_other_frameworks_are_sent_an_argument_and_never_the_variable(
+    monkeypatch, env_id, scheme
+):
+    monkeypatch.setenv("AGENTGYM_TOKEN", "of the variable")
+    for token, expected in ((None, ""), (SECRET, f"Bearer {SECRET}")):
+        with recording() as (address, seen):
+            server = address.replace("http", scheme, 1)
+            with (
+                pytest.raises(AgentGymError),
+                gymnasium.make(env_id, server=server, token=token) as env,
+            ):
+                env.reset(seed=0)
+        assert set(seen) == {expected}
 
 
 def test_play_reads_the_token_file_before_the_variable(serve, monkeypatch, tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 
@@ -15,6 +18,7 @@ from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.runs.preflight import world_of
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
+from tests.train.viewing import viewer
 
 ENV = "agentgym/TextCraft-v0"
 SECRET = "s3cret-for-tests"
@@ -61,6 +65,25 @@ def test_collect_and_eval_send_the_token(guarded, token_file, tmp_path, name):
     assert files_with_the_token(out) == []
 
 
+async def pages_of(run: Path, index: Path) -> list[bytes]:
+    """What the viewer answers about a run and its first episode."""
+    async with viewer(run, index=index) as address, aiohttp.ClientSession() as http:
+
+        async def get(path: str) -> bytes:
+            async with http.get(address + path) as answer:
+                assert answer.status == 200, path
+                return await answer.read()
+
+        while not (found := json.loads(await get("/api/trajectories")))["total"]:
+            await asyncio.sleep(0)
+        row = found["rows"][0]
+        episode = f"/{row['run']}/{row['name']}/{row['start']}"
+        paths = ["/", "/api/runs", "/api/trajectories", f"/api/metrics?run={row['run']}",
+                 f"/api/episode{episode}", f"/export{episode}.json", f"/export{episode}.html",
+                 "/export/trajectories.jsonl"]  # fmt: skip
+        return [await get(path) for path in paths]
+
+
 @pytest.mark.slow
 def test_a_training_run_names_the_file_and_never_the_token(guarded, token_file, tmp_path):
     config = tmp_path / "config.yaml"
@@ -77,6 +100,9 @@ def test_a_training_run_names_the_file_and_never_the_token(guarded, token_file, 
     assert SECRET not in output
     assert files_with_the_token(run) == []
     assert "token.txt" in (run / "run.json").read_text()
+    pages = asyncio.run(pages_of(run, tmp_path / "index.sqlite"))
+    assert run.name.encode() in pages[1]
+    assert [page for page in pages if SECRET.encode() in page] == []
     status, output = finish(Command("train", config, "--token-file", tmp_path / "none"))
     assert status == 2
     assert "cannot read the token file" in output
