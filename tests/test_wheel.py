@@ -244,19 +244,19 @@ def finished(installed: Installed, command: str, typed: str) -> str:
 
 def until_interrupted(installed: Installed, command: str) -> str:
     """What a command prints that runs until Ctrl-C; it must end well then."""
-    process = subprocess.Popen(
+    printed = ""
+    with subprocess.Popen(
         shlex.split(command), cwd=installed.directory, env=installed.environ(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    watchdog = threading.Timer(60, process.kill)
-    watchdog.start()
-    printed = ""
-    for line in process.stdout:
-        printed += line
-        if "http://" in line:
-            process.send_signal(signal.SIGINT)
-    assert process.wait() == 0, printed
-    watchdog.cancel()
+    ) as process:  # fmt: skip
+        watchdog = threading.Timer(60, process.kill)
+        watchdog.start()
+        for line in process.stdout:
+            printed += line
+            if "http://" in line:
+                process.send_signal(signal.SIGINT)
+        watchdog.cancel()
+    assert process.returncode == 0, printed
     return printed
 
 
