@@ -20,38 +20,40 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import msgspec
 from aiohttp import web
 from PIL import Image
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
+from agentgym_env.trajectory import Trajectory  # noqa: E402
 from agentgym_servers.web.explore.panel import open_panel  # noqa: E402
 from agentgym_train.viewer.server import make_app  # noqa: E402
 from cdp import Page, chromium  # noqa: E402
 
 SITES: Final = {
-    "shop": ("shopping/7203/8", "http://shop.test/search?q=puzzle"),
-    "admin": ("shopping_admin/7303/17", "http://admin.test/admin/sales/order/"),
+    "shop": ("shopping/7203/8", "http://shop.test/dorwick-orbit-wooden-puzzle.html"),
+    "admin": ("shopping_admin/7303/17", "http://admin.test/admin/sales/order/view/order_id/258/"),
     "forum": ("reddit/1011/9", "http://forum.test/f/fermentation"),
-    "code": ("gitlab/1154/15", "http://code.test/byteblaze/inkwell/-/issues"),
-    "wiki": ("wikipedia/1302/7", ""),
-    "map": ("map/1202/11", "http://map.test/search?q=Kestermere"),
+    "code": ("gitlab/1154/15", "http://code.test/byteblaze/inkwell/-/issues/11"),
+    "wiki": ("wikipedia/1302/7", "http://wiki.test/A/Galloden"),
+    "map": ("map/1202/11", "http://map.test/way/245"),
     "home": ("wikipedia+map/1402/11", "http://home.test/"),
 }
 """Picture -> a task and the page that is shown."""
 WORLDS: Final = {
-    "textcraft": ("--limit", "3"),
-    "babyai": ("--limit", "3"),
+    "textcraft": ("--tasks", "birch boat"),
+    "babyai": ("--tasks", "UnlockPickup/200"),
     "sciworld": ("--tasks", "find-animal/0"),
-    "search": ("--limit", "3"),
-    "webarena": ("--limit", "3"),
+    "search": ("--limit", "1"),
+    "webarena": ("--tasks", "shopping/7203/8"),
     "miniwob": ("--tasks", "login-user/0"),
 }
-"""World -> which episodes of its oracle are played; the first is shown."""
+"""World -> the task that its oracle does."""
 TRAINED: Final = ("textcraft-seed-0", "textcraft-seed-1")
 QUICKSTART: Final = "examples/train/textcraft/quickstart.yaml"
-COLORS: Final = 128
+COLORS: Final = 256
 
 
 def main() -> None:
@@ -86,12 +88,11 @@ async def sites(given: argparse.Namespace) -> None:
         for name, (task, url) in SITES.items():
             with open_panel(task) as (explorer, address):
                 page = await browser.page()
-                await page.look_like(1100, 640)
+                await page.look_like(1200, 760)
                 await page.goto(f"{address}/")
                 await shown(page, explorer.start_url)
-                if url:
-                    await page.js(f"visit({json.dumps(explorer.links.shown(url))})")
-                    await shown(page, explorer.links.shown(url))
+                await page.js(f"visit({json.dumps(explorer.links.shown(url))})")
+                await shown(page, explorer.links.shown(url))
                 await save(page, given.out / f"site-{name}.png")
 
 
@@ -101,11 +102,11 @@ async def shown(page: Page, url: str) -> None:
 
 
 async def worlds(given: argparse.Namespace) -> None:
-    """The oracle's first episode in each world."""
+    """The oracle's episode in each world."""
     async with viewing(*(given.runs / name for name in WORLDS)) as (page, address):
         for world in WORLDS:
-            await page.look_like(1100, 700)
-            await page.goto(f"{address}/episode/{world}/expert/0?turn=1")
+            await page.look_like(1280, 860)
+            await page.goto(f"{address}/episode/{world}/expert/0")
             await page.until("document.querySelector('.stage .turn')")
             if world == "babyai":
                 picture = "document.querySelector('#picture img')"
@@ -118,26 +119,41 @@ async def viewer(given: argparse.Namespace) -> None:
     runs = [given.runs / name for name in (*TRAINED, "babyai")]
     rows = "document.querySelectorAll('.rows .row').length > 3"
     turns = "document.querySelectorAll('.stage .turn').length > 2"
-    lines = (runs[0] / "trajectories" / "train.jsonl").read_bytes().splitlines(keepends=True)
-    place = sum(map(len, lines[: len(lines) // 64 * 32]))
-    first = f"{TRAINED[0]}/train/{place}"
-    second = f"{TRAINED[0]}/train/{place + len(lines[len(lines) // 64 * 32])}"
+    picture = "document.querySelector('#picture img')"
+    drawn = f"{turns} && {picture}?.complete && {picture}.naturalWidth > 100"
+    good, bad = same_task(runs[0] / "trajectories" / "train.jsonl")
+    first, second = (f"{TRAINED[0]}/train/{place}" for place in (good, bad))
     async with viewing(*runs) as (page, address):
 
         async def take(name: str, path: str, ready: str, **look: int | bool) -> None:
             await page.look_like(**({"width": 1280, "height": 860} | look))  # type: ignore[arg-type]
             await page.goto(f"{address}{path}")
-            await page.until(ready)
+            await page.until(f"{ready} && document.querySelector('#live').textContent === 'live'")
+            if name != "tokens":
+                await page.js("window.scrollTo(0, 0)")
             await save(page, given.out / f"view-{name}.png")
 
-        await take("runs", "/", "document.querySelectorAll('.chart').length >= 5")
+        await take("runs", "/?smooth=4", "document.querySelectorAll('.chart').length >= 5")
         await take("trajectories", "/trajectories?outcome=success", rows)
-        await take("episode", "/episode/babyai/expert/0?turn=2", turns, dark=True)
-        await take("phone", "/episode/babyai/expert/0?turn=2", turns, width=390, height=844)
-        await take("compare", f"/compare?a={quote(first)}&b={quote(second)}",
+        await take("episode", "/episode/babyai/expert/0?turn=2", drawn, dark=True)
+        await take("phone", "/episode/babyai/expert/0?turn=2", drawn, width=390, height=844)
+        await take("compare", f"/compare?a={quote(first, safe='')}&b={quote(second, safe='')}",
                    "document.querySelectorAll('.aligned > li').length > 1")  # fmt: skip
         await take("tokens", f"/episode/{first}?turn=2&view=tokens&colors=logprob",
                    "document.querySelectorAll('.tokens .tk').length > 9")  # fmt: skip
+
+
+def same_task(file: Path) -> tuple[int, int]:
+    """The places of a success and a failure of one task, with tokens, late in a run's training."""
+    place = 0
+    groups: dict[int, dict[bool, int]] = {}
+    for line in file.read_bytes().splitlines(keepends=True):
+        episode = msgspec.json.decode(line, type=Trajectory)
+        if episode.group == 0:
+            groups.setdefault(episode.step or 0, {}).setdefault(bool(episode.success), place)
+        place += len(line)
+    found = [group for group in groups.values() if len(group) == 2]
+    return found[-1][True], found[-1][False]
 
 
 @asynccontextmanager
@@ -161,7 +177,9 @@ async def save(page: Page, path: Path) -> None:
     await page.js("new Promise((found) => setTimeout(found, 300))")
     await page.screenshot(path)
     picture = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+    # This method keeps rare colors, such as those of a legend.
+    few = picture.quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
     print(f"{path}: {path.stat().st_size:,} bytes")
 
 

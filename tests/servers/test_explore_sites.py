@@ -178,6 +178,15 @@ def test_starting_a_task_resets_the_sites(client):
     assert client.get(issue).status_code == 404
 
 
+def test_starting_again_logs_in_who_has_logged_out(client):
+    client.post("/start", {"task": "reddit/1014/9"})
+    forum = client.explorer.links.shown(HOSTS["reddit"])
+    assert client.http.post(f"{forum}/logout", timeout=20).status_code == 200
+    assert ACCOUNTS["reddit"].username not in client.get(forum).text
+    client.post("/start", {"task": "reddit/1014/9"})
+    assert ACCOUNTS["reddit"].username in client.get(forum).text
+
+
 def test_the_panel_shows_the_goal_and_links_to_the_seven_sites(client):
     client.post("/start", {"task": "map/1202/11"})
     page = client.get(client.panel).text

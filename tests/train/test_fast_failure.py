@@ -69,7 +69,7 @@ def closed_port() -> int:
         ("horizon=[10,10]", "a horizon must increase from stage to stage, got [10, 10]"),
         ("horizon_schedule=adaptive horizon_threshold=0", "horizon_threshold is above 0, got 0"),
         ("--num-processes 3", "prompts_per_step 2 is not divisible by 3 processes"),
-        ("--accelerate none.yaml", "no accelerate config none.yaml; examples are in"),
+        ("--accelerate none.yaml", "no accelerate config none.yaml; one is starter:accelerate/"),
         ("model=./nothing", "no model in ./nothing: there is no config.json"),
         ("env=agentgym/TextCart-v0", "did you mean agentgym/TextCraft-v0?"),
         ("split=validation", "validation"),

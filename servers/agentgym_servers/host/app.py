@@ -222,38 +222,41 @@ class BodyReader:
 
         None if the client has disconnected. `declared` is the Content-Length, or 0.
         """
+        message = await receive()  # the protocol waits for its first byte: `LimitedProtocol`
+        if message["type"] == "http.disconnect":
+            return None
+        begin: bytes = message.get("body", b"")
+        if not message.get("more_body"):
+            return begin
         try:
-            return await self._read(receive, declared)
+            return await self._read_rest(begin, receive, declared)
         except TimeoutError:
             return WireError("bad_request", "the body did not arrive in time")
 
-    async def _read(self, receive: Receive, declared: int) -> bytes | None:
+    async def _read_rest(self, begin: bytes, receive: Receive, declared: int) -> bytes | None:
         now = asyncio.get_running_loop().time
-        chunks: list[bytes] = []
-        size = held = 0
-        more = True
+        chunks, size, held, more = [begin], len(begin), 0, True
         try:
             async with asyncio.timeout(self.SECONDS) as deadline:
                 ends = now() + self.SECONDS
                 while more and size <= self._limit:
+                    if not held and max(size, declared) > self.FREE_BYTES:
+                        deadline.reschedule(None)
+                        began = now()
+                        # Without a length, it may become as long as is allowed.
+                        held = await self._hold(min(declared or self._limit, self._limit))
+                        ends += now() - began
+                    deadline.reschedule(ends + size / self.FREE_BYTES)
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
                     more = message.get("more_body", False)
-                    if more and not held and max(size, declared) > self.FREE_BYTES:
-                        deadline.reschedule(None)
-                        began = now()
-                        # Without a length, it may become as long as is allowed.
-                        held = await self._hold(min(declared or self._limit, self._limit))
-                        ends += now() - began
-                    if more:
-                        deadline.reschedule(ends + size / self.FREE_BYTES)
         finally:
             if held:
                 await self._give_back(held)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return b"".join(chunks)
 
     async def _hold(self, size: int) -> int:
         async with self._returned:

@@ -95,7 +95,8 @@ class RequestGuard:
 MAX_HEAD_BYTES: Final = 65_536
 """The longest request line with header fields."""
 HEAD_S: Final = 10.0
-"""Seconds from the first byte of a request to the end of its header fields."""
+"""Seconds from the first byte of a request to the end of its header fields, and from there to the
+first byte of its body."""
 
 
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -115,16 +116,23 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         super().data_received(data)
         if self.cycle is not before:
             self._head_is_over()
+            if self.cycle.more_body and not self.cycle.body:
+                self._reject_later("The request's body did not begin")
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._reject(f"The request's head is above {MAX_HEAD_BYTES} bytes.")
-        elif self._head_bytes and self._head_ends is None:
-            message = f"The request's head took longer than {HEAD_S:g} seconds."
-            self._head_ends = self.loop.call_later(HEAD_S, self._reject, message)
+        elif not self._head_bytes:
+            self._head_is_over()  # the body has begun
+        elif self._head_ends is None:
+            self._reject_later("The request's head did not end")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
         self._head_is_over()
         super().connection_lost(exc)
+
+    def _reject_later(self, what: str) -> None:
+        message = f"{what} within {HEAD_S:g} seconds."
+        self._head_ends = self.loop.call_later(HEAD_S, self._reject, message)
 
     def _head_is_over(self) -> None:
         self._head_bytes = 0
