@@ -201,6 +201,8 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
             found[index] = {"final_obs": last[index], "final_info": found[index], **info}
 
     def _restart(self, which: Flags) -> dict[int, dict[str, Any]]:
+        if not which.any():
+            return {}  # a step without a reset does not replace a server that ended
         return self._reset_some(np.flatnonzero(which).tolist(), [None] * self.num_envs, {})
 
     def _reset_some(

@@ -106,27 +106,34 @@ def base_of(folder: Path) -> str:
     A path is looked up next to the adapters, so that both folders can be moved together, and then
     as it is. Raises `ConfigError` if there is no model at either place.
     """
-    values = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))
-    base = values.get("base_model_name_or_path")
+    base = _values(folder / ADAPTERS).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ConfigError(
-            f"{folder}/{ADAPTERS} has no base_model_name_or_path: set it to the adapters' model"
+            f"{folder}/{ADAPTERS} is not valid JSON with a base_model_name_or_path: set it to the "
+            "adapters' model"
         )
     moved = folder / BASE_FOLDER
-    relative = moved.read_text(encoding="utf-8").strip() if moved.is_file() else base
+    relative = _text_of(moved) if moved.is_file() else base
     named = local_path(relative) if relative.startswith(STARTER) else folder / relative
     places = [named, Path(base).expanduser()]
     for place in places:
-        if is_model(place):
+        if is_model(place) and place.resolve() != folder.resolve():
             return str(place)
     if not _is_path(base) and not moved.is_file():
         return base  # a hub id, or a GGUF file
     tried = " and ".join(dict.fromkeys(os.path.normpath(place.absolute()) for place in places))
+    delete = f" and delete {moved}" if moved.is_file() else ""
     raise ConfigError(
         f"the base model of the adapters in {folder} is missing: there is no model in {tried}. Put "
-        f"it there, or set base_model_name_or_path in {folder}/{ADAPTERS} and delete "
-        f"{folder}/{BASE_FOLDER}"
+        f"it there, or set base_model_name_or_path in {folder}/{ADAPTERS}{delete}"
     )
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {file}: {error}; delete it, or copy it again") from error
 
 
 def _is_path(name: str) -> bool:

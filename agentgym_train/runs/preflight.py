@@ -234,10 +234,17 @@ def prepared(
     server, the environment or a split is not available.
     """
     config.check_processes(processes)
+    addresses = list(config.servers)
     if isinstance(config, AgentEvolConfig):
-        _ = config.worlds  # an unknown environment is reported before a model is downloaded
+        # An unknown environment is reported before a model is downloaded.
+        addresses += [address for world in config.worlds for address in world.servers]
     elif config.env and not config.servers:
         full_id(config.env)
+    if config.token_file is not None and not addresses:
+        raise ConfigError(
+            "token_file (--token-file) needs servers: name their addresses, or leave it out; a "
+            "local server needs no token"
+        )
     check_libraries()
     if not is_loaded:
         config.check_model()

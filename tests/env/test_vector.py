@@ -258,9 +258,11 @@ def test_a_killed_local_server_is_replaced_once_at_the_reset(mode, caplog):
     envs.reset(seed=0, options={"task": "5"})
     old = envs._local.process
     old.kill()
+    old.wait()
     with caplog.at_level("WARNING"):
         _, rewards, _, truncations, _ = envs.step(["1"] * 3)
         assert np.isnan(rewards).all() and truncations.all()
+        assert (envs._local.process is old) == (mode is not AutoresetMode.SAME_STEP)
         if mode is AutoresetMode.DISABLED:
             envs.reset(seed=0, options={"task": "5"})
         _, rewards, _, truncations, infos = envs.step(["1"] * 3)

@@ -71,6 +71,29 @@ def test_a_missing_base_model_is_reported_with_both_places(adapters, tmp_path):
     assert found.about.endswith("policies/base")
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"base_model_name_or_path": 3}', "\udcff"])
+def test_adapters_with_a_broken_config_are_rejected(tmp_path, content):
+    (tmp_path / ADAPTERS).write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError, match="is not valid JSON with a base_model_name_or_path"):
+        check_available(str(tmp_path))
+
+
+def test_a_broken_place_of_the_base_model_is_rejected(adapters):
+    place = adapters / "base_model_folder.txt"
+    place.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"cannot read .*base_model_folder\.txt"):
+        base_of(adapters)
+    # Adapters are not their own base model.
+    place.write_text("")
+    assert Path(base_of(adapters)).name == "base"
+    place.unlink()
+    file = adapters / ADAPTERS
+    file.write_text(json.dumps({"base_model_name_or_path": "../model"}))
+    with pytest.raises(ConfigError, match="there is no model in") as caught:
+        base_of(adapters)
+    assert "delete" not in str(caught.value)
+
+
 def test_a_relative_base_model_of_an_earlier_version_is_found_at_both_places(adapters, tmp_path):
     (adapters / "base_model_folder.txt").unlink()
     file = adapters / ADAPTERS

@@ -13,9 +13,9 @@ import yaml
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.trust import names_in
 from agentgym_servers.worlds.textcraft.env import TextCraft
-from agentgym_train.config.methods import RLConfig
-from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.runs.preflight import world_of
+from agentgym_train.config.methods import AgentEvolConfig, RLConfig, World
+from agentgym_train.rollout.runner import RolloutRunner, Worlds
+from agentgym_train.runs.preflight import prepared, world_of
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 from tests.train.viewing import viewer
@@ -117,6 +117,28 @@ def test_a_config_or_the_variable_gives_the_token(guarded, token_file, monkeypat
         RolloutRunner(ENV, [guarded])
     monkeypatch.setenv("AGENTGYM_TOKEN", SECRET)
     RolloutRunner(ENV, [guarded]).close()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RLConfig(**NEEDED, token_file="token"),
+        AgentEvolConfig(**{**NEEDED, "env": ""}, envs=[World(env=ENV)], token_file="token"),
+    ],
+    ids=["rl", "agent_evol"],
+)
+def test_a_token_file_without_servers_is_rejected(config):
+    with pytest.raises(ConfigError, match=r"token_file \(--token-file\) needs servers"):
+        prepared(config)
+
+
+def test_every_environment_of_agent_evol_is_sent_the_token(guarded, token_file):
+    worlds = [World(env=ENV, servers=[guarded])]
+    given = {**NEEDED, "env": "", "envs": worlds}
+    with Worlds(AgentEvolConfig(**given, token_file=str(token_file))):
+        pass
+    with pytest.raises(BadRequest, match="requires a token"):
+        Worlds(AgentEvolConfig(**given))
 
 
 def test_a_stored_run_that_names_a_token_file_needs_trust():
