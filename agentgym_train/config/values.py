@@ -67,7 +67,7 @@ def local_path(name: str | Path) -> Path:
         for folder in _STARTERS:
             if (folder / wanted).exists():
                 return folder / wanted
-    known = starters()
+    known = [name for name in starters() if not name.startswith(f"{STARTER}accelerate/")]
     close = difflib.get_close_matches(text[:200], known, n=3, cutoff=0.6)
     raise ConfigError(f"there is no {text[:200]}; choose from {', '.join(close or known)}")
 
