@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import inf
@@ -227,6 +228,15 @@ class RunConfig(PolicyConfig):
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
         raise NotImplementedError
 
+    def collect_command(self) -> str:
+        """The command that collects an expert's episodes with this config's prompt."""
+        words = ["agentgym", "collect", "--env", self.env or "ID", "--policy", "expert"]
+        if self.instruction is not None:
+            words += ["--instruction", self.instruction]
+        if self.action_format != "plain":
+            words += ["--action-format", self.action_format]
+        return shlex.join(words)
+
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits that the run uses."""
@@ -278,14 +288,22 @@ def not_sampled(config: RunConfig) -> None:
 def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The values of a YAML file, with `key=value` overrides applied."""
     file = local_path(path)
+    if file.is_dir():
+        raise ConfigError(f"{path} is a folder; name a config file in it")
     if not file.is_file():
-        raise ConfigError(f"no config file {path}; the package contains {', '.join(starters())}")
+        configs = [name for name in starters() if name.endswith(".yaml")]
+        raise ConfigError(f"no config file {path}; the package contains {', '.join(configs)}")
     try:
         values = read_yaml(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} has no keys and values; write lines such as `steps: 100`")
+    if "compute_environment" in values:
+        raise ConfigError(
+            f"{path} is a config file of accelerate; name a training config first and pass this "
+            f"one as an option: agentgym train CONFIG --accelerate {path}"
+        )
     return merge(values, parse_overrides(overrides))
 
 
@@ -307,13 +325,13 @@ def check_trainer_args(trainer_args: Mapping[str, Any], **ours: str) -> None:
             raise ConfigError(f"trainer_args.{name} is set by {own}; write {own}: VALUE instead")
 
 
-def check_data(sources: Sequence[str]) -> None:
-    """Raise `ConfigError` if a source in `data` is missing."""
+def check_data(sources: Sequence[str], collect: str) -> None:
+    """Raise `ConfigError` if a source in `data` is missing; `collect` shows how to make one."""
     if not sources:
         raise ConfigError("data is empty; name at least one run folder or file of episodes")
     for source in map(Path, sources):
         if not source.is_file() and not (source / "run.json").is_file():
             raise ConfigError(
-                f"no episodes in {source}: it is neither a run folder nor a file. Collect some "
-                "with `agentgym collect --env ID --policy expert --out DIR`"
+                f"no episodes in {source}: it is neither a run folder nor a file. To collect "
+                f"some: {collect} --out {source}"
             )

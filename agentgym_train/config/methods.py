@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
+import msgspec
+
 from agentgym_env.errors import TEACHES, ConfigError
 from agentgym_env.registration import full_id
 from agentgym_train.config.base import (
@@ -208,7 +210,7 @@ class SFTConfig(RunConfig):
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
         _check_divides(self, "rows_per_step", processes)
-        check_data(self.data)
+        check_data(self.data, self.collect_command())
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -302,6 +304,7 @@ class AgentEvolConfig(RunConfig):
 
     def __post_init__(self) -> None:
         self.check_common()
+        object.__setattr__(self, "envs", list(map(_world, self.envs)))
         if bool(self.env) == bool(self.envs):
             raise ConfigError("name the environments with envs, or one with env")
         names = [world.env for world in self.worlds]
@@ -314,7 +317,7 @@ class AgentEvolConfig(RunConfig):
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
         _check_divides(self, "rows_per_step", processes)
         if self.data:
-            check_data(self.data)
+            check_data(self.data, self.collect_command())
 
     @property
     def worlds(self) -> list[World]:
@@ -369,6 +372,14 @@ def check_worlds(values: Mapping[str, Any]) -> None:
         check_keys(" in envs", map(str, world), (f.name for f in fields(World)))
 
 
+def _world(world: World | dict[str, Any]) -> World:
+    """An entry of envs; Python code may write it as in YAML."""
+    if isinstance(world, World):
+        return world
+    check_worlds({"envs": [world]})
+    return msgspec.convert(world, World)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPOConfig(RunConfig):
     """Settings of DPO on pairs of recorded episodes with the same start."""
@@ -415,7 +426,7 @@ class DPOConfig(RunConfig):
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
         _check_divides(self, "pairs_per_step", processes)
-        check_data(self.data)
+        check_data(self.data, self.collect_command())
 
     @property
     def splits(self) -> tuple[str, ...]:

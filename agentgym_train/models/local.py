@@ -147,6 +147,11 @@ def check_folder(path_or_id: str) -> None:
     if gguf_file(path_or_id) is not None:
         return
     path = local_path(path_or_id)
+    if path.name == "model" and len(path.parts) > 2 and not path.exists():
+        raise ConfigError(
+            f"no model in {path_or_id}: the run {path.parent} does not exist or has not finished; "
+            "train it first"
+        )
     is_a_path = _is_path(path_or_id)
     in_a_folder_here = "/" in path_or_id and path.parent.is_dir()
     if (is_a_path or in_a_folder_here) and not is_model(path):

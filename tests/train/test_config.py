@@ -17,6 +17,7 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.methods import (
     CONFIGS,
+    AgentEvolConfig,
     RLConfig,
     SFTConfig,
     World,
@@ -34,6 +35,7 @@ from agentgym_train.config.values import (
     parse_overrides,
 )
 from agentgym_train.data.collect import CollectConfig
+from agentgym_train.models.local import check_available
 from agentgym_train.runs.preflight import resumed_config
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
@@ -268,3 +270,34 @@ def test_the_shipped_configs_are_valid():
     assert found
     for path in found:
         read_method_config(path)
+
+
+def test_environments_in_python_may_be_mappings_as_in_yaml(tmp_path):
+    values = {"model": "m", "output_dir": str(tmp_path), "data": ["d"]}
+    config = AgentEvolConfig(**values, envs=[{"env": "textcraft", "horizon": 7}])
+    assert config.worlds[0].env == "agentgym/TextCraft-v0" and config.worlds[0].horizon == 7
+    with pytest.raises(ConfigError, match="unknown key horizn in envs"):
+        AgentEvolConfig(**values, envs=[{"env": "textcraft", "horizn": 7}])
+
+
+def test_the_error_about_missing_episodes_shows_how_to_collect_them(tmp_path):
+    config = SFTConfig(
+        model="m", output_dir="o", env="textcraft", instruction="Craft it.", data=["runs/none"]
+    )
+    with pytest.raises(ConfigError) as caught:
+        config.check_processes(1)
+    assert "--env textcraft --policy expert --instruction 'Craft it.' --out runs/none" in str(
+        caught.value
+    )
+
+
+def test_a_file_that_is_no_training_config_is_named_as_what_it_is():
+    with pytest.raises(ConfigError, match="config file of accelerate"):
+        read_config(Path("starter:accelerate/fsdp2.yaml"))
+    with pytest.raises(ConfigError, match="is a folder"):
+        read_config(Path("starter:textcraft/warm_policy"))
+
+
+def test_a_model_of_a_run_that_was_not_trained_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="runs/sft does not exist or has not finished"):
+        check_available(f"{tmp_path}/runs/sft/model")

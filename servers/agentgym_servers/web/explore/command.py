@@ -9,8 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from agentgym_servers.web.explore.panel import open_panel
-
 
 def sites(
     task: Annotated[
@@ -31,6 +29,8 @@ def sites(
 
     You are logged in, the task's goal is next to the page, and a button checks your answer.
     """
+    from agentgym_servers.web.explore.panel import open_panel  # needs the extra `web`
+
     console = Console(highlight=False)
     with open_panel(task, port) as (explorer, address):
         console.print(f"{address}   Press Ctrl-C to stop.", markup=False, soft_wrap=True)

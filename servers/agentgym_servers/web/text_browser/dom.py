@@ -11,7 +11,7 @@ from agentgym_env.errors import MissingExtra
 try:
     from lxml import etree
 except ModuleNotFoundError as error:
-    raise MissingExtra("The browser of text needs lxml: pip install 'agentgym-sdk[web]'") from error
+    raise MissingExtra("The web sites need lxml: pip install 'agentgym-sdk[web]'") from error
 
 COMMENT: Final = "#comment"
 SPACE: Final = " \t\n\r\f"

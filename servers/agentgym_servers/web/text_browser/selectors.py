@@ -18,7 +18,7 @@ try:
     from lxml import etree
 except ModuleNotFoundError as error:
     raise MissingExtra(
-        "The browser of text needs lxml and cssselect: pip install 'agentgym-sdk[web]'"
+        "The web sites need lxml and cssselect: pip install 'agentgym-sdk[web]'"
     ) from error
 
 Element = Any
