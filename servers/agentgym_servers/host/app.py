@@ -135,42 +135,58 @@ async def _serve_call(
     send: Send,
 ) -> None:
     headers = headers_of(scope)
-    content_type = headers.get(b"content-type", "")
-    authorization = headers.get(b"authorization", "")
     declared = content_length(headers)
     error = (
         guard.check_headers(headers)
-        or codec.unauthorized(scope["path"], authorization)
+        or codec.unauthorized(scope["path"], headers.get(b"authorization", ""))
         or codec.too_large(declared)
     )
-    body = error or await bodies.read(receive, declared)
-    if body is None:
+    if error is not None:
+        await _send(send, scope, codec.fail(error))
         return
-    if isinstance(body, bytes):
-        body = (
-            codec.too_large(len(body))
-            or check_content_type(scope["method"], body, content_type, accepted)
-            or body
-        )
+    body, held = await bodies.read(receive, declared)
+    try:
+        if isinstance(body, bytes):
+            content_type = headers.get(b"content-type", "")
+            body = (
+                codec.too_large(len(body))
+                or check_content_type(scope["method"], body, content_type, accepted)
+                or body
+            )
+        if isinstance(body, bytes):
+            answered = await answer(_http_call(scope, headers, body))
+        elif body is not None:
+            answered = codec.fail(body)
+    finally:
+        if held:
+            await bodies.give_back(held)
+    if body is not None:
+        await _send(send, scope, answered)
+
+
+def _http_call(
+    scope: MutableMapping[str, Any], headers: Mapping[bytes, str], body: bytes
+) -> HttpCall:
+    return HttpCall(
+        scope["method"],
+        scope["path"],
+        scope["query_string"].decode("latin-1"),
+        body,
+        headers.get(b"content-type", ""),
+        headers.get(b"accept", ""),
+        headers.get(b"authorization", ""),
+        headers,
+    )
+
+
+async def _send(
+    send: Send, scope: MutableMapping[str, Any], answered: Answer | HeadedAnswer
+) -> None:
     own_fields: Sequence[tuple[bytes, bytes]] = ()
-    if isinstance(body, WireError):
-        status, content_type, content = codec.fail(body)
-    else:
-        call = HttpCall(
-            scope["method"],
-            scope["path"],
-            scope["query_string"].decode("latin-1"),
-            body,
-            content_type,
-            headers.get(b"accept", ""),
-            authorization,
-            headers,
-        )
-        answered = await answer(call)
-        if isinstance(answered, HeadedAnswer):
-            own_fields = answered.headers
-            answered = answered.answer
-        status, content_type, content = answered
+    if isinstance(answered, HeadedAnswer):
+        own_fields = answered.headers
+        answered = answered.answer
+    status, content_type, content = answered
     fields = [
         (b"content-type", content_type.encode()),
         (b"content-length", b"%d" % len(content)),
@@ -205,7 +221,8 @@ class BodyReader:
     """Reads the bodies of requests, which may arrive slowly, or never end.
 
     A body has to arrive within 30 seconds, and one more for each 64 KiB. Bodies above 64 KiB wait
-    for their turn if unfinished ones already hold 64 MiB; smaller ones never wait.
+    for their turn if others, unfinished or not yet answered, already hold 64 MiB; smaller ones
+    never wait.
     """
 
     FREE_BYTES: Final = 65_536
@@ -217,25 +234,28 @@ class BodyReader:
         self._left = max(self.HELD_BYTES, limit)
         self._returned = asyncio.Condition()
 
-    async def read(self, receive: Receive, declared: int = 0) -> bytes | WireError | None:
-        """The body, read up to just over the limit, or why it is not read.
+    async def read(
+        self, receive: Receive, declared: int = 0
+    ) -> tuple[bytes | WireError | None, int]:
+        """The body, read up to just over the limit, or why it is not read; and the bytes held.
 
-        None if the client has disconnected. `declared` is the Content-Length, or 0.
+        The bytes are to be given back when the request is answered. None if the client has
+        disconnected. `declared` is the Content-Length, or 0.
         """
         message = await receive()  # the protocol waits for its first byte: `LimitedProtocol`
         if message["type"] == "http.disconnect":
-            return None
+            return None, 0
         begin: bytes = message.get("body", b"")
         if not message.get("more_body"):
-            return begin
-        try:
-            return await self._read_rest(begin, receive, declared)
-        except TimeoutError:
-            return WireError("bad_request", "the body did not arrive in time")
+            return begin, 0
+        return await self._read_rest(begin, receive, declared)
 
-    async def _read_rest(self, begin: bytes, receive: Receive, declared: int) -> bytes | None:
+    async def _read_rest(
+        self, begin: bytes, receive: Receive, declared: int
+    ) -> tuple[bytes | WireError | None, int]:
         now = asyncio.get_running_loop().time
         chunks, size, held, more = [begin], len(begin), 0, True
+        body: bytes | WireError | None = None
         try:
             async with asyncio.timeout(self.SECONDS) as deadline:
                 ends = now() + self.SECONDS
@@ -249,25 +269,30 @@ class BodyReader:
                     deadline.reschedule(ends + size / self.FREE_BYTES)
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return None
+                        return None, 0
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
                     more = message.get("more_body", False)
+            body = b"".join(chunks)
+        except TimeoutError:
+            body = WireError("bad_request", "the body did not arrive in time")
         finally:
-            if held:
-                await self._give_back(held)
-        return b"".join(chunks)
+            if held and not isinstance(body, bytes):
+                await self.give_back(held)
+                held = 0
+        return body, held
+
+    async def give_back(self, size: int) -> None:
+        """The request that held so many bytes is answered."""
+        self._left += size
+        async with self._returned:
+            self._returned.notify_all()
 
     async def _hold(self, size: int) -> int:
         async with self._returned:
             await self._returned.wait_for(lambda: self._left >= size)
             self._left -= size
         return size
-
-    async def _give_back(self, size: int) -> None:
-        self._left += size
-        async with self._returned:
-            self._returned.notify_all()
 
 
 async def _live(service: Service, receive: Receive, send: Send) -> None:

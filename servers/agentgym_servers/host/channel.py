@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,12 +17,8 @@ from msgspec import Struct
 
 from agentgym_env.wire import (
     JSON,
-    CloseReply,
-    CreateReply,
     EnvCard,
-    StepReply,
     TaskList,
-    WireError,
     decode,
     encode,
 )
@@ -126,25 +121,6 @@ def read_replies(path: str, body: bytes) -> list[Any]:
     """The replies in an answer's body."""
     replies: list[Any] = decode(body, _POSTS[path].gives)
     return replies
-
-
-def failed_reply(path: str, request: Any, error: WireError) -> Any:
-    """The reply to a request that its process could not answer."""
-    kind = _POSTS[path].gives.__args__[0]
-    if kind is CreateReply:
-        return CreateReply(error=error)
-    if kind is CloseReply:
-        return CloseReply(request.session)
-    if kind is StepReply:
-        return StepReply(request.session, request.turn, error=error)
-    return kind(session=request.session, error=error)
-
-
-def failed_replies(path: str, requests: Sequence[Any], code: str, text: str) -> list[Any]:
-    """Replies to requests that a process could not answer."""
-    return [
-        failed_reply(path, r, WireError(code, text, getattr(r, "session", None))) for r in requests
-    ]
 
 
 def pack(message: Ask | Answer) -> bytes:

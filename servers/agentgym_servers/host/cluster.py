@@ -19,12 +19,12 @@ from msgspec import Struct
 
 from agentgym_env.wire import decode
 from agentgym_servers.host import routes
+from agentgym_servers.host.batches import failed_replies
 from agentgym_servers.host.channel import (
     FIGURES,
     Ask,
     Channel,
     answer,
-    failed_replies,
     read_frame,
     read_replies,
 )

@@ -23,12 +23,12 @@ import msgspec
 from agentgym_env.errors import BadRequest, ServerStartFailed, UnknownSplit
 from agentgym_env.launch import child_environment
 from agentgym_env.wire import EnvCard, TaskList, WireError, decode
+from agentgym_servers.host.batches import ReplyLimit, failed_replies
 from agentgym_servers.host.channel import (
     DESCRIBE,
     FIGURES,
     Channel,
     Description,
-    failed_replies,
     read_replies,
 )
 from agentgym_servers.host.codec import Codec
@@ -73,12 +73,20 @@ class WorldProcess:
         self._past = Figures()  # what processes that have ended had counted, when last asked
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
-        """The replies to a batch, in order; one after another, each under its deadline."""
-        async with self._turn:
-            replies: list[Any] = []
-            for request in requests:
-                replies.extend(await self._ask_one(path, request))
-            return replies
+        """The replies to a batch, in order; one after another, each under its deadline.
+
+        Between two items of a batch, others are answered.
+        """
+        replies: list[Any] = []
+        limit = ReplyLimit()
+        for place, request in enumerate(requests):
+            if limit.reached:
+                return replies + limit.rejected(path, requests[place:])
+            async with self._turn:
+                part = await self._ask_one(path, request)
+            limit.add(part)
+            replies += part
+        return replies
 
     async def figures(self) -> Figures:
         """Its counters; for a busy process, those of the last query."""

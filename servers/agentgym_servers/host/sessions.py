@@ -39,6 +39,7 @@ from agentgym_env.wire import (
     WireError,
 )
 from agentgym_servers.host import routes
+from agentgym_servers.host.batches import Slices
 from agentgym_servers.host.codec import (
     Answer,
     Batch,
@@ -401,6 +402,7 @@ class Host:
     ) -> None:
         self.table = table
         self.codec = Codec(table, token=token, max_body_bytes=max_body_bytes, max_items=max_items)
+        self._slices = Slices(table.answer)
         self._reaping: asyncio.Task[None] | None = None
 
     def handle(
@@ -423,7 +425,7 @@ class Host:
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to a batch."""
-        return self.table.answer(path, requests)
+        return await self._slices.answer(path, requests)
 
     async def figures(self) -> Figures:
         """What the server counted."""

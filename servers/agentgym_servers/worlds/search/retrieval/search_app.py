@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,8 +39,9 @@ from agentgym_servers.worlds.search.retrieval.retriever import IndexRetriever
 logger = logging.getLogger(__name__)
 
 MAX_HITS = 100_000
-
 """Most passages that one call may ask for, over all its queries."""
+MAX_QUERIES = 4096
+_SLICE = 256
 
 _METHODS = {PATH: "POST", "/health": "GET"}
 
@@ -66,7 +67,7 @@ def make_search_app(
     """
     guarded = guard or RequestGuard()
     bodies = BodyReader(max_body_bytes)
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
+    searches = _Searches(retriever, threads)
 
     async def answer(scope: MutableMapping[str, Any], receive: Receive) -> _Answer | None:
         path = scope["path"]
@@ -77,16 +78,25 @@ def make_search_app(
             return _failed(404, "unknown_route", f"there is no {path[:100]}; POST to {PATH}")
         if scope["method"] != _METHODS[path]:
             return _failed(405, "wrong_method", f"{path} takes {_METHODS[path]}")
-        body = await bodies.read(receive, content_length(headers))
-        if body is None:
-            return None
-        if not isinstance(body, bytes):
-            return _failed(STATUS[body.code], body.code, body.message)
+        body, held = await bodies.read(receive, content_length(headers))
+        try:
+            if body is None:
+                return None
+            if not isinstance(body, bytes):
+                return _failed(STATUS[body.code], body.code, body.message)
+            return await answer_body(path, scope["method"], headers, body)
+        finally:
+            if held:
+                await bodies.give_back(held)
+
+    async def answer_body(
+        path: str, method: str, headers: Mapping[bytes, str], body: bytes
+    ) -> _Answer:
         if len(body) > max_body_bytes:
             text = f"the body is above {max_body_bytes} bytes; ask in several calls"
             return _failed(413, "too_large", text)
         content_type = headers.get(b"content-type", "")
-        error = check_content_type(scope["method"], body, content_type, (JSON,))
+        error = check_content_type(method, body, content_type, (JSON,))
         if error is not None:
             return _failed(STATUS[error.code], error.code, error.message)
         if path == "/health":
@@ -94,15 +104,49 @@ def make_search_app(
         query = _read(body, topk)
         if not isinstance(query, Query):
             return query
-        return await asyncio.get_running_loop().run_in_executor(pool, _search, retriever, query)
+        return await searches.answer(query)
 
     async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(pool, receive, send)
+            await _live(searches, receive, send)
         elif (answered := await answer(scope, receive)) is not None:
             await _send(send, scope, *answered)
 
     return app
+
+
+class _Searches:
+    """Searches in threads. Large calls wait for one another, and let others' searches pass."""
+
+    def __init__(self, retriever: Retriever, threads: int) -> None:
+        self._retriever = retriever
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
+        self._large = asyncio.Lock()
+
+    async def answer(self, query: Query) -> _Answer:
+        """The answer to a valid query."""
+        try:
+            if len(query.queries) <= _SLICE:
+                return _written(query, await self._search(query, 0))
+            found: list[list[Hit]] = []
+            async with self._large:
+                for begin in range(0, len(query.queries), _SLICE):
+                    found += await self._search(query, begin)
+            return _written(query, found)
+        except AgentGymError as error:
+            logger.warning("a search failed: %s", error)
+            return _failed(502, "retriever_failed", str(error))
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    async def _search(self, query: Query, begin: int) -> list[list[Hit]]:
+        queries = query.queries[begin : begin + _SLICE]
+        search = self._retriever.search
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, search, queries, query.topk or 1
+        )
 
 
 def _read(body: bytes, topk: int) -> Query | _Answer:
@@ -114,6 +158,9 @@ def _read(body: bytes, topk: int) -> Query | _Answer:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _failed(400, "bad_request", f"the body is not JSON: {error}")
     query.topk = query.topk or topk
+    if len(query.queries) > MAX_QUERIES:
+        text = f"the call has more than {MAX_QUERIES} queries; ask in several calls"
+        return _failed(413, "too_many_items", text)
     if len(query.queries) * query.topk > MAX_HITS:
         text = (
             f"{len(query.queries)} queries for {query.topk} passages each are more than "
@@ -123,13 +170,7 @@ def _read(body: bytes, topk: int) -> Query | _Answer:
     return query
 
 
-def _search(retriever: Retriever, query: Query) -> _Answer:
-    """The answer to a good question; in a thread."""
-    try:
-        found = retriever.search(query.queries, query.topk or 1)
-    except AgentGymError as error:
-        logger.warning("a search failed: %s", error)
-        return _failed(502, "retriever_failed", str(error))
+def _written(query: Query, found: list[list[Hit]]) -> _Answer:
     if query.return_scores:
         scored = [[ScoredDocument(_document(hit), hit.score) for hit in hits] for hits in found]
         return 200, _encode(ScoredReply(scored))
@@ -155,12 +196,12 @@ async def _send(send: Send, scope: MutableMapping[str, Any], status: int, conten
     await send({"type": "http.response.body", "body": content})
 
 
-async def _live(pool: ThreadPoolExecutor, receive: Receive, send: Send) -> None:
+async def _live(searches: _Searches, receive: Receive, send: Send) -> None:
     """Start with the server and stop with it."""
     await receive()
     await send({"type": "lifespan.startup.complete"})
     await receive()
-    pool.shutdown(cancel_futures=True)
+    searches.stop()
     await send({"type": "lifespan.shutdown.complete"})
 
 
