@@ -26,6 +26,7 @@ ENV_MAY_USE = {
     "gymnasium",
     "numpy",
     "requests",
+    "urllib3",
     "aiohttp",
     "msgspec",
     "typer",

@@ -11,12 +11,13 @@ import random
 import threading
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
 import requests
 import requests.adapters
+import urllib3
 
 from agentgym_env.errors import BadRequest, EnvironmentLost
 from agentgym_env.wire import JSON
@@ -39,6 +40,10 @@ class Attempts:
     def left_s(self) -> float:
         """Timeout of the next attempt in seconds."""
         return max(0.001, self._deadline - time.monotonic())
+
+    def is_over(self) -> bool:
+        """Whether the time is used up."""
+        return time.monotonic() >= self._deadline
 
     def pause_after(self, failure: str) -> float:
         """Seconds to wait before the next attempt; raises `EnvironmentLost` if there is none."""
@@ -64,6 +69,11 @@ class Attempts:
 _GATEWAY_STATUS = frozenset({502, 503, 504})
 
 _POOL_SIZE = 32
+
+_CHUNK_BYTES = 2**18
+
+MAX_REPLY_BYTES: Final = 256 * 2**20
+"""The longest reply that is read; our servers' replies are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +169,13 @@ class HttpTransport:
                     data=call.body or None,
                     timeout=attempts.left_s(),
                     allow_redirects=False,
+                    stream=True,
                 )
-            except requests.RequestException as error:
+                with response:
+                    answer = Answer(response.status_code, self._read(response.raw, attempts))
+            except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
                 pause_s = attempts.pause_after(_name(error))
             else:
-                answer = Answer(response.status_code, response.content)
                 if not _is_gateway_failure(answer):
                     return answer
                 pause_s = attempts.pause_after(f"status {answer.status}")
@@ -172,6 +184,16 @@ class HttpTransport:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+    def _read(self, raw: urllib3.HTTPResponse, attempts: Attempts) -> bytes:
+        body = bytearray()
+        # The timeout of a connection is that of each read; a reply may arrive a byte at a time.
+        while chunk := raw.read1(_CHUNK_BYTES, decode_content=True):
+            body += chunk
+            _check_size(self.address, len(body))
+            if attempts.is_over():
+                raise requests.ReadTimeout
+        return bytes(body)
 
 
 class AsyncHttpTransport:
@@ -200,7 +222,11 @@ class AsyncHttpTransport:
                     timeout=aiohttp.ClientTimeout(total=attempts.left_s()),
                     allow_redirects=False,
                 ) as response:
-                    answer = Answer(response.status, await response.read())
+                    body = bytearray()
+                    async for chunk in response.content.iter_any():
+                        body += chunk
+                        _check_size(self.address, len(body))
+                    answer = Answer(response.status, bytes(body))
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 pause_s = attempts.pause_after(_name(error))
             else:
@@ -276,6 +302,15 @@ def checked_address(address: str) -> str:
 def _is_gateway_failure(answer: Answer) -> bool:
     # A list is the host's own answer about its items, not a gateway's about the host.
     return answer.status in _GATEWAY_STATUS and not answer.body.startswith(b"[")
+
+
+def _check_size(address: str, size: int) -> None:
+    if size > MAX_REPLY_BYTES:
+        raise EnvironmentLost(
+            f"{address} sent a reply of more than {MAX_REPLY_BYTES} bytes; check that it is an "
+            "environment server",
+            code="too_large",
+        )
 
 
 def _headers(token: str | None) -> dict[str, str]:

@@ -108,6 +108,29 @@ class Wild(TextEnv):
         return f"{os.getpid()} {self.count}", 0.0, False
 
 
+class Heavy(TextEnv):
+    """Lists many actions, and its expert takes 10 milliseconds."""
+
+    instruction = "Wait."
+    tasks = TaskSet({"train": ["a"]})
+
+    def _reset(self, task: str) -> str:
+        return "What now?"
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        return "o" * 20_000, 0.0, False
+
+    def available_actions(self) -> list[str]:
+        """A megabyte of them."""
+        return [f"{number:100}" for number in range(10_000)]
+
+    def expert(self) -> Iterator[str]:
+        """Think, and wait."""
+        while True:
+            time.sleep(0.01)
+            yield "wait"
+
+
 def _endless() -> list[Any]:
     loop: list[Any] = []
     loop.append(loop)

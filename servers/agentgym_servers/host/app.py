@@ -108,7 +108,22 @@ def make_app(
 async def answer_call(service: Service, call: HttpCall) -> Answer:
     """Answer a call of our own protocol."""
     codec = service.codec
-    begun = codec.begin(
+    if len(call.body) <= BodyReader.FREE_BYTES:
+        begun = _begin(codec, call)
+    else:
+        # One in each iteration of the event loop: others are answered in between.
+        async with codec.decoding:
+            begun = _begin(codec, call)
+            await asyncio.sleep(0)
+    if isinstance(begun, Batch):
+        return codec.finish(begun, await service.ask(begun.route.path, begun.requests))
+    if isinstance(begun, Scrape):
+        return codec.show(begun, await service.figures())
+    return begun
+
+
+def _begin(codec: Codec, call: HttpCall) -> Answer | Batch | Scrape:
+    return codec.begin(
         call.method,
         call.path,
         call.query,
@@ -117,11 +132,6 @@ async def answer_call(service: Service, call: HttpCall) -> Answer:
         call.accept,
         call.authorization,
     )
-    if isinstance(begun, Batch):
-        return codec.finish(begun, await service.ask(begun.route.path, begun.requests))
-    if isinstance(begun, Scrape):
-        return codec.show(begun, await service.figures())
-    return begun
 
 
 async def _serve_call(

@@ -13,9 +13,12 @@ from agentgym_servers.host import routes
 _GIVES: Final = {route.path: route.gives for route in routes.ROUTES if route.takes is not None}
 
 SLICE: Final = 8
-"""Items of a batch that are answered without a pause."""
-PAUSE_AFTER_S: Final = 0.02
-MAX_REPLY_CHARS: Final = 32 * 2**20
+"""Items of a batch that are answered without a pause; fewer where they take long."""
+PAUSE_AFTER_S: Final = 0.005
+"""Others are answered after so many seconds."""
+_ITERATIONS: Final = 4
+"""Iterations of the event loop in each pause: it may accept only one connection in each."""
+MAX_REPLY_CHARS: Final = 16 * 2**20
 """Characters of text after which the further items of a batch are rejected."""
 
 
@@ -37,24 +40,29 @@ class Slices:
         async with self._large:
             replies: list[Any] = []
             limit = ReplyLimit()
-            began = time.monotonic()
-            for begin in range(0, len(requests), SLICE):
+            size, paused = SLICE, time.monotonic()
+            while len(replies) < len(requests):
                 if limit.reached:
-                    return replies + limit.rejected(path, requests[begin:])
-                part = self._answer(path, requests[begin : begin + SLICE])
+                    return replies + limit.rejected(path, requests[len(replies) :])
+                began = time.monotonic()
+                part = self._answer(path, requests[len(replies) : len(replies) + size])
                 limit.add(part)
                 replies += part
-                if time.monotonic() - began > PAUSE_AFTER_S:
-                    await asyncio.sleep(0)
-                    began = time.monotonic()
+                now = time.monotonic()
+                if now - began > PAUSE_AFTER_S:
+                    size = max(1, size // 2)
+                if now - paused > PAUSE_AFTER_S:
+                    for _ in range(_ITERATIONS):
+                        await asyncio.sleep(0)
+                    paused = time.monotonic()
             return replies
 
 
 class ReplyLimit:
-    """Counts the text of a batch's replies."""
+    """Counts the text of a batch's replies; `share` processes answer parts of it."""
 
-    def __init__(self) -> None:
-        self._left = MAX_REPLY_CHARS
+    def __init__(self, share: int = 1) -> None:
+        self._left = MAX_REPLY_CHARS // share
 
     @property
     def reached(self) -> bool:

@@ -6,6 +6,7 @@ HTTP application and the in-process transport share this, so they agree to the b
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -114,6 +115,8 @@ class Codec:
     ) -> None:
         self.max_body_bytes = max_body_bytes
         self.max_items = max_items
+        self.decoding = asyncio.Lock()
+        """Held while a large body is decoded."""
         self.figures = Figures()
         """Calls, items and errors; the session store counts the rest."""
         self.session_store = session_store

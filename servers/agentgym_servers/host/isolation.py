@@ -78,7 +78,7 @@ class WorldProcess:
         Between two items of a batch, others are answered.
         """
         replies: list[Any] = []
-        limit = ReplyLimit()
+        limit = ReplyLimit(self._settings.workers)
         for place, request in enumerate(requests):
             if limit.reached:
                 return replies + limit.rejected(path, requests[place:])

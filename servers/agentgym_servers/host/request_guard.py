@@ -12,7 +12,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -99,14 +99,48 @@ HEAD_S: Final = 10.0
 first byte of its body."""
 
 
-class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """uvicorn's protocol, with a limit on the size and duration of a request's head.
+MAX_UNREAD_BYTES: Final = 32 * 2**20
+"""What the replies that clients have not read may hold together."""
+READ_S: Final = 30.0
+"""Seconds that a client has to read a reply, and one more for each 64 KiB."""
 
-    It is checked before anything is known of the request, so nothing else can check it.
+
+class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """uvicorn's protocol, with limits on a request's head and on a reply that is not read.
+
+    The head is checked before anything is known of the request, so nothing else can check it.
     """
 
     _head_bytes = 0
     _head_ends: asyncio.TimerHandle | None = None
+    _read_ends: asyncio.TimerHandle | None = None
+    _unread: ClassVar[dict[LimitedProtocol, None]] = {}
+    """The connections whose clients do not read, the longest waiting first."""
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read; hang up if it does not, or if too many do not."""
+        super().pause_writing()
+        seconds = READ_S + self.transport.get_write_buffer_size() / MAX_HEAD_BYTES
+        self._read_ends = self.loop.call_later(seconds, self.transport.abort)
+        self._unread[self] = None
+        while len(self._unread) > 1 and self._unread_bytes() > MAX_UNREAD_BYTES:
+            longest = next(iter(self._unread))
+            longest._reply_is_read()
+            longest.transport.abort()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._reply_is_read()
+        super().resume_writing()
+
+    def _unread_bytes(self) -> int:
+        return sum(other.transport.get_write_buffer_size() for other in self._unread)
+
+    def _reply_is_read(self) -> None:
+        self._unread.pop(self, None)
+        if self._read_ends is not None:
+            self._read_ends.cancel()
+            self._read_ends = None
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived; reject a request whose head is too long."""
@@ -126,8 +160,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
             self._reject_later("The request's head did not end")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
         self._head_is_over()
+        self._reply_is_read()
         super().connection_lost(exc)
 
     def _reject_later(self, what: str) -> None:

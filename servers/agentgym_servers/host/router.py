@@ -16,10 +16,12 @@ from msgspec import UNSET
 
 from agentgym_env.wire import CreateReply
 from agentgym_servers.host import routes
+from agentgym_servers.host.batches import SLICE
 from agentgym_servers.host.codec import Codec
 from agentgym_servers.host.metrics import Figures
 
 _SEPARATOR = "."
+_CONCURRENT = 2
 _ELSEWHERE = frozenset({"too_many_sessions", "shutting_down"})
 """Why a process may refuse a session that another can take."""
 
@@ -52,9 +54,19 @@ class Router:
         self._partitions = list(partitions)
         self._count_codec = count_codec
         self._next = 0
+        self._large = asyncio.Semaphore(_CONCURRENT)
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
-        """The replies to a batch of the route at `path`, in order."""
+        """The replies to a batch of the route at `path`, in order.
+
+        A few large batches are answered at a time, as their replies are held until all are there.
+        """
+        if len(requests) <= SLICE:
+            return await self._ask(path, requests)
+        async with self._large:
+            return await self._ask(path, requests)
+
+    async def _ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         if path == routes.SESSIONS.path:
             return await self._create(requests)
         owners = [self._owner(request.session) for request in requests]

@@ -1,0 +1,100 @@
+"""Floods of a server, during which another client must be served in time."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import psutil
+import requests
+
+from hosting import Served
+
+POST = b"POST /v1/step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+MIB = 2**20
+
+
+class Attack:
+    """Connections that send what they are told to, in threads, until the attack ends."""
+
+    def __init__(
+        self, address: str, count: int, sends: Callable[[int], Iterator[bytes]], *, reads: bool
+    ) -> None:
+        host, port = address.removeprefix("http://").split(":")
+        self.ended = threading.Event()
+        self.answers: list[bytes] = []
+        self._where, self._sends, self._reads = (host, int(port)), sends, reads
+        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, number: int) -> None:
+        with closing(socket.create_connection(self._where)) as connection:
+            connection.settimeout(0.05)
+            try:
+                for part in self._sends(number):
+                    connection.sendall(part) if len(part) < 70_000 else self._push(connection, part)
+                    if self.ended.is_set():
+                        break
+            except OSError:
+                pass  # the server has closed the connection, or reads no more of it
+            if not self._reads:
+                self.ended.wait()
+            while not self.ended.is_set():
+                try:
+                    part = connection.recv(65536)
+                except TimeoutError:
+                    continue
+                except OSError:
+                    break
+                self.answers.append(part)
+                if not part:
+                    break
+
+    def _push(self, connection: socket.socket, part: bytes) -> None:
+        """Send a long text as far as it is read."""
+        left = memoryview(part)
+        while left and not self.ended.is_set():
+            try:
+                left = left[connection.send(left[:65536]) :]
+            except TimeoutError:
+                continue
+
+    def statuses(self) -> list[bytes]:
+        """The statuses of the answers so far."""
+        return [answer[9:12] for answer in self.answers if answer.startswith(b"HTTP/1.1 ")]
+
+    def stop(self) -> None:
+        self.ended.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@contextmanager
+def under(
+    server: Served, count: int, sends: Callable[[int], Iterator[bytes]], *, reads: bool = True
+) -> Iterator[Attack]:
+    """An attack during which another client is served in time and memory stays bounded."""
+    process = psutil.Process(server.process.pid)
+    idle = process.memory_info().rss
+    attack = Attack(server.address(), count, sends, reads=reads)
+    slowest, most = 0.0, idle
+    try:
+        until = time.monotonic() + 4
+        with requests.Session() as other:
+            while time.monotonic() < until:
+                began = time.monotonic()
+                assert other.get(f"{server.address()}/health", timeout=20).status_code == 200
+                slowest = max(slowest, time.monotonic() - began)
+                most = max(most, process.memory_info().rss)
+                time.sleep(0.02)
+        yield attack
+    finally:
+        attack.stop()
+    sys.stdout.write(f"slowest answer {slowest:.2f} s, memory +{(most - idle) / MIB:.0f} MiB\n")
+    assert slowest < 1
+    assert most - idle < 200 * MIB
