@@ -14,14 +14,14 @@ A process killed while writing leaves at most one incomplete line, which readers
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,21 +115,16 @@ class RunStore:
         self.append_trajectories(name, trajectories)
 
     def keep_steps(self, steps: int, name: str = "train") -> None:
-        """Remove what follows the first `steps` steps, which a resumed training repeats.
+        """Move away what follows the first `steps` steps, which a resumed training repeats.
 
         These are the episodes of `trajectories/NAME.jsonl` from the first one of a later step on,
-        their tokens, and the metrics of later steps.
+        their tokens, and the metrics of later steps. They are appended to files of the same names
+        in the folder `repeated`, which no command reads.
         """
-        end = _cut(
-            self.path / f"trajectories/{name}.jsonl",
-            lambda row: isinstance(row.get("step"), int) and row["step"] >= steps,
-        )
+        end = self._cut(f"trajectories/{name}.jsonl", "step", steps)
         if end is not None:
-            _cut(self.path / f"tokens/{name}.jsonl", lambda row: row.get("episode", -1) >= end)
-        _cut(
-            self.path / "metrics.jsonl",
-            lambda row: isinstance(row.get("step"), int) and row["step"] > steps,
-        )
+            self._cut(f"tokens/{name}.jsonl", "episode", end)
+        self._cut("metrics.jsonl", "step", steps + 1)
 
     def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
         """The metrics of all steps in order; for a repeated step, the last."""
@@ -147,6 +142,32 @@ class RunStore:
     def trajectories(self, name: str) -> tuple[list[Trajectory], list[BrokenLine]]:
         """The episodes of `trajectories/NAME.jsonl`."""
         return read_lines(self.path / "trajectories" / f"{name}.jsonl", Trajectory)
+
+    def _cut(self, name: str, key: str, first: int) -> int | None:
+        """Move the lines of a file from the first one whose `key` is `first` or more.
+
+        Returns its offset, or None if there is no such line or no file. Other lines that cannot be
+        read stay.
+        """
+        path = self.path / name
+        if not path.is_file():
+            return None
+        begin = 0
+        with path.open("r+b") as file:
+            for line in file:
+                value = _value_of(line, key)
+                if isinstance(value, int) and value >= first:
+                    break
+                begin += len(line)
+            else:
+                return None
+            file.seek(begin)
+            repeated = self.path / "repeated" / name
+            repeated.parent.mkdir(parents=True, exist_ok=True)
+            with repeated.open("ab") as copy:
+                shutil.copyfileobj(file, copy)
+            file.truncate(begin)
+        return begin
 
     def _append(self, name: str, lines: Iterable[bytes]) -> list[int]:
         return append_lines(self.path / name, lines)
@@ -167,25 +188,12 @@ def append_lines(path: Path, lines: Iterable[bytes]) -> list[int]:
     return begins
 
 
-def _cut(path: Path, is_later: Callable[[dict[str, Any]], bool]) -> int | None:
-    """Cut a file of JSON lines at the first line for which `is_later` holds; return its offset.
-
-    Returns None, and changes nothing, if there is no such line or no file. Other lines that cannot
-    be read stay.
-    """
-    if not path.is_file():
+def _value_of(line: bytes, key: str) -> Any:
+    """The value of a key in a line, or None."""
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any]).get(key)
+    except (ValueError, RecursionError):
         return None
-    begin = 0
-    with path.open("r+b") as file:
-        for line in file:
-            with contextlib.suppress(ValueError, RecursionError):
-                if is_later(msgspec.json.decode(line, type=dict[str, Any])):
-                    break
-            begin += len(line)
-        else:
-            return None
-        file.truncate(begin)
-    return begin
 
 
 def read_lines(path: Path, kind: type[_T]) -> tuple[list[_T], list[BrokenLine]]:

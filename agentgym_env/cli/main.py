@@ -6,6 +6,7 @@ the command that is called is imported.
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,8 @@ _OWN: Final = {
     "replay": "agentgym_env.cli.replay:replay",
 }
 """The commands of this package: `module:function`."""
+_DISK: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
 SUMMARIES: Final = {
     "envs": "List the registered environments.",
     "new": "Create a package with a new environment.",
@@ -95,10 +98,13 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
     try:
         with _naming_the_extra(_called(words)):
             yield
-    except (AgentGymError, RecursionError) as error:
-        if "--debug" in words:
+    except (AgentGymError, RecursionError, OSError, ExceptionGroup) as error:
+        full = _full_disk(error)
+        if "--debug" in words or (isinstance(error, OSError | ExceptionGroup) and full is None):
             raise
         message = str(error)
+        if full is not None:
+            message = f"{full}. Free some space; what is stored can be resumed"
         if isinstance(error, RecursionError):
             message = f"an input is nested too deeply ({message}); --debug shows where it is read"
         if isinstance(error, MissingExtra):
@@ -106,6 +112,13 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
         text = Text.assemble(("error:", "bold red"), " ", printable(message))
         Console(stderr=True).print(text, soft_wrap=True, highlight=False)
         sys.exit(2)
+
+
+def _full_disk(error: BaseException) -> OSError | None:
+    """The error of a full disk that an error is or contains."""
+    if isinstance(error, ExceptionGroup):
+        return next(filter(None, map(_full_disk, error.exceptions)), None)
+    return error if isinstance(error, OSError) and error.errno in _DISK else None
 
 
 def _show_version(wanted: bool) -> None:

@@ -296,6 +296,12 @@ def checked_address(address: str) -> str:
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise BadRequest(f"a server address must look like http://host:port, got {address!r}")
+    if "@" in parts.netloc:
+        # It would be stored in run folders and shown in messages.
+        raise BadRequest(
+            f"the address of {parts.hostname} contains a user name or password; use a token "
+            "(--token-file, AGENTGYM_TOKEN)"
+        )
     return address.rstrip("/")
 
 

@@ -182,8 +182,25 @@ MAXIMUM: Final[Mapping[str, float]] = {
     "gpu_memory_utilization": 1,
     "nccl_port": 65535,
     "gamma": 1,
+    "seed": 2**32 - 1,
     "lam": 1,
 }
+
+
+def check_arguments(where: str, values: Mapping[str, Any], kind: type) -> None:
+    """Raise `ConfigError` for a key that a library lacks, or for a plain value of a wrong type.
+
+    Mappings, lists and enumerations are left to the library.
+    """
+    hints = get_type_hints(kind)
+    check_keys(f" in {where}", values, (f.name for f in fields(kind)))
+    plain = {int, float, bool, str, type(None)}
+    for name, value in values.items():
+        if set(get_args(hints[name]) or (hints[name],)) <= plain:
+            try:
+                msgspec.convert(value, hints[name])
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{where}.{name}: {error}, got {value!r}") from error
 
 
 def check_types(config: Any) -> None:
@@ -243,7 +260,7 @@ def check_number(
     if value < minimum:
         raise ConfigError(f"{name} is at least {minimum:g}, got {value}")
     if value > maximum:
-        raise ConfigError(f"{name} is at most {maximum:g}, got {value}")
+        raise ConfigError(f"{name} is at most {maximum}, got {value}")
 
 
 class _Loader(yaml.SafeLoader):

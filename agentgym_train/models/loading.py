@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
 from accelerate import PartialState
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -27,7 +29,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentgym_env.errors import ConfigError, MissingExtra
-from agentgym_train.config.values import local_path
+from agentgym_train.config.values import check_arguments, local_path
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.local import (
     GGUFFile,
@@ -284,6 +286,7 @@ def lora_config(fields: Mapping[str, Any] | None) -> Any:
         from peft import LoraConfig
     except ModuleNotFoundError as error:
         raise MissingExtra("lora needs peft: pip install 'agentgym-sdk[train]'") from error
+    check_arguments("lora", fields, LoraConfig)
     try:
         return LoraConfig(**{**_DEFAULTS, **fields})
     except (TypeError, ValueError) as error:
@@ -339,7 +342,7 @@ def _load_errors(name: str) -> Iterator[None]:
     """Report what is wrong with a folder or repository that contains no usable policy."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
         reason = str(error).strip().partition("\n")[0][:300]
         raise ConfigError(
             f"cannot load {name!r} as a causal language model with its tokenizer: {reason}"

@@ -11,13 +11,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, is_dataclass, replace
+from errno import ENOSPC
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
 import yaml
 from accelerate import PartialState
 from rich.console import Console
+from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback
 
 from agentgym_env.actions import ActionFormat
@@ -97,18 +100,18 @@ def resume(
 
 
 def _checkpoint(store: RunStore, console: Console) -> str | None:
-    """The checkpoint to resume from, which is printed; None if there is none.
-
-    Removes what the steps after it have stored, because they are repeated.
-    """
+    """The checkpoint to resume from, which is printed; None if there is none."""
     # The first process chooses: others may see another state of the folder.
     checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
+    if checkpoint is None and gathered((store.path / "summary.json").is_file())[0]:
+        raise ConfigError(
+            f"{store.path} is complete and has no checkpoint to resume from; to train further, "
+            f"start a new run with model {store.path}/model and another output_dir"
+        )
     if checkpoint is None:
         console.print(f"{store.path} has no checkpoint; starting at step 0.", soft_wrap=True)
     else:
         console.print(f"Resuming from {checkpoint}.", soft_wrap=True)
-    if PartialState().is_main_process:
-        store.keep_steps(0 if checkpoint is None else int(checkpoint.rpartition("-")[2]))
     return checkpoint
 
 
@@ -219,6 +222,18 @@ def train(
             trainer.train(resume_from_checkpoint=checkpoint)
         except LastStepReached:
             console.print(f"All {trainer.state.max_steps} steps are already complete.")
+        except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
+            text = str(error)
+            # torch and safetensors say it in their own ways.
+            if "inline_container" in text or "No space left" in text:
+                raise OSError(ENOSPC, "No space left on device", str(store.path)) from error
+            damaged = not isinstance(error, RuntimeError) or "PytorchStreamReader" in text
+            if checkpoint is None or not damaged:
+                raise
+            raise ConfigError(
+                f"{checkpoint} is damaged ({text}); delete it, and the run resumes from the one "
+                "before"
+            ) from error
     if stop.asked and trainer.state.global_step < trainer.args.max_steps:
         raise KeyboardInterrupt
 

@@ -56,7 +56,9 @@ class Metrics(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """Start the bar at the current step."""
+        """Remove what later steps have stored, and start the bar at the current step."""
+        # Here the checkpoint is loaded: a resume that fails before has removed nothing.
+        self._store.keep_steps(state.global_step)
         self._progress.update(self._bar, total=state.max_steps, completed=state.global_step)
         self._progress.start_task(self._bar)
 
@@ -205,7 +207,8 @@ def last_checkpoint(folder: Path) -> str | None:
     """The newest complete checkpoint; incomplete ones of a killed process are skipped."""
     names = (HorizonState.FILE, CheckpointMarker.FILE)
     whole = [path.parent for name in names for path in folder.glob(f"checkpoint-*/{name}")]
-    numbered = [(int(path.name.rpartition("-")[2]), str(path)) for path in whole]
+    steps = {str(path): path.name.removeprefix("checkpoint-") for path in whole}
+    numbered = [(int(step), path) for path, step in steps.items() if step.isdecimal()]
     return max(numbered)[1] if numbered else None
 
 

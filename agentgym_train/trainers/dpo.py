@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.methods import DPOConfig
-from agentgym_train.config.values import check_keys
+from agentgym_train.config.values import check_arguments
 from agentgym_train.data.datasets import describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
@@ -259,8 +259,9 @@ def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
 
 
 def _check(config: DPOConfig) -> None:
-    """Raise `ConfigError` for a key that TRL's config does not have."""
-    check_keys(" in trainer_args", config.trainer_args, (f.name for f in fields(TrlDPOConfig)))
+    """Raise `ConfigError` for arguments that the libraries do not take."""
+    check_arguments("trainer_args", config.trainer_args, TrlDPOConfig)
+    lora_config(config.lora)
 
 
 def _prepare(

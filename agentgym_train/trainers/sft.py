@@ -8,7 +8,7 @@ nor gradient depends on how a step is divided, or whether rows are padded or pac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
 from agentgym_train.config.methods import AgentEvolConfig, SFTConfig
-from agentgym_train.config.values import check_keys
+from agentgym_train.config.values import check_arguments
 from agentgym_train.data.datasets import SFTDataset, check_rows
 from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.models.distributed import GatheredModel
@@ -181,8 +181,9 @@ def _inputs(layout: Layout) -> dict[str, Tensor]:
 
 
 def _check(config: SFTConfig | AgentEvolConfig) -> None:
-    """Raise `ConfigError` for a key that TRL's config does not have."""
-    check_keys(" in trainer_args", config.trainer_args, (f.name for f in fields(TrlSFTConfig)))
+    """Raise `ConfigError` for arguments that the libraries do not take."""
+    check_arguments("trainer_args", config.trainer_args, TrlSFTConfig)
+    lora_config(config.lora)
 
 
 def _prepare(

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.config.values import check_keys, trained_outcomes
+from agentgym_train.config.values import check_arguments, trained_outcomes
 from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pieces
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.distributed import GatheredModel, gathered
@@ -427,11 +427,6 @@ def trajectory_reward(
     return trajectory_reward
 
 
-def check_trl(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a key that TRL's config does not have."""
-    check_keys(" in trainer_args", values, (f.name for f in fields(GRPOConfig)))
-
-
 def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPOConfig:
     """TRL's config for a run; `config.trainer_args` takes precedence."""
     config.check_processes(PartialState().num_processes)
@@ -454,7 +449,8 @@ def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPO
 
 def _check(config: RLConfig) -> None:
     make_algorithm(config.algorithm, config.algorithm_args)
-    check_trl(config.trainer_args)
+    check_arguments("trainer_args", config.trainer_args, GRPOConfig)
+    lora_config(config.lora)
 
 
 def _prepare(

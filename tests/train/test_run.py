@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,8 +15,10 @@ import requests
 import yaml
 from safetensors.torch import load_file
 
-from agentgym_env.errors import teaches
+from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_store import RunStore
+from agentgym_train import AgentTrainer
+from agentgym_train.config.methods import read_config
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 
@@ -276,3 +280,51 @@ def test_training_on_two_addresses_goes_on_with_one(tmp_path, run):
 def steps_of(served) -> int:
     page = requests.get(served.address() + "/metrics", timeout=10).text
     return next(int(x.split()[1]) for x in page.splitlines() if x.startswith("agentgym_steps_tot"))
+
+
+@pytest.mark.slow
+def test_a_resume_that_fails_or_is_refused_loses_nothing(whole_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run[0], run)
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints" / "checkpoint-4")
+    shutil.copytree(run / "checkpoints" / "checkpoint-2", run / "checkpoints" / "checkpoint-2-copy")
+    weights = run / "checkpoints" / "checkpoint-2" / "model.safetensors"
+    whole = weights.read_bytes()
+    before = texts(run, "train")
+    for damaged in (b"garbage", whole[: len(whole) // 2]):
+        weights.write_bytes(damaged)
+        status, output = finish(Command("train", "--resume", run))
+        assert status == 2 and "Traceback" not in output, output
+        assert "checkpoint-2 is damaged" in output.replace("\n", "")
+        assert texts(run, "train") == before and len(RunStore.open(run).metrics()[0]) == 4
+    weights.write_bytes(whole)
+    status, output = finish(Command("train", "--resume", run))
+    assert status == 0, output
+    assert texts(run, "train") == before
+    moved = (run / "repeated" / "trajectories" / "train.jsonl").read_text().splitlines()
+    assert len(moved) == len(before) // 2
+
+    shutil.rmtree(run / "checkpoints")
+    args = replace(read_config(run / "config.yaml"), output_dir=str(run))
+    with (
+        AgentTrainer(args=args) as trainer,
+        pytest.raises(ConfigError, match="is complete and has no checkpoint"),
+    ):
+        trainer.train(resume_from_checkpoint=True)
+    assert texts(run, "train") == before
+
+
+@pytest.mark.slow
+def test_values_that_only_libraries_reject_leave_an_earlier_run_where_it_is(whole_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run[0], run)
+    config = run / "config.yaml"
+    for word, said in (
+        ("seed=5000000000", "seed is at most 4294967295"),
+        ("lora={r: x}", "lora.r: Expected `int`, got `str`"),
+        ("trainer_args={max_grad_norm: x}", "trainer_args.max_grad_norm: Expected `float`"),
+    ):
+        status, output = finish(Command("train", config, f"output_dir={run}", word))
+        assert status == 2 and said in output and "Traceback" not in output, output
+    assert (run / "summary.json").is_file() and list(tmp_path.iterdir()) == [run]
