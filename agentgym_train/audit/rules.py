@@ -19,6 +19,7 @@ from agentgym_env.wire import (
     encode,
 )
 from agentgym_train.config.base import PolicyConfig
+from agentgym_train.rollout.chat import rendered
 
 S = TypeVar("S")
 
@@ -169,14 +170,8 @@ class Template:
 
     def render(self, messages: list[dict[str, str]], generate: bool = True, **values: Any) -> str:
         """The text of a conversation, up to where the policy speaks if `generate`."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=generate,
-                **{**self._values, **values},
-            )
-        )
+        values = {**self._values, **values}
+        return rendered(self.tokenizer, messages, add_generation_prompt=generate, **values)
 
     def opening(self, observation: str) -> list[dict[str, str]]:
         """The first messages: instruction and first observation."""

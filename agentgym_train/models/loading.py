@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
 from accelerate import PartialState
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -28,7 +26,7 @@ from transformers import logging as hf_logging
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-from agentgym_env.errors import ConfigError, MissingExtra
+from agentgym_env.errors import AgentGymError, ConfigError, MissingExtra
 from agentgym_train.config.values import check_arguments, local_path
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.local import (
@@ -342,8 +340,12 @@ def _load_errors(name: str) -> Iterator[None]:
     """Report what is wrong with a folder or repository that contains no usable policy."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
+    except AgentGymError:
+        raise
+    except Exception as error:  # damaged files make the libraries raise anything
         reason = str(error).strip().partition("\n")[0][:300]
+        if not isinstance(error, OSError | ValueError):
+            reason = f"{type(error).__name__}: {reason}"
         raise ConfigError(
             f"cannot load {name!r} as a causal language model with its tokenizer: {reason}"
         ) from error

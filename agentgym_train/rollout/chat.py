@@ -7,9 +7,12 @@ delta. Nothing is tokenized twice. Knows nothing about models or environments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from threading import current_thread, main_thread
+from types import FrameType
+from typing import Any, Final
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.base import PolicyConfig
@@ -19,6 +22,31 @@ _FIRST = "XFIRSTX"
 _REPLY = "XREPLYX"
 _SECOND = "XSECONDX"
 _REASONING = "XREASONINGX"
+
+
+TEMPLATE_S: Final = 10.0
+"""Seconds that a chat template may take to render a conversation."""
+
+
+def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], **values: Any) -> str:
+    """The text of a conversation by a tokenizer's chat template.
+
+    Raises `TimeoutError` if the template takes too long, which is noticed in the main thread only,
+    and not on Windows. A template may raise anything.
+    """
+    if not hasattr(signal, "setitimer") or current_thread() is not main_thread():
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **values))
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"it did not end within {TEMPLATE_S:g} seconds")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, TEMPLATE_S)
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **values))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class TemplateRewritesHistory(ConfigError):
@@ -99,10 +127,8 @@ class Chat:
 
     def _render(self, messages: list[dict[str, str]], generate: bool = True) -> str:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=generate, **self._kwargs
-                )
+            return rendered(
+                self._tokenizer, messages, add_generation_prompt=generate, **self._kwargs
             )
         except Exception as error:  # a template runs code that may raise anything
             given = f" with chat_template_kwargs {self._kwargs}" if self._kwargs else ""
