@@ -476,7 +476,7 @@ CONFIGS: Final[Mapping[str, type[RunConfig]]] = {
 def method_config(values: Mapping[str, Any]) -> RunConfig:
     """The config of the method that the values name; RL is the default."""
     method = values.get("method", DEFAULT)
-    if method not in CONFIGS:
+    if not isinstance(method, str) or method not in CONFIGS:
         raise ConfigError(f"no method {method!r}; choose from {', '.join(CONFIGS)}")
     if method == "evolve":
         check_worlds(values)

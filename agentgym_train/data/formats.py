@@ -363,8 +363,11 @@ def _array(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
             continue
         yield _row(path, line, value)
         at = end
+    line += text.count("\n", seen, at)
     if at >= len(text):
-        yield BrokenLine(path, line + text.count("\n", seen), "the array is cut off")
+        yield BrokenLine(path, line, "the array is cut off")
+    elif text[at + 1 :].strip():
+        yield BrokenLine(path, line, "what follows the array is not read")
 
 
 def _decoded(data: bytes) -> Any:

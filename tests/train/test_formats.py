@@ -298,3 +298,10 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path):
         read_episodes(tmp_path / "nowhere.json")
     with pytest.raises(BadRequest, match="does not exist"):
         write_rows(tmp_path / "nowhere" / "x.jsonl", [])
+
+
+def test_what_follows_an_array_is_named(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text('[]\n{"messages": []}\n')
+    rows, broken = read_rows(path)
+    assert rows == [] and broken[0].reason == "what follows the array is not read"
