@@ -29,8 +29,12 @@ class Slices:
     replies was not carried out, and can be sent again.
     """
 
-    def __init__(self, answer: Callable[[str, Sequence[Any]], list[Any]]) -> None:
+    def __init__(
+        self, answer: Callable[[str, Sequence[Any]], list[Any]], processes: int = 1
+    ) -> None:
+        """`processes` answer parts of each batch."""
         self._answer = answer
+        self._processes = processes
         self._large = asyncio.Lock()
 
     async def answer(self, path: str, requests: Sequence[Any]) -> list[Any]:
@@ -39,7 +43,7 @@ class Slices:
             return self._answer(path, requests)
         async with self._large:
             replies: list[Any] = []
-            limit = ReplyLimit()
+            limit = ReplyLimit(self._processes)
             size, paused = SLICE, time.monotonic()
             while len(replies) < len(requests):
                 if limit.reached:
@@ -59,10 +63,10 @@ class Slices:
 
 
 class ReplyLimit:
-    """Counts the text of a batch's replies; `share` processes answer parts of it."""
+    """Counts the text of a batch's replies; `processes` answer parts of it."""
 
-    def __init__(self, share: int = 1) -> None:
-        self._left = MAX_REPLY_CHARS // share
+    def __init__(self, processes: int) -> None:
+        self._left = MAX_REPLY_CHARS // processes
 
     @property
     def reached(self) -> bool:

@@ -112,9 +112,19 @@ def answer(table: SessionTable, figures: Figures, ask: Ask) -> bytes:
     elif ask.path == FIGURES:
         body = encode(table.figures() + figures)
     else:
-        requests = decode(ask.body, _POSTS[ask.path].takes)
-        body = encode_replies(table.answer(ask.path, requests), JSON, table)[1]
+        return answer_with(table, ask, table.answer(ask.path, read_requests(ask)))
     return pack(Answer(ask.number, body))
+
+
+def read_requests(ask: Ask) -> list[Any]:
+    """The requests in a question."""
+    requests: list[Any] = decode(ask.body, _POSTS[ask.path].takes)
+    return requests
+
+
+def answer_with(table: SessionTable, ask: Ask, replies: list[Any]) -> bytes:
+    """The frame that answers a question with these replies."""
+    return pack(Answer(ask.number, encode_replies(replies, JSON, table)[1]))
 
 
 def read_replies(path: str, body: bytes) -> list[Any]:

@@ -19,18 +19,21 @@ from msgspec import Struct
 
 from agentgym_env.wire import decode
 from agentgym_servers.host import routes
-from agentgym_servers.host.batches import failed_replies
+from agentgym_servers.host.batches import SLICE, failed_replies
 from agentgym_servers.host.channel import (
     FIGURES,
     Ask,
     Channel,
     answer,
+    answer_with,
     read_frame,
     read_replies,
+    read_requests,
 )
 from agentgym_servers.host.logs import configure_logs
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.protocols.dispatch import app_of
+from agentgym_servers.host.request_guard import LimitedProtocol
 from agentgym_servers.host.router import Router
 from agentgym_servers.host.serving import listen, run_server
 from agentgym_servers.host.sessions import Host
@@ -48,12 +51,13 @@ def cluster_service(settings: ServeSettings, index: int, folder: Path) -> Router
         token=settings.token,
         max_body_bytes=settings.max_body_bytes,
         max_items=settings.max_items,
+        processes=settings.workers,
     )
     partitions = [
         _Own(host, _socket_path(folder, index)) if i == index else _Peer(_socket_path(folder, i))
         for i in range(settings.workers)
     ]
-    return Router(host.codec, partitions, count_codec=False)
+    return Router(host.codec, partitions, count_codec=False, concurrent=1)
 
 
 class _Own:
@@ -64,6 +68,7 @@ class _Own:
         self._socket_path = socket_path
         self._server: asyncio.Server | None = None
         self._visitors: set[asyncio.StreamWriter] = set()
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         return await self._host.ask(path, requests)
@@ -88,14 +93,24 @@ class _Own:
         try:
             while True:
                 ask = msgspec.msgpack.decode(await read_frame(reader), type=Ask)
-                # Answered at once and in order: inline worlds do not wait.
-                writer.write(answer(self._host.table, self._host.codec.figures, ask))
-                await writer.drain()
+                if ask.body.count(b"{") > SLICE:
+                    # Others' questions are answered in between.
+                    task = asyncio.create_task(self._answer_in_slices(ask, writer))
+                    self._answering.add(task)
+                    task.add_done_callback(self._answering.discard)
+                else:
+                    writer.write(answer(self._host.table, self._host.codec.figures, ask))
+                    await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             logger.debug("a peer hung up")
         finally:
             self._visitors.discard(writer)
             writer.close()
+
+    async def _answer_in_slices(self, ask: Ask, writer: asyncio.StreamWriter) -> None:
+        replies = await self._host.ask(ask.path, read_requests(ask))
+        if not writer.is_closing():
+            writer.write(answer_with(self._host.table, ask, replies))
 
 
 class _Peer:
@@ -167,6 +182,7 @@ def main() -> None:
         report.write("ready\n")
         report.close()
 
+    LimitedProtocol.max_unread_bytes //= settings.workers
     app = app_of(cluster_service(settings, orders.index, Path(orders.folder)), settings)
     with listen(settings.host, settings.port, shared=True) as listener:
         sys.exit(

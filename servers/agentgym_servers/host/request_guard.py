@@ -99,8 +99,6 @@ HEAD_S: Final = 10.0
 first byte of its body."""
 
 
-MAX_UNREAD_BYTES: Final = 32 * 2**20
-"""What the replies that clients have not read may hold together."""
 READ_S: Final = 30.0
 """Seconds that a client has to read a reply, and one more for each 64 KiB."""
 
@@ -114,6 +112,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     _head_bytes = 0
     _head_ends: asyncio.TimerHandle | None = None
     _read_ends: asyncio.TimerHandle | None = None
+    max_unread_bytes = 32 * 2**20
+    """What the replies that clients have not read may hold together."""
     _unread: ClassVar[dict[LimitedProtocol, None]] = {}
     """The connections whose clients do not read, the longest waiting first."""
 
@@ -123,7 +123,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         seconds = READ_S + self.transport.get_write_buffer_size() / MAX_HEAD_BYTES
         self._read_ends = self.loop.call_later(seconds, self.transport.abort)
         self._unread[self] = None
-        while len(self._unread) > 1 and self._unread_bytes() > MAX_UNREAD_BYTES:
+        while len(self._unread) > 1 and self._unread_bytes() > self.max_unread_bytes:
             longest = next(iter(self._unread))
             longest._reply_is_read()
             longest.transport.abort()

@@ -21,7 +21,6 @@ from agentgym_servers.host.codec import Codec
 from agentgym_servers.host.metrics import Figures
 
 _SEPARATOR = "."
-_CONCURRENT = 2
 _ELSEWHERE = frozenset({"too_many_sessions", "shutting_down"})
 """Why a process may refuse a session that another can take."""
 
@@ -49,12 +48,20 @@ class Partition(Protocol):
 class Router:
     """Serves several partitions of sessions; counts the codec if no partition does."""
 
-    def __init__(self, codec: Codec, partitions: Sequence[Partition], *, count_codec: bool) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        partitions: Sequence[Partition],
+        *,
+        count_codec: bool,
+        concurrent: int = 2,
+    ) -> None:
+        """`concurrent` large batches are answered at a time."""
         self.codec = codec
         self._partitions = list(partitions)
         self._count_codec = count_codec
         self._next = 0
-        self._large = asyncio.Semaphore(_CONCURRENT)
+        self._large = asyncio.Semaphore(concurrent)
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to a batch of the route at `path`, in order.

@@ -428,10 +428,12 @@ class Host:
         token: str | None = None,
         max_body_bytes: int = 16 * 2**20,
         max_items: int = MAX_ITEMS,
+        processes: int = 1,
     ) -> None:
+        """`processes` is how many processes serve sessions like this one."""
         self.table = table
         self.codec = Codec(table, token=token, max_body_bytes=max_body_bytes, max_items=max_items)
-        self._slices = Slices(table.answer)
+        self._slices = Slices(table.answer, processes)
         self._reaping: asyncio.Task[None] | None = None
 
     def handle(
