@@ -164,7 +164,7 @@ def greedy(episode: Episode, knowledge: Knowledge) -> Iterator[str]:
 
 def echo(episode: Episode, knowledge: Knowledge) -> Iterator[str]:
     """Some random actions; then every text seen so far, in forms of actions and of last actions."""
-    for _ in range(int(episode.draw.random() * 13)):
+    for _ in range(int(13 * episode.draw.random() ** 2)):  # often none: an action may end it
         yield _any_action(episode, knowledge)
     episode.crafted = True
     forms = [*knowledge.templates, Template("", "", "")]
