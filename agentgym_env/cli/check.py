@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -143,9 +144,11 @@ def _attack_line(report: AttackReport) -> str:
 
 def _episode_text(exploit: Exploit) -> str:
     """A finding, and the last turns of its episode."""
-    turns = list(enumerate(zip(exploit.actions, exploit.rewards, strict=False), 1))
+    rewards = [f"reward {reward:g}" for reward in exploit.rewards]
+    # The action that raised has no reward.
+    turns = list(enumerate(zip_longest(exploit.actions, rewards, fillvalue="no reply"), 1))
     shown = [
-        f"       turn {turn}, reward {reward:g}: {one_line(action, 160)}"
+        f"       turn {turn}, {reward}: {one_line(action, 160)}"
         for turn, (action, reward) in turns[-_TURNS_SHOWN:]
     ]
     left_out = len(turns) - len(shown)
