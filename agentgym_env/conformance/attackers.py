@@ -35,6 +35,8 @@ _MAX_ADDRESS: Final = 7_000
 _MAX_ECHO: Final = 50_000
 _MAX_CRAFTED: Final = 12
 _MAX_POOL: Final = 500
+_LONG_LIST: Final = 300
+_LIST_EVERY: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Episode:
     actions: list[str] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     success: bool = False
+    listed: list[str] = field(default_factory=list)
+    """Available actions, of this turn or of one of the last ten."""
     crafted: bool = False
     """Whether the attacker has begun with actions that do not depend on the task."""
     paid: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -278,9 +282,11 @@ def model_attacker(name: str, api_key: str | None) -> ModelAttacker:
 
 def _any_action(episode: Episode, knowledge: Knowledge) -> str:
     draw = episode.draw
-    listed = episode.env.available_actions()
-    if listed:
-        return _pick(listed, draw)
+    # A long list may take longer than a turn; most of an older one is still possible.
+    if len(episode.listed) <= _LONG_LIST or len(episode.actions) % _LIST_EVERY == 0:
+        episode.listed = episode.env.available_actions() or []
+    if episode.listed:
+        return _pick(episode.listed, draw)
     if knowledge.templates and draw.random() < 0.5:
         template = _pick(knowledge.templates, draw)
         return template.fill(_word_seen(template, episode))
