@@ -1,7 +1,10 @@
 """Rewards on our own sites: WebArena's loopholes, closed there and open where its rules apply."""
 
+import sys
+
 import pytest
 
+from agentgym_env.conformance.exploit import attack_environment
 from agentgym_servers.web.evaluation.evaluators import url_match
 from agentgym_servers.web.evaluation.own_rules import answer_limit, is_target
 from agentgym_servers.web.sites.embedded import embedded, page_exists
@@ -102,6 +105,19 @@ def test_an_answer_that_contains_everything_is_not_paid(env, every):
         echo = f"{' '.join(parts)} {env.reset(seed=0, options={'task': name})[0]}"
         assert env.step(f"send_msg_to_user({echo!r})")[1] == 0.0, name
     assert answered >= (30 if every > 1 else 700)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "finds"), [("original_rules:OriginalRules", True), ("agentgym/WebArena-v0", False)]
+)
+def test_attackers_exploit_the_original_rules_only(world, finds):
+    reports = {report.attacker: report for report in attack_environment(world, episodes=1000)}
+    found = {name: report.found for name, report in reports.items() if report.found}
+    sys.stdout.write(f"{world}: 200 episodes per attacker, findings {found}\n")
+    assert found.keys() >= ({"addresses"} if finds else set())
+    assert finds or not found
+    assert {e.kind for r in reports.values() for e in r.exploits} <= {"blind success"}
 
 
 @needs_chromium
