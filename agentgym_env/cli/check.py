@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from agentgym_env.cli.options import EnvId, EnvKwargs, json_object
 from agentgym_env.conformance import RULES, Finding, check_environment
+from agentgym_env.conformance.attackers import model_attacker
+from agentgym_env.conformance.exploit import EPISODES, AttackReport, Exploit, attack_environment
 from agentgym_env.errors import BadRequest
 from agentgym_env.printable import one_line
 from agentgym_env.registration import full_id
@@ -37,15 +44,48 @@ def check(
     max_step_time: Annotated[
         float, typer.Option(help="Seconds of a step above which to warn.", min=0)
     ] = 2.0,
+    exploit: Annotated[
+        bool, typer.Option("--exploit", help="Attack the rewards instead of checking the rules.")
+    ] = False,
+    episodes: Annotated[
+        int, typer.Option(help="Number of episodes of all attackers together.", min=1)
+    ] = EPISODES,
+    exploit_model: Annotated[
+        str,
+        typer.Option(
+            metavar="openai:MODEL@URL",
+            help="A language model to attack with too, at an OpenAI-compatible endpoint.",
+        ),
+    ] = "",
+    exploit_out: Annotated[
+        Path | None, typer.Option(help="File for the findings with their episodes (JSON Lines).")
+    ] = None,
+    api_key_env: Annotated[
+        str, typer.Option(help="Environment variable with the API key of the endpoint.")
+    ] = "OPENAI_API_KEY",
 ) -> None:
-    """Run the conformance checks of an environment.
+    """Run the conformance checks of an environment, or attack its rewards.
 
-    The exit status is 1 if a check fails. Warnings do not count as failures.
+    The exit status is 1 if a check fails or an attack succeeds. Warnings do not count as failures.
     """
     kwargs = json_object("--env-kwargs", env_kwargs)
     # Log messages about the invalid actions would hide the results.
     logging.getLogger("agentgym_servers").setLevel(logging.CRITICAL)
     console = Console(highlight=False)
+    if exploit or exploit_model:
+        model = (
+            model_attacker(exploit_model, os.environ.get(api_key_env)) if exploit_model else None
+        )
+        reports = attack_environment(
+            full_id(env_id),
+            kwargs,
+            episodes=episodes,
+            tasks_per_split=_number_of_tasks(tasks),
+            sessions=sessions,
+            time_limit_s=time_limit,
+            model=model,
+        )
+        sys.exit(_print_attacks(console, reports, exploit_out))
     findings = check_environment(
         full_id(env_id),
         kwargs,
@@ -65,6 +105,56 @@ def check(
     if broken:
         console.print(f"[bold red]{broken} of {len(RULES)} checks failed[/]")
         sys.exit(1)
+
+
+def _print_attacks(console: Console, reports: Iterator[AttackReport], out: Path | None) -> int:
+    """Print a line per attacker, and its first findings with their episodes; the exit status."""
+    found: list[Exploit] = []
+    total = 0
+    for report in reports:
+        total += report.found
+        found += report.exploits
+        mark = Text("FAIL", "bold red") if report.found else Text("ok  ", "green")
+        if not report.episodes:
+            mark = Text("n/a ", "yellow")
+        console.print(mark, Text(_attack_line(report)), soft_wrap=True)
+        for exploit in report.exploits[:_EPISODES_SHOWN]:
+            console.print(Text(_episode_text(exploit)), soft_wrap=True)
+    if out is not None:
+        out.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
+    if total:
+        console.print(f"[bold red]{total} episodes with findings[/]")
+    return int(total > 0)
+
+
+_EPISODES_SHOWN = 3
+_TURNS_SHOWN = 12
+
+
+def _attack_line(report: AttackReport) -> str:
+    if not report.episodes:
+        return f"{report.attacker}: no episode; it has nothing to try here, or time is up"
+    rate = report.episodes / report.seconds if report.seconds else 0.0
+    return (
+        f"{report.attacker}: {report.episodes:,} episodes, {report.turns:,} turns, {rate:,.0f} "
+        f"episodes/s; base rate {report.base_rate:.4f}, highest return without success "
+        f"{report.highest:g}; {report.found:,} findings"
+    )
+
+
+def _episode_text(exploit: Exploit) -> str:
+    """A finding, and the last turns of its episode."""
+    rewards = [f"reward {reward:g}" for reward in exploit.rewards]
+    # The action that raised has no reward.
+    turns = list(enumerate(zip_longest(exploit.actions, rewards, fillvalue="no reply"), 1))
+    shown = [
+        f"       turn {turn}, {reward}: {one_line(action, 160)}"
+        for turn, (action, reward) in turns[-_TURNS_SHOWN:]
+    ]
+    left_out = len(turns) - len(shown)
+    head = f"     {exploit.kind}: task {exploit.task!r}, seed {exploit.seed}: {exploit.detail}"
+    more = [f"       ... {left_out} turns before"] if left_out else []
+    return "\n".join([one_line(head), *more, *shown])
 
 
 def _number_of_tasks(text: str) -> int | Literal["all"] | None:

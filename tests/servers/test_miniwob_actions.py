@@ -113,3 +113,13 @@ def test_a_tree_is_taken_apart_line_by_line():
     assert sight.find("textbox") == "14"
     with pytest.raises(LookupError, match="shows no button OK"):
         sight.find("button", "OK")
+
+
+def test_a_long_text_is_inserted_and_not_typed_key_by_key():
+    longest = "a" * 1000
+    typed = parse_action(f"keyboard_type({longest!r})", WIDGETS)
+    assert typed == Action("keyboard_type", (longest,))
+    found = parse_action(f"keyboard_type({longest + 'b'!r})", WIDGETS)
+    assert isinstance(found, ActionProblem) and "keyboard_insert_text" in found.message
+    inserted = parse_action(f"keyboard_insert_text({longest + 'b'!r})", WIDGETS)
+    assert isinstance(inserted, Action)

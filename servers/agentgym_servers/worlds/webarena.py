@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 
 from agentgym_env.errors import BadRequest
@@ -24,13 +25,19 @@ from agentgym_servers.web.chromium.interpreter import web_python
 from agentgym_servers.web.chromium.messages import Cookie, LogIn, StartSites
 from agentgym_servers.web.chromium.workers import MAX_EPISODES
 from agentgym_servers.web.evaluation.evaluators import Judge, evaluate
+from agentgym_servers.web.evaluation.own_rules import PageExists
 from agentgym_servers.web.evaluation.page_access import Pages, Rest
 from agentgym_servers.web.evaluation.page_views import TextPages
 from agentgym_servers.web.evaluation.verified import Exchange
 from agentgym_servers.web.front.forward_gate import open_embedded, open_real
 from agentgym_servers.web.front.front import Listener
 from agentgym_servers.web.layouts import Browser, View, agentgym_text, browsergym_text, own_action
-from agentgym_servers.web.sites.embedded import Embedded, embedded, starting_cookies
+from agentgym_servers.web.sites.embedded import (
+    Embedded,
+    embedded,
+    page_exists,
+    starting_cookies,
+)
 from agentgym_servers.web.sites.rest import RealRest, SiteRest
 from agentgym_servers.web.sites.site import HOSTS
 from agentgym_servers.web.sites.site_map import SiteMap, embedded_sites, origins_of, real_sites
@@ -49,6 +56,8 @@ class Opened:
     close: Callable[[], None]
     exchanges: Callable[[], Sequence[Exchange]]
     """The requests and answers of the sites so far; real sites are not recorded."""
+    page_exists: PageExists | None
+    """Of our own sites, which have stricter rules; None on real ones."""
 
 
 def open_text(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
@@ -67,6 +76,7 @@ def open_text(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
         SiteRest(session),
         session.close,
         lambda: tuple(browser.exchanges),
+        partial(page_exists, session),
     )
 
 
@@ -89,7 +99,9 @@ def open_chromium(world: Embedded, sites: SiteMap, task: WebTask) -> Opened:
         listener.close()
         session.close()
 
-    return _in_chromium(start, sites, SiteRest(session), end, listener)
+    return _in_chromium(
+        start, sites, SiteRest(session), end, listener, partial(page_exists, session)
+    )
 
 
 def open_on_real_sites(sites: SiteMap, task: WebTask) -> Opened:
@@ -114,7 +126,12 @@ def open_on_real_sites(sites: SiteMap, task: WebTask) -> Opened:
 
 
 def _in_chromium(
-    start: StartSites, sites: SiteMap, rest: Rest, end: Callable[[], None], listener: Listener
+    start: StartSites,
+    sites: SiteMap,
+    rest: Rest,
+    end: Callable[[], None],
+    listener: Listener,
+    exists: PageExists | None = None,
 ) -> Opened:
     try:
         browser = ChromiumBrowser(start, origins_of(sites.bases).__contains__)
@@ -126,7 +143,7 @@ def _in_chromium(
         browser.close()
         end()
 
-    return Opened(browser, browser, rest, close, lambda: listener.exchanges)
+    return Opened(browser, browser, rest, close, lambda: listener.exchanges, exists)
 
 
 class Arena(Protocol):
@@ -221,7 +238,8 @@ class WebArena(TextEnv):
 
     ## Rewards
     1 where the answer, the address and the pages are as the task asks when the agent stops, by
-    WebArena's rules; else 0.
+    WebArena's rules; else 0. On embedded sites, the address must be the target's and have a page,
+    and an answer may have four times the characters of the reference, at least 40.
 
     ## Termination
     The episode terminates when the agent stops. It is truncated after 30 turns.
@@ -259,8 +277,8 @@ class WebArena(TextEnv):
         "click('ID'), fill('ID', 'TEXT'), select_option('ID', 'OPTION'), hover('ID')\n"
         "keyboard_press('Enter'), scroll(0, 200), noop()\n"
         "goto('URL'), go_back(), go_forward(), new_tab(), tab_focus(NUMBER), tab_close()\n"
-        "send_msg_to_user('ANSWER') - give the answer, or an empty one when all is done: it ends "
-        "the task\n"
+        "send_msg_to_user('ANSWER') - give the answer in a few words, or an empty one when all is "
+        "done: it ends the task\n"
         "report_infeasible('REASON') - the task cannot be done: it ends the task\n"
         "You are logged in wherever that is needed. http://home.test lists the sites."
     )
@@ -351,6 +369,7 @@ class WebArena(TextEnv):
             self._open.pages,
             rest=self._open.rest,
             judge=self._judge,
+            page_exists=self._open.page_exists,
         )
         return judged.score > 0
 

@@ -58,6 +58,10 @@ _MAX_CALLS: Final = 40
 
 _WAIT_MS: Final = 1000.0
 
+_MAX_TYPED: Final = 1000
+
+"""Characters that a browser types key by key well within a turn's time."""
+
 _BUTTONS: Final = ("left", "middle", "right")
 
 _MODIFIERS: Final = ("Alt", "Control", "ControlOrMeta", "Meta", "Shift")
@@ -162,6 +166,16 @@ def _bid(given: object) -> str:
     return str(given) if type(given) is int else _text(given)
 
 
+def _typed(given: object) -> str:
+    text = _text(given)
+    if len(text) > _MAX_TYPED:
+        raise ValueError(
+            f"at most {_MAX_TYPED} characters are typed key by key, got {len(text)}; insert a "
+            "longer text with keyboard_insert_text."
+        )
+    return text
+
+
 def _number(given: object) -> float:
     if isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e9:
         return float(given)
@@ -249,7 +263,7 @@ _ON_WIDGETS: Final[dict[str, Signature]] = {
         },
         "keyboard_down": _KEY,
         "keyboard_up": _KEY,
-        "keyboard_type": {"text": (_text, _REQUIRED)},
+        "keyboard_type": {"text": (_typed, _REQUIRED)},
         "keyboard_insert_text": {"text": (_text, _REQUIRED)},
 }  # fmt: skip
 

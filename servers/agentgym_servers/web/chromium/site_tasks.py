@@ -24,10 +24,10 @@ from agentgym_servers.web.evaluation.evaluators import evaluate
 from agentgym_servers.web.evaluation.page_access import JsonValue, ScriptError
 from agentgym_servers.web.front.front import Front
 from agentgym_servers.web.front.origins import Origins, open_origins
-from agentgym_servers.web.sites.embedded import embedded, starting_cookies
+from agentgym_servers.web.sites.embedded import embedded, page_exists, starting_cookies
 from agentgym_servers.web.sites.rest import SiteRest
 from agentgym_servers.web.sites.site import HOSTS, SiteSession, host_of
-from agentgym_servers.web.sites.site_map import SiteMap
+from agentgym_servers.web.sites.site_map import SiteMap, embedded_sites
 
 _PREFIX: Final = "agentgym.webarena"
 _VIEWPORT: Final = {"width": 1280, "height": 720}
@@ -87,9 +87,18 @@ class SiteTask(AbstractBrowserTask):  # type: ignore[misc]
         answer = messages[-1]["message"] if messages[-1]["role"] == "assistant" else _NOT_DONE
         assert self._session is not None
         judged = evaluate(
-            self._task, answer, self.sites, _Pages(page), rest=SiteRest(self._session)
+            self._task,
+            answer,
+            self.sites,
+            _Pages(page),
+            rest=SiteRest(self._session),
+            page_exists=self._page_exists,
         )
         return judged.score, True, "", {}
+
+    def _page_exists(self, url: str) -> bool:
+        assert self._session is not None
+        return page_exists(self._session, embedded_sites().resolve(self.sites.unresolve(url)))
 
     def teardown(self) -> None:
         """Close the sites."""

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlparse
 import msgspec
 
 from agentgym_env.errors import AgentGymError
+from agentgym_servers.web.evaluation.own_rules import PageExists, answer_limit, is_target
 from agentgym_servers.web.evaluation.page_access import Page, Pages, Rest, ScriptError
 from agentgym_servers.web.evaluation.site_functions import call_function, read_call
 from agentgym_servers.web.sites.site_map import SiteMap
@@ -286,8 +287,11 @@ def evaluate(
     *,
     rest: Rest | None = None,
     judge: Judge | None = None,
+    page_exists: PageExists | None = None,
 ) -> Judged:
     """Judge the answer with which the agent stopped, and the pages as it left them.
+
+    By WebArena's rules; with `page_exists`, by the stricter ones of `own_rules`.
 
     Raises `JudgeMissing` for a task that needs a judge where there is none, whatever the answer.
     """
@@ -301,9 +305,17 @@ def evaluate(
         match kind:
             case "string_match":
                 verdicts += match_answer(task, answer, judge)
+                if page_exists is not None and task.eval.reference_answers is not None:
+                    limit = answer_limit(task.eval.reference_answers)
+                    if len(answer.strip()) > limit:
+                        most = f"at most {limit} characters"
+                        verdicts.append(verdict("length", False, most, answer, "the answer"))
             case "url_match":
                 reference, url = task.eval.reference_url or "", pages.current().url
                 passed = url_match(reference, url)
+                if page_exists is not None:
+                    below = "program_html" in task.eval.eval_types
+                    passed &= is_target(reference, url, below=below) and page_exists(url)
                 verdicts.append(verdict("url_match", passed, reference, url, "the address"))
             case "program_html":
                 for item in task.eval.program_html:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from agentgym_servers.web.evaluation.evaluators import Judged, evaluate
 from agentgym_servers.web.evaluation.page_views import HtmlPage, TextPages, Written
 from agentgym_servers.web.front.session_site import Links
-from agentgym_servers.web.sites.embedded import Embedded, starting_cookies
+from agentgym_servers.web.sites.embedded import Embedded, page_exists, starting_cookies
 from agentgym_servers.web.sites.rest import SiteRest
 from agentgym_servers.web.sites.site import Request, Response, SiteSession
 from agentgym_servers.web.sites.site_map import embedded_sites
@@ -108,6 +109,7 @@ class Explorer:
             embedded_sites(),
             _Pages(shown, TextBrowser(self.session)),
             rest=SiteRest(self.session),
+            page_exists=partial(page_exists, self.session),
         )
 
     def _own(self, text: str) -> str:

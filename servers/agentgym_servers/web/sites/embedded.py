@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
@@ -155,6 +156,18 @@ def starting_cookies() -> Mapping[str, Mapping[str, str]]:
         host_of("reddit"): forum_site.logged_in_cookies(names["reddit"]),
         host_of("gitlab"): code_host_site.logged_in_cookies(names["gitlab"]),
     }
+
+
+def page_exists(session: SiteSession, url: str) -> bool:
+    """Whether a site answers with a page (200), to who is logged in from the start."""
+    parts = urlsplit(url)
+    try:
+        query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=1000)
+    except ValueError:
+        query = {}
+    cookies = starting_cookies().get(parts.netloc, {})
+    request = Request("GET", parts.netloc, unquote(parts.path or "/"), query, {}, cookies)
+    return session.answer(request).status == 200
 
 
 def _all_tasks(seed: int) -> list[ScriptedTask]:

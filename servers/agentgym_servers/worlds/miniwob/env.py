@@ -50,7 +50,7 @@ class MiniWoB(TextEnv):
     | `press('ID', 'KEY')` | press a key in an element |
     | `drag_and_drop('ID', 'ID')` | drag one element to another |
     | `keyboard_press('KEY')`, `keyboard_type('TEXT')` | use the keyboard |
-    | `keyboard_insert_text('TEXT')` | insert a text at once |
+    | `keyboard_insert_text('TEXT')` | insert a text at once, also of more than 1,000 characters |
     | `keyboard_down('KEY')`, `keyboard_up('KEY')` | hold and release a key |
     | `mouse_click(X, Y)`, `mouse_dblclick(X, Y)`, `mouse_move(X, Y)` | use the mouse at a place |
     | `mouse_down(X, Y)`, `mouse_up(X, Y)`, `mouse_drag_and_drop(X, Y, X, Y)` | drag at places |

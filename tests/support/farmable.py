@@ -1,0 +1,111 @@
+"""Environments with a reward that can be collected without solving the task, and sound ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agentgym_env import TaskSet, TextEnv
+from faulty import PaysAgain, Sound
+
+NAMES = ("Ada", "Bo", "Cy", "Di", "Ed", "Flo")
+
+
+class PaysAgainWithoutExpert(PaysAgain):
+    """Nothing to compare its rewards with."""
+
+    expert = TextEnv.expert
+
+
+class PaysOnceForNothing(PaysAgain):
+    """Pays a little for the first no, though the solution is paid at its end."""
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        observation, _, ended = super()._step(action)
+        first = action == "no" and "no" not in self.earlier
+        self.earlier.add(action)
+        return observation, 0.1 * first + ended, ended
+
+    def _reset(self, task: str) -> str:
+        self.earlier: set[str] = set()
+        return super()._reset(task)
+
+
+class PaysForEachStep(PaysAgain):
+    """Pays a third for each yes: partial reward, as it should be."""
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        observation, _, ended = Sound._step(self, action)
+        return observation, (action == "yes") / 3, ended
+
+
+class Raises(Sound):
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        if self.said == 1 and action == "no":
+            raise LookupError("no")
+        return super()._step(action)
+
+
+class Ask(TextEnv):
+    """Name one of the people, once; only the exact name counts."""
+
+    instruction = "Who is asked for? Answer <answer>NAME</answer>."
+    tasks = TaskSet({"train": list(NAMES[:4]), "test": list(NAMES[4:])})
+
+    def _reset(self, task: str) -> str:
+        self.name = task
+        return f"The people are {', '.join(NAMES)}. Asked for is number {NAMES.index(task)}."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        found = re.fullmatch(r"<answer>(.*)</answer>", action)
+        if found is None:
+            return "Answer <answer>NAME</answer>.", 0.0, False
+        right = self.is_right(found[1])
+        return "Thank you.", float(right), True
+
+    def is_right(self, answer: str) -> bool:
+        return answer == self.name
+
+    def expert(self) -> Iterator[str]:
+        """Name them."""
+        yield f"<answer>{self.name}</answer>"
+
+
+class AskLoosely(Ask):
+    """Accepts any answer with the name in it."""
+
+    def is_right(self, answer: str) -> bool:
+        return self.name in answer
+
+
+class Visit(TextEnv):
+    """Go to a page, and stop there."""
+
+    instruction = "Go to the page that is asked for: goto('URL'). Then stop('')."
+    tasks = TaskSet({"train": list(NAMES[:4]), "test": list(NAMES[4:])})
+
+    def _reset(self, task: str) -> str:
+        self.target, self.url = f"http://people.test/{task}", ""
+        return f"Page http://people.test/start. Go to the page of {task}."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        if action == "stop('')":
+            return "Bye.", float(self.is_there()), True
+        found = re.fullmatch(r"goto\('(.*)'\)", action)
+        self.url = found[1] if found else self.url
+        return f"Page {self.url}.", 0.0, False
+
+    def is_there(self) -> bool:
+        return self.url == self.target
+
+    def expert(self) -> Iterator[str]:
+        """Go there."""
+        yield f"goto('{self.target}')"
+        yield "stop('')"
+
+
+class VisitLoosely(Visit):
+    """Accepts any address that contains the page's, as WebArena's rule does."""
+
+    def is_there(self) -> bool:
+        return self.target.removeprefix("http://") in self.url
