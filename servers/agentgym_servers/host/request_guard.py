@@ -112,7 +112,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     _head_bytes = 0
     _head_ends: asyncio.TimerHandle | None = None
     _read_ends: asyncio.TimerHandle | None = None
-    max_unread_bytes = 32 * 2**20
+    max_unread_bytes = 16 * 2**20
     """What the replies that clients have not read may hold together."""
     _unread: ClassVar[dict[LimitedProtocol, None]] = {}
     """The connections whose clients do not read, the longest waiting first."""
