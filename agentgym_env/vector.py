@@ -264,15 +264,14 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         if not lacking:
             return
         self._client.close_many([s for i in lacking if (s := self._sessions[i]) is not None])
-        results = self._client.open_some(len(lacking))
-        for index, opened in zip(lacking, results, strict=True):
-            if isinstance(opened, EnvironmentLost):
-                self._sessions[index], self._failures[index] = None, opened
-            elif isinstance(opened, Session):
-                self._sessions[index] = opened
-            else:
-                self._client.close_many([s for s in results if isinstance(s, Session)])
-                raise opened
+        try:
+            opened = self._client.open_many(len(lacking))
+        except EnvironmentLost as failure:
+            for index in lacking:
+                self._sessions[index], self._failures[index] = None, failure
+            return
+        for index, session in zip(lacking, opened, strict=True):
+            self._sessions[index] = session
 
     def _step_some(
         self, indices: Sequence[int], actions: Sequence[str]

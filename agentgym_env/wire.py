@@ -13,13 +13,11 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 1
 MAX_SEED: Final = 2**63 - 1
 """The largest integer that every JSON and MessagePack reader supports."""
 Turn = Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)]
 """The number of a turn in a request; MessagePack has no longer integers to repeat it in a reply."""
-Number = Annotated[int, Meta(ge=1, le=MAX_SEED)]
-"""The number of an episode within its session."""
 MAX_ITEMS: Final = 4096
 """Default maximum of items per call."""
 JSON: Final = "application/json"
@@ -97,9 +95,6 @@ class ResetRequest(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     task: str | None = None
     split: str | None = None
-    episode: Number | None = None
-    """The episode's number within the session, above those before. With it, a request that is
-    late or repeated never starts another episode."""
 
 
 class ResetReply(Struct, frozen=True):
@@ -118,8 +113,6 @@ class StepRequest(Struct, frozen=True, forbid_unknown_fields=True):
     session: str
     turn: Turn
     action: str
-    episode: Number | None = None
-    """The number of the reset. With it, a late request never reaches the next episode."""
 
 
 class StepReply(Struct, frozen=True):

@@ -46,8 +46,7 @@ class AsyncEnvClient:
         )
         self._pool: ServerPool[AsyncTransport] = pool_of(servers, connect)
         self._card: EnvCard | None = None
-        self._opening = _Gathering(self._open_batch, self._discard)
-        self._discarding: set[asyncio.Task[Any]] = set()
+        self._opening = _Gathering(self._open_batch)
         self._gatherings: dict[Server[AsyncTransport], ServerGatherings] = {
             server: ServerGatherings(self) for server in self._pool.servers
         }
@@ -72,18 +71,8 @@ class AsyncEnvClient:
         return AsyncSession(state, self._gatherings[state.server])
 
     async def open_many(self, count: int) -> list[AsyncSession]:
-        """Open `count` sessions, spread over the servers; raises if not all can be opened.
-
-        If it is cancelled, the sessions are closed.
-        """
-        opening = asyncio.create_task(self.run(protocol.open_sessions(self._pool, count)))
-        self._discarding.add(opening)
-        opening.add_done_callback(self._discarding.discard)
-        try:
-            states = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(self._discard_result)
-            raise
+        """Open `count` sessions, spread over the servers; raises if not all can be opened."""
+        states = await self.run(protocol.open_sessions(self._pool, count))
         return [AsyncSession(state, self._gatherings[state.server]) for state in states]
 
     async def reset_many(
@@ -108,8 +97,6 @@ class AsyncEnvClient:
 
     async def close(self) -> None:
         """Close the connections. Sessions that are still open expire on the server."""
-        while unfinished := [*self._opening.deliveries(), *self._discarding]:
-            await asyncio.wait(unfinished)
         for server in self._pool.servers:
             await server.transport.close()
 
@@ -136,20 +123,9 @@ class AsyncEnvClient:
             return result
 
     async def _open_batch(self, items: list[None]) -> list[SessionState | AgentGymError]:
-        opened, failure = await self.run(protocol.open_some(self._pool, len(items)))
-        lacking = len(items) - len(opened)
-        # Its own for each: tasks that raise the same one mix up their tracebacks.
-        return [*opened, *(copy.copy(failure) for _ in range(lacking) if failure is not None)]
-
-    def _discard(self, states: Sequence[SessionState]) -> None:
-        """Close sessions that nobody waits for any more."""
-        closing = asyncio.create_task(self.run(protocol.close(states)))
-        self._discarding.add(closing)
-        closing.add_done_callback(self._discarding.discard)
-
-    def _discard_result(self, opening: asyncio.Task[list[SessionState]]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            self._discard(opening.result())
+        opened: list[SessionState | AgentGymError] = []
+        opened.extend(await self.run(protocol.open_sessions(self._pool, len(items))))
+        return opened
 
 
 class AsyncSession:
@@ -211,26 +187,16 @@ class ServerGatherings:
         self.step = _Gathering(step)
         self.expert = _Gathering(expert)
         self.actions = _Gathering(actions)
-        self.close = _Gathering(close, always=True)
+        self.close = _Gathering(close)
 
 
 class _Gathering(Generic[_Item, _Result]):
     """Collects the calls of one pass of the event loop and runs them as one batch."""
 
     def __init__(
-        self,
-        run: Callable[[list[_Item]], Awaitable[list[_Result | AgentGymError]]],
-        discard: Callable[[list[_Result]], None] | None = None,
-        *,
-        always: bool = False,
+        self, run: Callable[[list[_Item]], Awaitable[list[_Result | AgentGymError]]]
     ) -> None:
-        """`discard` receives the results of calls that were cancelled.
-
-        A call that is cancelled before it is sent is dropped, unless `always`.
-        """
         self._run = run
-        self._discard = discard
-        self._always = always
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[tuple[_Item, asyncio.Future[_Result]]] = []
         self._deliveries: set[asyncio.Task[None]] = set()
@@ -245,23 +211,10 @@ class _Gathering(Generic[_Item, _Result]):
             loop.call_soon(self._flush, loop)
         future: asyncio.Future[_Result] = loop.create_future()
         self._waiting.append((item, future))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            # The result may have come in the same pass of the loop.
-            came = future.done() and not future.cancelled() and future.exception() is None
-            if self._discard and came:
-                self._discard([future.result()])
-            raise
-
-    def deliveries(self) -> set[asyncio.Task[None]]:
-        """The batches under way in the running event loop."""
-        return self._deliveries if self._loop is asyncio.get_running_loop() else set()
+        return await future
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        batch = [
-            (item, future) for item, future in self._waiting if self._always or not future.done()
-        ]
+        batch = [(item, future) for item, future in self._waiting if not future.done()]
         self._waiting = []
         if batch:
             delivery = loop.create_task(self._deliver(batch))
@@ -282,18 +235,13 @@ class _Gathering(Generic[_Item, _Result]):
             for _, future in batch:
                 future.cancel()
             raise
-        unclaimed: list[_Result] = []
         for (_, future), result in zip(batch, results, strict=True):
             if future.done():
-                if not isinstance(result, AgentGymError):
-                    unclaimed.append(result)
                 continue
             if isinstance(result, AgentGymError):
                 future.set_exception(result)
             else:
                 future.set_result(result)
-        if unclaimed and self._discard:
-            self._discard(unclaimed)
 
 
 async def _send(call: tuple[Server[Any], Call]) -> Answer | EnvironmentLost:

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import quote
 
@@ -226,7 +225,6 @@ class SessionState:
         self.name = name
         self.server = server
         self._turn = 0
-        self._episode = 0
         self._over: str | None = "no episode was started"
         self._under_way = False
         self._lost: EnvironmentLost | None = None
@@ -258,7 +256,6 @@ class SessionState:
             None if seed is None else seed.__index__(),
             None if task is None else clean_text(task),
             None if split is None else clean_text(split),
-            self._episode + 1,
         )
 
     def end_reset(self, reply: ResetReply | AgentGymError) -> None:
@@ -266,7 +263,6 @@ class SessionState:
         self._end(reply)
         if isinstance(reply, ResetReply):
             self._turn, self._over = 0, None
-            self._episode += 1
 
     def begin_step(self, action: str) -> StepRequest:
         """The request for the next turn."""
@@ -274,7 +270,7 @@ class SessionState:
             raise BadRequest(f"an action is a str, got {type(action).__name__}")
         self._check_episode("call reset() before step()")
         self._begin()
-        return StepRequest(self.name, self._turn + 1, clean_text(action), self._episode)
+        return StepRequest(self.name, self._turn + 1, clean_text(action))
 
     def end_step(self, reply: StepReply | AgentGymError) -> None:
         """Receive the result of a step."""
@@ -401,24 +397,14 @@ def task_set(pool: ServerPool[Any]) -> Operation[TaskSet]:
 
 def open_sessions(pool: ServerPool[Any], count: int) -> Operation[list[SessionState]]:
     """Open `count` sessions on servers with free places; raises if not all can be opened."""
-    opened, failure = yield from open_some(pool, count)
-    if failure is not None:
-        yield from close(opened)
-        raise failure
-    return opened
-
-
-def open_some(
-    pool: ServerPool[Any], count: int
-) -> Operation[tuple[list[SessionState], AgentGymError | None]]:
-    """Open up to `count` sessions on servers with free places; why not all could be opened."""
     opened: list[SessionState] = []
     unusable: set[Server[Any]] = set()
     failure: AgentGymError | None = None
     while len(opened) < count:
         shares = pool.spread(count - len(opened), without=unusable)
         if not shares:
-            return opened, failure or EnvironmentLost("no server is left")
+            yield from close(opened)
+            raise failure or EnvironmentLost("no server is left")
         parcels = [(server, [CreateRequest()] * share) for server, share in shares]
         replies = yield from _post("/v1/sessions", CreateReply, parcels)
         for (server, _), created in zip(parcels, replies, strict=True):
@@ -429,7 +415,7 @@ def open_some(
                     _note_loss(server, reply)
                 else:
                     opened.append(SessionState(reply.session, server))
-    return opened, None
+    return opened
 
 
 def reset(items: Sequence[ResetItem]) -> Operation[list[ResetReply | AgentGymError]]:
@@ -516,37 +502,22 @@ def _ask(
 def _post(
     path: str, reply: type[R], parcels: Sequence[tuple[Server[Any], Sequence[Any]]]
 ) -> Operation[list[list[R | AgentGymError]]]:
-    """One list of results for each list of requests.
-
-    Items that a server rejected only because the other replies were long are sent again.
-    """
-    results: list[list[Any]] = [[None] * len(requests) for _, requests in parcels]
-    waiting = [list(range(len(requests))) for _, requests in parcels]
-    while any(waiting):
-        calls: list[tuple[Server[Any], Call]] = []
-        owners: list[tuple[int, list[int]]] = []  # parcel, the places of the call's items
-        for index, (server, requests) in enumerate(parcels):
-            places = iter(waiting[index])
-            asked = [requests[place] for place in waiting[index]]
-            for call, count in batch_calls(path, asked, server.max_items):
-                calls.append((server, call))
-                owners.append((index, list(islice(places, count))))
-            waiting[index] = []
-        answers = yield calls
-        for (server, _), (index, where), answer in zip(calls, owners, answers, strict=True):
-            replies = read_batch(answer, reply, len(where), server.address)
-            again = [_is_put_off(found) for found in replies]
-            for place, found in zip(where, replies, strict=True):
-                results[index][place] = found
-            if not all(again):
-                waiting[index] += [p for p, put_off in zip(where, again, strict=True) if put_off]
-            if isinstance(answer, EnvironmentLost):
-                server.back_off()
+    """One list of results for each list of requests."""
+    results: list[list[R | AgentGymError]] = [[] for _ in parcels]
+    calls: list[tuple[Server[Any], Call]] = []
+    owners: list[tuple[int, int]] = []  # parcel, how many items the call holds
+    for index, (server, requests) in enumerate(parcels):
+        for call, count in batch_calls(path, requests, server.max_items):
+            calls.append((server, call))
+            owners.append((index, count))
+    if not calls:
+        return results
+    answers = yield calls
+    for (server, _), (index, count), answer in zip(calls, owners, answers, strict=True):
+        results[index].extend(read_batch(answer, reply, count, server.address))
+        if isinstance(answer, EnvironmentLost):
+            server.back_off()
     return results
-
-
-def _is_put_off(found: object) -> bool:
-    return isinstance(found, BadRequest) and found.code == "too_large"
 
 
 def _note_loss(server: Server[Any], failure: AgentGymError) -> None:

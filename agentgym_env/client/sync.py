@@ -10,7 +10,6 @@ with EnvClient("http://127.0.0.1:8000") as client:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -75,15 +74,6 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         """Open `count` sessions, spread over the servers; raises if not all can be opened."""
         states = self._run(protocol.open_sessions(self._pool, count))
         return [Session(self, state) for state in states]
-
-    def open_some(self, count: int) -> list[Session | AgentGymError]:
-        """Open as many of `count` sessions as possible; for the others, the reason."""
-        states, failure = self._run(protocol.open_some(self._pool, count))
-        lacking = count - len(states)
-        return [
-            *(Session(self, state) for state in states),
-            *(copy.copy(failure) for _ in range(lacking) if failure is not None),
-        ]
 
     def reset_many(
         self, items: Sequence[tuple[Session, int | None, str | None, str | None]]

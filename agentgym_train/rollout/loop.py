@@ -241,7 +241,7 @@ class EpisodeRun:
             try:
                 async with self._clock.limit() as limit:
                     async with self._concurrency_limits.environment.call(self._clock):
-                        session = await client.open()
+                        session = await _opened(client)
                         if self._wrapping is not None:
                             session = self._wrapping.wrap(session)
                     outcome = await self._trials(session, step)
@@ -359,6 +359,17 @@ class EpisodeRun:
             policy=self._actor.name,
             usage=self._actor.used(),
         )
+
+
+async def _opened(client: AsyncEnvClient) -> AsyncSession:
+    """A new session; closed if the episode is cancelled while the session opens."""
+    opening = asyncio.ensure_future(client.open())
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        session = await opening
+        await session.close()
+        raise
 
 
 def _unpaid(turn: Turn) -> Turn:

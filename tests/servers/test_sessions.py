@@ -59,8 +59,7 @@ def test_a_repeated_turn_gets_the_stored_reply_and_is_not_played_again():
     (session,) = opened(table)
     reset(table, session, seed=0, task="5")
     first = step(table, session, 1, "4")
-    assert step(table, session, 1, "4") is first
-    assert code(step(table, session, 1, "5")) == "stale_turn", "another action"
+    assert step(table, session, 1, "5") is first
     assert table.figures().steps == 1
 
 
@@ -81,14 +80,14 @@ def test_stepping_before_the_reset_or_after_the_end_is_refused():
     reset(table, session, seed=0, task="5")
     step(table, session, 1, "5")
     assert code(step(table, session, 2)) == "episode_over"
-    assert step(table, session, 1, "5").terminated
+    assert step(table, session, 1).terminated
 
 
 def test_the_same_session_twice_in_a_batch_takes_its_turns_in_order():
     table = table_of()
     (session,) = opened(table)
     reset(table, session, seed=0, task="5")
-    turns = [(1, "1"), (2, "2"), (2, "2"), (4, "4")]
+    turns = [(1, "1"), (2, "2"), (2, "9"), (4, "4")]
     replies = table.step([StepRequest(session, turn, action) for turn, action in turns])
     assert [code(reply) for reply in replies] == [None, None, None, "stale_turn"]
     assert replies[2] is replies[1]

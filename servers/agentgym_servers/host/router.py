@@ -94,29 +94,23 @@ class Router:
         await asyncio.gather(*(partition.stop() for partition in self._partitions))
 
     async def _create(self, requests: Sequence[Any]) -> list[CreateReply]:
-        """Spread new sessions evenly; one that its process refuses is tried at the others.
-
-        A process that refused is not asked again.
-        """
+        """Spread new sessions evenly; one that its process refuses is tried at the others."""
         count = len(self._partitions)
         # Kept here: calls that run beside this one must not choose the same partition again.
         first = self._next
         self._next = (first + len(requests)) % count
-        usable = [(first + place) % count for place in range(count)]
         replies: list[Any] = [None] * len(requests)
         waiting = list(range(len(requests)))
-        while waiting and usable:
-            owners = [usable[number % len(usable)] for number in range(len(waiting))]
+        for attempt in range(count):
+            owners = [(first + place + attempt) % count for place in waiting]
             created = await self._ask_each(
                 routes.SESSIONS.path, [requests[place] for place in waiting], owners
             )
             for place, reply in zip(waiting, created, strict=True):
                 replies[place] = reply
-            refused = {
-                o for o, place in zip(owners, waiting, strict=True) if _is_refused(replies[place])
-            }
-            usable = [owner for owner in usable if owner not in refused]
             waiting = [place for place in waiting if _is_refused(replies[place])]
+            if not waiting:
+                break
         return replies
 
     async def _ask_each(

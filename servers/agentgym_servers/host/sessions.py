@@ -68,22 +68,12 @@ class Session:
     over: bool = True
     reply: StepReply | None = None
     """The answer to the last turn, for a client that asks again."""
-    action: str = ""
-    """The action of the last turn."""
-    episode: int = 0
-    """The number of the episode, if its reset had one."""
-    began: tuple[ResetRequest, ResetReply] | None = None
-    """The reset and its answer, until the first turn."""
 
 
 def refused_turn(session: Session, request: StepRequest) -> StepReply:
     """The reply to an invalid turn."""
-    if request.episode not in (None, session.episode):
-        code, text = "stale_turn", _stale(request.episode, session)
-    elif session.turn < 0:
+    if session.turn < 0:
         code, text = "episode_over", "no episode was started; reset the session before stepping it"
-    elif request.turn == session.turn and session.reply is not None:
-        code, text = "stale_turn", f"turn {request.turn} was taken with another action"
     elif request.turn != session.turn + 1:
         code = "stale_turn"
         text = f"turn {request.turn} cannot be taken: the next one is {session.turn + 1}"
@@ -91,10 +81,6 @@ def refused_turn(session: Session, request: StepRequest) -> StepReply:
         code, text = "episode_over", "the episode has ended; reset the session before stepping it"
     error = WireError(code, text, request.session)
     return StepReply(request.session, request.turn, error=error)
-
-
-def _stale(episode: int | None, session: Session) -> str:
-    return f"episode {episode} is not the session's, which is {session.episode}"
 
 
 def close_env(env: TextEnv) -> None:
@@ -210,12 +196,10 @@ class SessionTable:
                 or request.turn != session.turn + 1
                 or session.over
                 or session.used <= oldest_allowed
-                or (request.episode != session.episode and request.episode is not None)
             ):
                 replies.append(self._repeat_or_refuse(request, now))
                 continue
-            session.used, session.turn, session.action = now, request.turn, request.action
-            session.began = None
+            session.used, session.turn = now, request.turn
             began = time.perf_counter()
             try:
                 reply = StepReply(request.session, request.turn, *session.env.step(request.action))
@@ -303,11 +287,6 @@ class SessionTable:
             text = f"a seed is a whole number from 0 to {MAX_SEED}, got {cut(str(request.seed))}"
             error = WireError("bad_request", text, request.session)
             return ResetReply(request.session, error=error)
-        if request.episode is not None and request.episode <= session.episode:
-            if session.began is not None and session.began[0] == request:
-                return session.began[1]
-            error = WireError("stale_turn", _stale(request.episode, session), request.session)
-            return ResetReply(request.session, error=error)
         named = {"task": request.task, "split": request.split}
         options = {key: value for key, value in named.items() if value is not None}
         try:
@@ -315,22 +294,14 @@ class SessionTable:
         except Exception as error:
             return ResetReply(request.session, error=self._error(request.session, error))
         session.turn, session.over, session.reply = 0, False, None
-        session.episode = request.episode or session.episode
-        reply = ResetReply(request.session, 0, observation, info)
-        session.began = (request, reply)
-        return reply
+        return ResetReply(request.session, 0, observation, info)
 
     def _repeat_or_refuse(self, request: StepRequest, now: float) -> StepReply:
         session = self._find(request.session, now)
         if session is None:
             error = unknown_session(request.session)
             return StepReply(request.session, request.turn, error=error)
-        if (
-            session.reply is not None
-            and request.turn == session.turn
-            and request.action == session.action
-            and request.episode in (None, session.episode)
-        ):
+        if session.reply is not None and request.turn == session.turn:
             return session.reply
         return refused_turn(session, request)
 
