@@ -79,7 +79,7 @@ class WireError(Struct, frozen=True):
     session: str | None = None
 
 
-class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Open one session. `env`: the id to serve it from, when a server has several.
 
     `/v1/close` also takes the `key`, for a client that got no reply and so no name.
@@ -96,7 +96,7 @@ class CreateReply(Struct, frozen=True):
     error: WireError | UnsetType = UNSET
 
 
-class ResetRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class ResetRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Start an episode in a session.
 
     With `episode`, which must be above the last one's number, the request can be repeated safely.
@@ -120,7 +120,7 @@ class ResetReply(Struct, frozen=True):
     error: WireError | UnsetType = UNSET
 
 
-class StepRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class StepRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The `turn`-th step of the episode, counted from 1. The last turn answered may be repeated.
 
     With `episode`, a request that arrives after the next reset is rejected.
