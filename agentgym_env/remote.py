@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import EntryPoint
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import gymnasium
 
+from agentgym_env.client.opening import CallLimits
 from agentgym_env.client.sync import EnvClient, Session
 from agentgym_env.client.transports import InProcessTransport
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver, MissingExtra
@@ -158,6 +159,13 @@ class RemoteEnv(gymnasium.Env[str, str]):
                 self._replace_server(wait_before_replacing(lost))
         if self._session is not None:
             self._session.close()
+        for _ in range(self._limits.retries):
+            self._session = self._client.open()
+            try:
+                return self._session.reset(seed=seed, task=task, split=split)
+            except EnvironmentLost as lost:
+                if lost.code != "unknown_session":  # the process that held it has ended
+                    raise
         self._session = self._client.open()
         return self._session.reset(seed=seed, task=task, split=split)
 
@@ -170,13 +178,6 @@ class RemoteEnv(gymnasium.Env[str, str]):
         return True
 
 
-class CallLimits(NamedTuple):
-    """Limits of each call of a client."""
-
-    timeout_s: float
-    retries: int
-
-
 def replaced_client(
     client: EnvClient, local: LocalServer | None, limits: CallLimits, wait_s: float
 ) -> EnvClient | None:
@@ -187,13 +188,15 @@ def replaced_client(
     if local is None or not local.replace_ended(wait_s):
         return None
     client.close()
-    return EnvClient(local.address, token=NO_TOKEN, **limits._asdict())
+    return EnvClient(
+        local.address, token=NO_TOKEN, timeout_s=limits.timeout_s, retries=limits.retries
+    )
 
 
 def wait_before_replacing(lost: EnvironmentLost) -> float:
     """Seconds to wait for the process of a server to end, after a failed call."""
     # A process that was killed closes its connections before it has ended.
-    return _ENDING_S if lost.code in ("unreachable", "timeout") else 0.0
+    return _ENDING_S if lost.code in ("unreachable", "unanswered", "timeout") else 0.0
 
 
 def connect(

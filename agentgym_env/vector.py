@@ -23,10 +23,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from agentgym_env.client.opening import CallLimits
 from agentgym_env.client.sync import Session
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, EpisodeOver, at_fault
 from agentgym_env.remote import (
-    CallLimits,
     check_render_mode,
     checked_card,
     connect,
@@ -217,8 +217,8 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         infos: dict[int, dict[str, Any]] = {}
         waiting = list(indices)
         replaced = self._replace_server(0.0)
-        # A session that expired is replaced once, and so is a server that died.
-        for _ in range(2):
+        # What is lost is tried once more; sessions whose process ended, `retries` times more.
+        for attempt in range(2 + self._limits.retries):
             self._open_sessions(waiting)
             items = [(i, s) for i in waiting if (s := self._sessions[i]) is not None]
             replies = self._client.reset_many(
@@ -235,7 +235,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
                     self._observations[index] = reply.observation
                     infos[index] = reply.info
             lost = {i: f for i in waiting if isinstance(f := self._failures[i], EnvironmentLost)}
-            waiting = list(lost)
+            waiting = [i for i, f in lost.items() if not attempt or f.code == "unknown_session"]
             if waiting and not replaced:
                 replaced = self._replace_server(max(map(wait_before_replacing, lost.values())))
         for index in indices:

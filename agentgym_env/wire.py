@@ -13,11 +13,15 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MAX_SEED: Final = 2**63 - 1
 """The largest integer that every JSON and MessagePack reader supports."""
 Turn = Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)]
 """The number of a turn in a request; MessagePack has no longer integers to repeat it in a reply."""
+Episode = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+"""The number of an episode of a session. A client counts its resets from 1."""
+Key = Annotated[str, Meta(min_length=16, max_length=64, pattern=r"^[A-Za-z0-9_-]+$(?!\n)")]
+"""A name that a client gives a session which it opens; random, so that nobody can guess it."""
 MAX_ITEMS: Final = 4096
 """Default maximum of items per call."""
 JSON: Final = "application/json"
@@ -31,7 +35,7 @@ ErrorCode = Literal[
     "wrong_method",  # 405  the route takes another method
     "unknown_task",  # 404
     "unknown_split",  # 404
-    "stale_turn",  # 409  a turn that is neither the next nor the last one answered
+    "stale_turn",  # 409  neither the next turn nor the last one answered, or of another episode
     "episode_over",  # 409  step before reset or after the end
     "no_expert",  # 409  the environment has no oracle
     "unknown_host",  # 421  the Host header names no host of this server
@@ -75,10 +79,14 @@ class WireError(Struct, frozen=True):
     session: str | None = None
 
 
-class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Open one session. `env`: the id to serve it from, when a server has several."""
+class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Open one session. `env`: the id to serve it from, when a server has several.
+
+    `/v1/close` also takes the `key`, for a client that got no reply and so no name.
+    """
 
     env: str | None = None
+    key: Key | None = None
 
 
 class CreateReply(Struct, frozen=True):
@@ -88,35 +96,44 @@ class CreateReply(Struct, frozen=True):
     error: WireError | UnsetType = UNSET
 
 
-class ResetRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Start an episode in a session. With `seed`, it can be repeated safely."""
+class ResetRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Start an episode in a session.
+
+    With `episode`, which must be above the last one's number, the request can be repeated safely.
+    """
 
     session: str
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     task: str | None = None
     split: str | None = None
+    episode: Episode | None = None
 
 
 class ResetReply(Struct, frozen=True):
-    """The first observation; its turn is 0."""
+    """The first observation; its turn is 0. `episode` numbers the session's episodes."""
 
     session: str = ""
     turn: int = 0
     observation: str = ""
     info: dict[str, Any] = {}
+    episode: int = 0
     error: WireError | UnsetType = UNSET
 
 
-class StepRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The `turn`-th step of the episode, counted from 1. The last turn answered may be repeated."""
+class StepRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The `turn`-th step of the episode, counted from 1. The last turn answered may be repeated.
+
+    With `episode`, a request that arrives after the next reset is rejected.
+    """
 
     session: str
     turn: Turn
     action: str
+    episode: Episode | None = None
 
 
 class StepReply(Struct, frozen=True):
-    """The result of the step. A repeated turn gets the stored reply."""
+    """The result of the step. A repeated turn with the same action gets the stored reply."""
 
     session: str = ""
     turn: int = 0

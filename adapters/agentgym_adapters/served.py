@@ -101,7 +101,7 @@ class ServedEpisode:
         try:
             reply = await self._served.step(self.session, self.turn + 1, action)
         except Refused as refused:
-            # A repeated call would get the same failure, whatever the action.
+            # The world has failed: the episode cannot continue.
             self.over = refused.code in ("environment_error", "deadline")
             raise
         self.turn += 1

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from agentgym_env.client import protocol
+from agentgym_env.client.opening import CallLimits, open_each, open_sessions
 from agentgym_env.client.protocol import Server, ServerPool, SessionState, pool_of
 from agentgym_env.client.transports import Answer, AsyncHttpTransport, AsyncTransport, Call
 from agentgym_env.errors import AgentGymError, EnvironmentLost
 from agentgym_env.server_token import resolve_token
 from agentgym_env.text_env import TaskSet
 from agentgym_env.wire import ActionsReply, EnvCard, ExpertReply, ResetReply, StepReply, TaskList
+
+logger = logging.getLogger(__name__)
+
+_COMPLETE_S = 5.0
 
 R = TypeVar("R")
 _Item = TypeVar("_Item")
@@ -30,7 +36,8 @@ class AsyncEnvClient:
     """Opens and uses sessions on one or several servers of the same environment.
 
     The rules are `EnvClient`'s. Connections belong to an event loop: close the client before its
-    loop ends; it may then be used in another.
+    loop ends; it may then be used in another. A session whose `open` is cancelled is closed in the
+    background; `close` waits for that.
     """
 
     def __init__(
@@ -46,7 +53,9 @@ class AsyncEnvClient:
         )
         self._pool: ServerPool[AsyncTransport] = pool_of(servers, connect)
         self._card: EnvCard | None = None
-        self._opening = _Gathering(self._open_batch)
+        self._limits = CallLimits(timeout_s, retries)
+        self._opening = _Gathering(self._open_batch, abandon=self._abandon)
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._gatherings: dict[Server[AsyncTransport], ServerGatherings] = {
             server: ServerGatherings(self) for server in self._pool.servers
         }
@@ -71,8 +80,16 @@ class AsyncEnvClient:
         return AsyncSession(state, self._gatherings[state.server])
 
     async def open_many(self, count: int) -> list[AsyncSession]:
-        """Open `count` sessions, spread over the servers; raises if not all can be opened."""
-        states = await self.run(protocol.open_sessions(self._pool, count))
+        """Open `count` sessions, spread over the servers; raises if not all can be opened.
+
+        Then none stays open. While servers restart, it tries again for at most `timeout_s`.
+        """
+        opening = _kept(self.run(open_sessions(self._pool, count, self._limits)), self._tasks)
+        try:
+            states = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(self._abandon_all)
+            raise
         return [AsyncSession(state, self._gatherings[state.server]) for state in states]
 
     async def reset_many(
@@ -96,7 +113,11 @@ class AsyncEnvClient:
         return await self.run(protocol.step(asked))
 
     async def close(self) -> None:
-        """Close the connections. Sessions that are still open expire on the server."""
+        """Close the connections. Sessions that are still open expire on the server.
+
+        Calls that open or close sessions are completed first, for at most 5 seconds.
+        """
+        await self._complete()
         for server in self._pool.servers:
             await server.transport.close()
 
@@ -116,16 +137,46 @@ class AsyncEnvClient:
         try:
             calls = next(operation)
             while True:
-                answers = await asyncio.gather(*map(_send, calls))
-                calls = operation.send(answers)
+                try:
+                    answers = await asyncio.gather(*map(_send, calls))
+                except BaseException as error:
+                    # It raises this again, perhaps after calls that clean up.
+                    calls = operation.throw(error)
+                else:
+                    calls = operation.send(answers)
         except StopIteration as stop:
             result: R = stop.value
             return result
 
     async def _open_batch(self, items: list[None]) -> list[SessionState | AgentGymError]:
-        opened: list[SessionState | AgentGymError] = []
-        opened.extend(await self.run(protocol.open_sessions(self._pool, len(items))))
-        return opened
+        return await self.run(open_each(self._pool, len(items), self._limits))
+
+    def _abandon(self, state: SessionState) -> None:
+        """Close a session that whoever opened it did not receive."""
+        closing = self._gatherings[state.server].close.join(state)
+        closing.add_done_callback(_ignore)
+
+    def _abandon_all(self, opening: asyncio.Task[list[SessionState]]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            for state in opening.result():
+                self._abandon(state)
+
+    async def _complete(self) -> None:
+        """Wait for the calls under way that open or close sessions."""
+        loop = asyncio.get_running_loop()
+        gatherings: list[_Gathering[Any, Any]] = [
+            self._opening,
+            *(g.close for g in self._gatherings.values()),
+        ]
+        ends = loop.time() + _COMPLETE_S
+        while (left_s := ends - loop.time()) > 0:
+            # What was asked or cancelled in this pass of the loop makes its calls in the next.
+            await asyncio.sleep(0)
+            tasks = self._tasks.union(*(gathering.deliveries for gathering in gatherings))
+            tasks = {task for task in tasks if task.get_loop() is loop}
+            if not tasks:
+                return
+            await asyncio.wait(tasks, timeout=left_s)
 
 
 class AsyncSession:
@@ -187,22 +238,46 @@ class ServerGatherings:
         self.step = _Gathering(step)
         self.expert = _Gathering(expert)
         self.actions = _Gathering(actions)
-        self.close = _Gathering(close)
+        self.close = _Gathering(close, sends_cancelled=True)
 
 
 class _Gathering(Generic[_Item, _Result]):
-    """Collects the calls of one pass of the event loop and runs them as one batch."""
+    """Collects the calls of one pass of the event loop and runs them as one batch.
+
+    A batch is completed even if its callers are cancelled. `abandon` takes the results that nobody
+    receives; `sends_cancelled` includes items whose callers were cancelled before the batch began.
+    """
 
     def __init__(
-        self, run: Callable[[list[_Item]], Awaitable[list[_Result | AgentGymError]]]
+        self,
+        run: Callable[[list[_Item]], Awaitable[list[_Result | AgentGymError]]],
+        *,
+        abandon: Callable[[_Result], None] | None = None,
+        sends_cancelled: bool = False,
     ) -> None:
+        self.deliveries: set[asyncio.Task[None]] = set()
+        """The batches under way."""
         self._run = run
+        self._abandon = abandon
+        self._sends_cancelled = sends_cancelled
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[tuple[_Item, asyncio.Future[_Result]]] = []
-        self._deliveries: set[asyncio.Task[None]] = set()
 
     async def ask(self, item: _Item) -> _Result:
         """Join the batch and wait for this item's result."""
+        future = self.join(item)
+        if self._abandon is None:
+            return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # The result may have come in the same pass as the cancellation.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._abandon(future.result())
+            raise
+
+    def join(self, item: _Item) -> asyncio.Future[_Result]:
+        """Join the batch; this item's result."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # What waited in a loop that has ended will never be asked.
@@ -211,16 +286,14 @@ class _Gathering(Generic[_Item, _Result]):
             loop.call_soon(self._flush, loop)
         future: asyncio.Future[_Result] = loop.create_future()
         self._waiting.append((item, future))
-        return await future
+        return future
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        batch = [(item, future) for item, future in self._waiting if not future.done()]
-        self._waiting = []
+        batch, self._waiting = self._waiting, []
+        if not self._sends_cancelled:
+            batch = [(item, future) for item, future in batch if not future.done()]
         if batch:
-            delivery = loop.create_task(self._deliver(batch))
-            # The loop itself holds tasks weakly.
-            self._deliveries.add(delivery)
-            delivery.add_done_callback(self._deliveries.discard)
+            _kept(self._deliver(batch), self.deliveries)
 
     async def _deliver(self, batch: list[tuple[_Item, asyncio.Future[_Result]]]) -> None:
         try:
@@ -237,15 +310,34 @@ class _Gathering(Generic[_Item, _Result]):
             raise
         for (_, future), result in zip(batch, results, strict=True):
             if future.done():
-                continue
-            if isinstance(result, AgentGymError):
+                if self._abandon is not None and not isinstance(result, AgentGymError):
+                    self._abandon(result)
+            elif isinstance(result, AgentGymError):
                 future.set_exception(result)
             else:
                 future.set_result(result)
 
 
+def _kept(
+    work: Coroutine[Any, Any, _Result], tasks: set[asyncio.Task[Any]]
+) -> asyncio.Task[_Result]:
+    """A task of the work, held in `tasks` until it is done; the loop holds tasks weakly."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+def _ignore(future: asyncio.Future[Any]) -> None:
+    """Take the exception of a call that nobody waits for."""
+    if not future.cancelled() and future.exception() is not None:
+        logger.debug("an abandoned session was not closed: %s", future.exception())
+
+
 async def _send(call: tuple[Server[Any], Call]) -> Answer | EnvironmentLost:
     server, content = call
+    if content.wait_s:
+        await asyncio.sleep(content.wait_s)
     try:
         answer: Answer = await server.transport.send(content)
     except EnvironmentLost as lost:

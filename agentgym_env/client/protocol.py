@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import quote
 
@@ -35,8 +36,6 @@ from agentgym_env.wire import (
     PROTOCOL_VERSION,
     ActionsReply,
     CloseReply,
-    CreateReply,
-    CreateRequest,
     EnvCard,
     ErrorBody,
     ExpertReply,
@@ -61,19 +60,24 @@ _FAULT = frozenset({"environment_error", "deadline"})
 
 
 def batch_calls(
-    path: str, requests: Sequence[Any], max_items: int = MAX_ITEMS
+    path: str,
+    requests: Sequence[Any],
+    max_items: int = MAX_ITEMS,
+    *,
+    repeats: bool = True,
+    wait_s: float = 0.0,
 ) -> Iterator[tuple[Call, int]]:
     """The calls that carry `requests`, each with its number of requests."""
     held: list[bytes] = []
     size = 0
     for message in map(encode, requests):
         if held and (size + len(message) > _MAX_CALL_BYTES or len(held) == max_items):
-            yield Call(path, b"[" + b",".join(held) + b"]"), len(held)
+            yield Call(path, b"[" + b",".join(held) + b"]", repeats, wait_s), len(held)
             held, size = [], 0
         held.append(message)
         size += len(message) + 1
     if held:
-        yield Call(path, b"[" + b",".join(held) + b"]"), len(held)
+        yield Call(path, b"[" + b",".join(held) + b"]", repeats, wait_s), len(held)
 
 
 def read_batch(
@@ -214,7 +218,7 @@ def pool_of(servers: str | Sequence[str] | A, connect: Callable[[str], A]) -> Se
 
 
 class SessionState:
-    """Numbers the turns and rejects invalid calls; does no input or output.
+    """Numbers the episodes and turns and rejects invalid calls; does no input or output.
 
     `begin_...` returns the request to send, `end_...` receives its result. A call that was begun
     and never ended leaves the episode unknown, so the session is lost: continuing might pair an
@@ -224,6 +228,8 @@ class SessionState:
     def __init__(self, name: str, server: Server[Any]) -> None:
         self.name = name
         self.server = server
+        self._resets = 0
+        self._episode = 0
         self._turn = 0
         self._over: str | None = "no episode was started"
         self._under_way = False
@@ -251,18 +257,20 @@ class SessionState:
         if seed is not None and not 0 <= seed <= MAX_SEED:
             raise BadRequest(f"a seed is from 0 to {MAX_SEED}, got {seed}")
         self._begin()
+        self._resets += 1
         return ResetRequest(
             self.name,
             None if seed is None else seed.__index__(),
             None if task is None else clean_text(task),
             None if split is None else clean_text(split),
+            self._resets,
         )
 
     def end_reset(self, reply: ResetReply | AgentGymError) -> None:
         """Receive the result of a reset. A rejected reset leaves the old episode unchanged."""
         self._end(reply)
         if isinstance(reply, ResetReply):
-            self._turn, self._over = 0, None
+            self._episode, self._turn, self._over = self._resets, 0, None
 
     def begin_step(self, action: str) -> StepRequest:
         """The request for the next turn."""
@@ -270,7 +278,7 @@ class SessionState:
             raise BadRequest(f"an action is a str, got {type(action).__name__}")
         self._check_episode("call reset() before step()")
         self._begin()
-        return StepRequest(self.name, self._turn + 1, clean_text(action))
+        return StepRequest(self.name, self._turn + 1, clean_text(action), self._episode)
 
     def end_step(self, reply: StepReply | AgentGymError) -> None:
         """Receive the result of a step."""
@@ -395,29 +403,6 @@ def task_set(pool: ServerPool[Any]) -> Operation[TaskSet]:
     return TaskSet(splits, categories)
 
 
-def open_sessions(pool: ServerPool[Any], count: int) -> Operation[list[SessionState]]:
-    """Open `count` sessions on servers with free places; raises if not all can be opened."""
-    opened: list[SessionState] = []
-    unusable: set[Server[Any]] = set()
-    failure: AgentGymError | None = None
-    while len(opened) < count:
-        shares = pool.spread(count - len(opened), without=unusable)
-        if not shares:
-            yield from close(opened)
-            raise failure or EnvironmentLost("no server is left")
-        parcels = [(server, [CreateRequest()] * share) for server, share in shares]
-        replies = yield from _post("/v1/sessions", CreateReply, parcels)
-        for (server, _), created in zip(parcels, replies, strict=True):
-            for reply in created:
-                if isinstance(reply, AgentGymError):
-                    failure = reply
-                    unusable.add(server)
-                    _note_loss(server, reply)
-                else:
-                    opened.append(SessionState(reply.session, server))
-    return opened
-
-
 def reset(items: Sequence[ResetItem]) -> Operation[list[ResetReply | AgentGymError]]:
     """Start an episode in each session."""
     asked = [(item[0], _or_refusal(item[0].begin_reset, *item[1:])) for item in items]
@@ -492,32 +477,54 @@ def _ask(
         if not isinstance(request, AgentGymError):
             places.setdefault(session.server, []).append(place)
     parcels = [(server, [asked[i][1] for i in where]) for server, where in places.items()]
-    replies = yield from _post(path, reply, parcels)
+    replies = yield from post(path, reply, parcels)
     for where, answered in zip(places.values(), replies, strict=True):
         for place, result in zip(where, answered, strict=True):
             results[place] = result
     return results
 
 
-def _post(
-    path: str, reply: type[R], parcels: Sequence[tuple[Server[Any], Sequence[Any]]]
+def post(
+    path: str,
+    reply: type[R],
+    parcels: Sequence[tuple[Server[Any], Sequence[Any]]],
+    *,
+    repeats: bool = True,
+    wait_s: float = 0.0,
 ) -> Operation[list[list[R | AgentGymError]]]:
-    """One list of results for each list of requests."""
-    results: list[list[R | AgentGymError]] = [[] for _ in parcels]
-    calls: list[tuple[Server[Any], Call]] = []
-    owners: list[tuple[int, int]] = []  # parcel, how many items the call holds
-    for index, (server, requests) in enumerate(parcels):
-        for call, count in batch_calls(path, requests, server.max_items):
-            calls.append((server, call))
-            owners.append((index, count))
-    if not calls:
-        return results
-    answers = yield calls
-    for (server, _), (index, count), answer in zip(calls, owners, answers, strict=True):
-        results[index].extend(read_batch(answer, reply, count, server.address))
-        if isinstance(answer, EnvironmentLost):
-            server.back_off()
+    """One list of results for each list of requests.
+
+    Items that a server rejected only because the other replies were long are sent again.
+    """
+    results: list[list[Any]] = [[None] * len(requests) for _, requests in parcels]
+    waiting = [list(range(len(requests))) for _, requests in parcels]
+    while any(waiting):
+        calls: list[tuple[Server[Any], Call]] = []
+        owners: list[tuple[int, list[int]]] = []  # parcel, the places of the call's items
+        for index, (server, requests) in enumerate(parcels):
+            places = iter(waiting[index])
+            asked = [requests[place] for place in waiting[index]]
+            for call, count in batch_calls(
+                path, asked, server.max_items, repeats=repeats, wait_s=wait_s
+            ):
+                calls.append((server, call))
+                owners.append((index, list(islice(places, count))))
+            waiting[index] = []
+        answers = yield calls
+        for (server, _), (index, where), answer in zip(calls, owners, answers, strict=True):
+            replies = read_batch(answer, reply, len(where), server.address)
+            again = [_is_put_off(found) for found in replies]
+            for place, found in zip(where, replies, strict=True):
+                results[index][place] = found
+            if not all(again):
+                waiting[index] += [p for p, put_off in zip(where, again, strict=True) if put_off]
+            if isinstance(answer, EnvironmentLost):
+                server.back_off()
     return results
+
+
+def _is_put_off(found: object) -> bool:
+    return isinstance(found, BadRequest) and found.code == "too_large"
 
 
 def _note_loss(server: Server[Any], failure: AgentGymError) -> None:

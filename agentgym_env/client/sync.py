@@ -10,6 +10,7 @@ with EnvClient("http://127.0.0.1:8000") as client:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agentgym_env.client import protocol
+from agentgym_env.client.opening import CallLimits, open_sessions
 from agentgym_env.client.protocol import Server, ServerPool, SessionState, pool_of
 from agentgym_env.client.transports import Answer, Call, HttpTransport, Transport
 from agentgym_env.errors import AgentGymError, EnvironmentLost
@@ -50,6 +52,7 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         self._pool: ServerPool[Transport] = pool_of(servers, connect)
         count = len(self._pool.servers)
         self._threads = ThreadPoolExecutor(count) if count > 1 else None
+        self._limits = CallLimits(timeout_s, retries)
         self._card: EnvCard | None = None
 
     def card(self) -> EnvCard:
@@ -71,8 +74,11 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         return self.open_many(1)[0]
 
     def open_many(self, count: int) -> list[Session]:
-        """Open `count` sessions, spread over the servers; raises if not all can be opened."""
-        states = self._run(protocol.open_sessions(self._pool, count))
+        """Open `count` sessions, spread over the servers; raises if not all can be opened.
+
+        Then none stays open. While servers restart, it tries again for at most `timeout_s`.
+        """
+        states = self._run(open_sessions(self._pool, count, self._limits))
         return [Session(self, state) for state in states]
 
     def reset_many(
@@ -122,7 +128,13 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         try:
             calls = next(operation)
             while True:
-                calls = operation.send(self._send_all(calls))
+                try:
+                    answers = self._send_all(calls)
+                except BaseException as error:
+                    # It raises this again, perhaps after calls that clean up.
+                    calls = operation.throw(error)
+                else:
+                    calls = operation.send(answers)
         except StopIteration as stop:
             result: R = stop.value
             return result
@@ -180,6 +192,8 @@ def only(results: Sequence[_Reply | AgentGymError]) -> _Reply:
 
 def _send(call: tuple[Server[Any], Call]) -> Answer | EnvironmentLost:
     server, content = call
+    if content.wait_s:
+        time.sleep(content.wait_s)
     try:
         answer: Answer = server.transport.send(content)
     except EnvironmentLost as lost:

@@ -23,6 +23,7 @@ from agentgym_env.errors import BadRequest, EnvironmentLost
 from agentgym_env.wire import JSON
 
 _FIRST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 3.2
 
 _jitter = random.Random()  # not the global one, whose draws a seeded program counts on
 
@@ -45,16 +46,23 @@ class Attempts:
         """Whether the time is used up."""
         return time.monotonic() >= self._deadline
 
-    def pause_after(self, failure: str) -> float:
-        """Seconds to wait before the next attempt; raises `EnvironmentLost` if there is none."""
+    def pause_after(self, failure: str, *, final: bool = False) -> float:
+        """Seconds to wait before the next attempt; raises `EnvironmentLost` if there is none.
+
+        A `final` failure has no further attempt here: the caller knows what else to do.
+        """
         self._made += 1
-        # Jitter keeps clients that failed together from coming back together.
-        pause_s = _FIRST_PAUSE_S * 2.0 ** (self._made - 1) * _jitter.uniform(0.5, 1.0)
+        pause_s = pause_before_attempt(self._made)
         if time.monotonic() + pause_s >= self._deadline:
             raise EnvironmentLost(
                 f"{self._address} did not answer within {self._timeout_s:g} s ({failure}); "
                 "check whether it is overloaded, or increase timeout_s",
                 code="timeout",
+            )
+        if final:
+            raise EnvironmentLost(
+                f"{self._address} did not answer ({failure}); check whether the server is running",
+                code="unanswered",
             )
         if self._left <= 0:
             raise EnvironmentLost(
@@ -64,6 +72,12 @@ class Attempts:
             )
         self._left -= 1
         return pause_s
+
+
+def pause_before_attempt(number: int) -> float:
+    """Seconds to wait before a call is sent again for the `number`-th time."""
+    # Jitter keeps clients that failed together from coming back together.
+    return min(_FIRST_PAUSE_S * 2.0 ** (number - 1), _MAX_PAUSE_S) * _jitter.uniform(0.5, 1.0)
 
 
 _GATEWAY_STATUS = frozenset({502, 503, 504})
@@ -82,6 +96,10 @@ class Call:
 
     path: str
     body: bytes = b""
+    repeats: bool = True
+    """Whether it may be sent again when it is unknown whether the server received it."""
+    wait_s: float = 0.0
+    """Seconds to wait before it is sent."""
 
     @property
     def method(self) -> str:
@@ -139,7 +157,8 @@ class HttpTransport:
     """HTTP over a pool of persistent connections.
 
     A call is repeated on a connection error and on 502, 503 and 504 only, which is safe: turns
-    are numbered and resets carry their seed. `timeout_s` bounds the call, its repeats included.
+    and episodes are numbered. Calls with `repeats=False` are repeated only where no connection was
+    made. `timeout_s` bounds the call, its repeats included.
     """
 
     def __init__(
@@ -174,11 +193,11 @@ class HttpTransport:
                 with response:
                     answer = Answer(response.status_code, self._read(response.raw, attempts))
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-                pause_s = attempts.pause_after(_name(error))
+                pause_s = attempts.pause_after(_name(error), final=_may_have_arrived(call, error))
             else:
                 if not _is_gateway_failure(answer):
                     return answer
-                pause_s = attempts.pause_after(f"status {answer.status}")
+                pause_s = attempts.pause_after(f"status {answer.status}", final=not call.repeats)
             time.sleep(pause_s)
 
     def close(self) -> None:
@@ -228,11 +247,11 @@ class AsyncHttpTransport:
                         _check_size(self.address, len(body))
                     answer = Answer(response.status, bytes(body))
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                pause_s = attempts.pause_after(_name(error))
+                pause_s = attempts.pause_after(_name(error), final=_may_have_arrived(call, error))
             else:
                 if not _is_gateway_failure(answer):
                     return answer
-                pause_s = attempts.pause_after(f"status {answer.status}")
+                pause_s = attempts.pause_after(f"status {answer.status}", final=not call.repeats)
             await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
@@ -317,6 +336,14 @@ def _check_size(address: str, size: int) -> None:
             "environment server",
             code="too_large",
         )
+
+
+def _may_have_arrived(call: Call, error: BaseException) -> bool:
+    """Whether the server may have received a call that must not be sent twice."""
+    if call.repeats or isinstance(error, aiohttp.ClientConnectorError):
+        return False
+    reason = getattr(error.args[0], "reason", None) if error.args else None
+    return not isinstance(reason, urllib3.exceptions.NewConnectionError)
 
 
 def _headers(token: str | None) -> dict[str, str]:

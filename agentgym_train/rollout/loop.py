@@ -241,7 +241,7 @@ class EpisodeRun:
             try:
                 async with self._clock.limit() as limit:
                     async with self._concurrency_limits.environment.call(self._clock):
-                        session = await _opened(client)
+                        session = await client.open()
                         if self._wrapping is not None:
                             session = self._wrapping.wrap(session)
                     outcome = await self._trials(session, step)
@@ -252,10 +252,12 @@ class EpisodeRun:
             ended = True
             return await self._result(outcome)
         finally:
-            if not ended:
-                await self._actor.end()
-            if session is not None:
-                await session.close()
+            try:
+                if not ended:
+                    await self._actor.end()
+            finally:
+                if session is not None:
+                    await session.close()
 
     async def _trials(self, session: AsyncSession, step: int) -> Outcome:
         """Run the episode, and again from its start while the actor asks for another trial."""
@@ -359,17 +361,6 @@ class EpisodeRun:
             policy=self._actor.name,
             usage=self._actor.used(),
         )
-
-
-async def _opened(client: AsyncEnvClient) -> AsyncSession:
-    """A new session; closed if the episode is cancelled while the session opens."""
-    opening = asyncio.ensure_future(client.open())
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        session = await opening
-        await session.close()
-        raise
 
 
 def _unpaid(turn: Turn) -> Turn:

@@ -24,7 +24,7 @@ from agentgym_env.errors import (
     UnknownSplit,
     UnknownTask,
 )
-from agentgym_env.wire import STATUS, StepReply, StepRequest, WireError, decode
+from agentgym_env.wire import STATUS, ResetRequest, StepReply, StepRequest, WireError, decode
 from worlds import Guess, Trouble
 
 
@@ -187,10 +187,10 @@ def test_the_time_limit_holds_for_the_whole_call():
 
 
 class OneAnswer:
-    """A raw server that gives the same bytes to everybody, and counts."""
+    """A raw server that gives the same bytes to everybody, and lists the paths."""
 
     def __init__(self, answer: bytes) -> None:
-        self.calls = 0
+        self.calls: list[str] = []
         self._answer = answer
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -204,8 +204,7 @@ class OneAnswer:
             except OSError:
                 return
             with connection:
-                connection.recv(65536)
-                self.calls += 1
+                self.calls.append(connection.recv(65536).split()[1].decode())
                 connection.sendall(self._answer)
 
     def close(self) -> None:
@@ -241,8 +240,10 @@ def test_only_connection_errors_and_gateways_are_tried_again(answer, calls):
     try:
         with EnvClient(server.address, retries=2) as client, pytest.raises(EnvironmentLost):
             client.open()
-        assert server.calls == calls
-        server.calls = 0
+        # What may have been opened is closed by its key, in one call.
+        expected = ["/v1/sessions"] * calls + ["/v1/close"] * (calls > 1)
+        assert server.calls == expected
+        server.calls.clear()
 
         async def ask() -> None:
             async with AsyncEnvClient(server.address, retries=2) as client:
@@ -250,7 +251,7 @@ def test_only_connection_errors_and_gateways_are_tried_again(answer, calls):
 
         with pytest.raises(EnvironmentLost):
             asyncio.run(ask())
-        assert server.calls == calls
+        assert server.calls == expected
     finally:
         server.close()
 
@@ -261,7 +262,7 @@ def test_a_hosts_own_504_about_its_items_is_not_tried_again():
     try:
         with EnvClient(server.address) as client, pytest.raises(EnvironmentFault):
             client.open()
-        assert server.calls == 1
+        assert server.calls == ["/v1/sessions"]
     finally:
         server.close()
 
@@ -487,6 +488,138 @@ def test_a_cancelled_step_leaves_the_turns_in_order(serve):
             assert reply.observation == "'2' is wrong."
 
     asyncio.run(play())
+
+
+class Loses(InProcessTransport):
+    """Calls a host, and loses the first answers of `/v1/sessions`."""
+
+    def __init__(self, handler, failures):
+        super().__init__(handler)
+        self.failures = list(failures)
+
+    def send(self, call: Call) -> Answer:
+        """The answer, unless it is lost."""
+        answer = super().send(call)
+        if call.path == "/v1/sessions" and self.failures:
+            raise self.failures.pop(0)
+        return answer
+
+
+@pytest.mark.parametrize("code", ["unanswered", "timeout"])
+def test_what_a_server_opened_without_an_answer_is_closed(make_host, code):
+    host = make_host()
+    lost = [EnvironmentLost("no answer", code)] * 2
+    with EnvClient(Loses(host, lost)) as client:
+        if code == "timeout":  # all the time that there was
+            with pytest.raises(EnvironmentLost):
+                client.open_many(3)
+            assert len(host.table) == 0
+            with pytest.raises(EnvironmentLost):
+                client.open()
+        assert len(client.open_many(3)) == len(host.table) == 3
+
+
+def test_an_interrupted_opening_leaves_no_session(make_host):
+    host = make_host()
+    client = EnvClient(Loses(host, [KeyboardInterrupt()]))
+    with pytest.raises(KeyboardInterrupt):
+        client.open_many(3)
+    assert len(host.table) == 0
+
+
+def test_calls_that_open_sessions_fail_alone(serve):
+    server = serve(max_sessions=3)
+
+    async def play() -> list[str]:
+        async with AsyncEnvClient(server.address) as client:
+            found = await asyncio.gather(*(client.open() for _ in range(5)), return_exceptions=True)
+            return [type(one).__name__ for one in found]
+
+    assert asyncio.run(play()) == ["AsyncSession"] * 3 + ["BadRequest"] * 2
+
+
+@pytest.mark.parametrize("passes", range(12))
+@pytest.mark.parametrize("many", [False, True])
+def test_a_cancelled_opening_leaves_no_session(serve, passes, many):
+    server = serve()
+
+    async def play() -> None:
+        async with AsyncEnvClient(server.address) as client:
+            await client.card()  # the connection stands
+            opening = asyncio.create_task(client.open_many(3) if many else client.open())
+            for _ in range(passes):
+                await asyncio.sleep(0.0005 if passes > 5 else 0)
+            was_done = opening.done()
+            opening.cancel()
+            (found,) = await asyncio.gather(opening, return_exceptions=True)
+            assert was_done or isinstance(found, asyncio.CancelledError)
+            if was_done:
+                for session in found if many else [found]:
+                    await session.close()
+        assert len(server.host.table) == 0
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_loop_that_ends_while_sessions_open_leaves_none(make_host, many):
+    host = make_host()
+
+    class Slow(AsyncInProcessTransport):
+        async def send(self, call: Call) -> Answer:
+            answer = await super().send(call)
+            if call.path == "/v1/sessions":
+                await asyncio.Event().wait()
+            return answer
+
+    async def play() -> None:
+        client = AsyncEnvClient(Slow(host))
+        opening = asyncio.ensure_future(client.open_many(3) if many else client.open())
+        while not len(host.table):
+            await asyncio.sleep(0)
+        assert not opening.done()
+
+    asyncio.run(play())
+    assert len(host.table) == 0
+
+
+def test_a_cancelled_close_closes(serve):
+    server = serve()
+
+    async def play() -> None:
+        async with AsyncEnvClient(server.address) as client:
+            session = await client.open()
+            closing = asyncio.create_task(session.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+        assert len(server.host.table) == 0
+
+    asyncio.run(play())
+
+
+def test_turns_and_resets_state_their_episode(make_host):
+    class Kept(InProcessTransport):
+        bodies: list[tuple[str, bytes]] = []  # noqa: RUF012
+
+        def send(self, call: Call) -> Answer:
+            self.bodies.append((call.path, call.body))
+            return super().send(call)
+
+    with EnvClient(Kept(make_host())) as client:
+        session = client.open()
+        session.reset(seed=0, task="5")
+        session.step("4")
+        with pytest.raises(UnknownTask):
+            session.reset(task="x")
+        session.step("3")
+        session.reset(seed=0, task="5")
+        session.step("2")
+    kinds = {"/v1/reset": ResetRequest, "/v1/step": StepRequest}
+    sent = [decode(body, list[kinds[path]])[0] for path, body in Kept.bodies if path in kinds]
+    assert [(type(one), one.episode) for one in sent] == [
+        (ResetRequest, 1), (StepRequest, 1), (ResetRequest, 2), (StepRequest, 1),
+        (ResetRequest, 3), (StepRequest, 3),
+    ]  # fmt: skip
 
 
 def test_calls_are_cut_by_size_and_count_and_keep_their_order():

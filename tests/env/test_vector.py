@@ -220,6 +220,25 @@ def test_when_every_server_is_gone_a_step_tells_and_a_reset_raises(serve):
     envs.close()
 
 
+def test_a_reset_opens_again_what_ends_between_opening_and_reset(make):
+    envs = make(4)
+    envs.reset(seed=0, options={"task": "5"})
+    table = make.server.host.table
+    reset, ends = table.reset, 3
+
+    def end_first(requests):
+        nonlocal ends
+        if ends:
+            ends -= 1
+            table.shutdown()
+        return reset(requests)
+
+    table._answers["/v1/reset"] = end_first
+    _, infos = envs.reset(seed=0, options={"task": "5"})
+    assert ends == 0 and "error" not in infos
+    assert envs.step(["5"] * 4)[1].tolist() == [1.0] * 4
+
+
 def test_a_killed_local_server_truncates_every_episode():
     envs = gymnasium.make_vec(GUESS, num_envs=4, retries=1)
     envs.reset(seed=0)

@@ -73,7 +73,7 @@ def test_messagepack_is_spoken_on_request(serve):
 def test_the_card_and_the_tasks_are_told(serve):
     server = serve()
     card = msgspec.json.decode(requests.get(server.address + "/v1/env", timeout=10).content)
-    assert card["splits"] == {"train": 6, "test": 3} and card["protocol"] == 1
+    assert card["splits"] == {"train": 6, "test": 3} and card["protocol"] == 2
     tasks = requests.get(server.address + "/v1/tasks?split=test", timeout=10)
     assert msgspec.json.decode(tasks.content, type=TaskList).tasks == ["7", "8", "9"]
     unknown = requests.get(server.address + "/v1/tasks?split=dev", timeout=10)

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from agentgym_env import EnvClient, EnvironmentLost
-from agentgym_env.wire import CreateReply, CreateRequest, WireError
-from agentgym_servers.host.channel import FIGURES, Channel, read_frame
+from agentgym_env.wire import CloseReply, CreateReply, CreateRequest, SessionRequest, WireError
+from agentgym_servers.host.channel import FIGURES, Answer, Channel, pack, read_frame
+from agentgym_servers.host.cluster import _Peer
 from agentgym_servers.host.codec import Codec
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.router import Router
@@ -219,16 +220,26 @@ async def test_whoever_waits_for_an_answer_is_told_when_the_channel_is_closed(tm
 
 
 class Part:
-    """A process's sessions: it takes new ones a moment later, or never."""
+    """A process's sessions: it takes as many as it has `room` for, a moment later."""
 
-    def __init__(self, reply):
+    def __init__(self, reply, room=10**6, full="too_many_sessions"):
         self.reply = reply
+        self.room = room
+        self.refusal = CreateReply(error=WireError(full, "no room"))
         self.taken = 0
+        self.asked = []
+        self.closed = []
 
     async def ask(self, path, requests):
         await asyncio.sleep(0)
+        if path == "/v1/close":
+            self.closed += [request.session for request in requests]
+            return [CloseReply(r.session, r.session == self.reply.session) for r in requests]
+        self.asked.append(len(requests))
         self.taken += len(requests)
-        return [self.reply for _ in requests]
+        replies = [self.reply if i < self.room else self.refusal for i in range(len(requests))]
+        self.room = max(0, self.room - len(requests))
+        return replies
 
     async def figures(self):
         return Figures()
@@ -238,12 +249,72 @@ class Part:
     async def stop(self): ...
 
 
+def router_of(parts):
+    return Router(Codec(SessionTable(Guess, env_id="worlds:Guess")), parts, count_codec=False)
+
+
 async def test_calls_at_the_same_time_all_find_the_process_that_takes_sessions():
     gone = CreateReply(error=WireError("shutting_down", "gone"))
     parts = [Part(gone), Part(CreateReply("1.x")), Part(gone)]
-    codec = Codec(SessionTable(Guess, env_id="worlds:Guess"))
-    router = Router(codec, parts, count_codec=False)
+    router = router_of(parts)
     calls = [router.ask("/v1/sessions", [CreateRequest()]) for _ in range(30)]
     replies = await asyncio.gather(*calls)
     assert [reply.session for (reply,) in replies] == ["1.x"] * 30
     assert parts[1].taken == 30
+
+
+async def test_what_one_process_refuses_is_spread_over_those_that_did_not():
+    parts = [Part(CreateReply(f"{i}.x"), room) for i, room in enumerate([2, 20, 0, 20])]
+    replies = await router_of(parts).ask("/v1/sessions", [CreateRequest()] * 24)
+    assert [r.session[:1] for r in replies].count("1") == 6 + 5
+    assert [part.asked for part in parts] == [[6], [6, 5], [6], [6, 5]]
+    # And those that have room left take all of it.
+    replies = await router_of(parts).ask("/v1/sessions", [CreateRequest()] * 19)
+    assert [r.session[:1] for r in replies].count("") == 1
+
+
+async def test_a_session_that_a_restarting_process_may_take_is_not_refused_for_good():
+    full, gone = Part(CreateReply("0.x"), 1), Part(CreateReply("1.x"), 0, "shutting_down")
+    for parts in ([full, gone], [gone, full]):
+        full.room = 1
+        replies = await router_of(parts).ask("/v1/sessions", [CreateRequest()] * 4)
+        codes = [r.error.code for r in replies if not r.session]
+        assert codes == ["shutting_down"] * 3
+
+
+async def test_a_key_is_looked_for_in_every_process():
+    parts = [Part(CreateReply("a" * 16)), Part(CreateReply("b" * 16))]
+    keys = [SessionRequest("b" * 16), SessionRequest("c" * 16)]
+    replies = await router_of(parts).ask("/v1/close", keys)
+    assert replies == [CloseReply("b" * 16, True), CloseReply("c" * 16, False)]
+    assert parts[0].closed == parts[1].closed == ["b" * 16, "c" * 16]
+
+
+async def test_the_process_that_replaces_a_peer_is_reached_by_the_first_call(tmp_path):
+    async def answer(reader, writer):
+        await read_frame(reader)
+        writer.write(pack(Answer(1, b'[{"session":"1.x"}]')))
+        await writer.drain()
+        await ended.wait()
+        writer.close()
+
+    peer = _Peer(tmp_path / "1.sock")
+    for _ in range(2):
+        ended = asyncio.Event()
+        async with await asyncio.start_unix_server(answer, tmp_path / "1.sock"):
+            assert await peer.ask("/v1/sessions", [CreateRequest()]) == [CreateReply("1.x")]
+            ended.set()
+            while not peer._channel.has_ended:
+                await asyncio.sleep(0.001)
+        (tmp_path / "1.sock").unlink(missing_ok=True)
+    await peer.stop()
+
+
+def test_sessions_wait_for_the_worker_that_has_room_for_them(start):
+    served = start("worlds:Guess", "--port", "0", "--workers", "2", "--max-sessions", "6")
+    with EnvClient(served.address()) as client:
+        client.close_many(client.open_many(6))
+        kill(children_of(served)[1])
+        sessions = client.open_many(6)
+        assert sorted(session.state.name[0] for session in sessions) == list("000111")
+    assert served.stop() == 0

@@ -1,6 +1,7 @@
 """Worlds in processes of their own: deadlines, deaths, and who is told what."""
 
 import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -79,6 +80,15 @@ def test_a_world_that_kills_its_process_is_named_and_another_takes_its_place(wil
     client.reset_many([(s, 0, None, None) for s in fresh])
     after = pids(step(client, fresh, ["x"] * 3))
     assert len(set(after) - set(before)) == 1
+
+
+def test_sessions_open_although_a_process_was_killed_while_idle(wild):
+    _, client, sessions = wild
+    os.kill(pids(step(client, sessions, ["x"] * 6))[0], signal.SIGKILL)
+    fresh = client.open_many(3)
+    client.reset_many([(session, 0, None, None) for session in fresh])
+    assert kinds(step(client, fresh, ["x"] * 3)) == ["StepReply"] * 3
+    assert kinds(step(client, sessions, ["x"] * 6)).count("EnvironmentLost") == 2
 
 
 def test_the_card_and_the_tasks_come_from_a_world_process(wild):

@@ -59,8 +59,62 @@ def test_a_repeated_turn_gets_the_stored_reply_and_is_not_played_again():
     (session,) = opened(table)
     reset(table, session, seed=0, task="5")
     first = step(table, session, 1, "4")
-    assert step(table, session, 1, "5") is first
+    assert step(table, session, 1, "4") is first
     assert table.figures().steps == 1
+
+
+def test_a_repeated_turn_with_another_action_is_refused():
+    table = table_of()
+    (session,) = opened(table)
+    reset(table, session, seed=0, task="5")
+    step(table, session, 1, "4")
+    refused = step(table, session, 1, "5")
+    assert code(refused) == "stale_turn" and "another action" in refused.error.message
+    assert step(table, session, 2, "5").terminated
+    assert code(step(table, session, 2, "4")) == "stale_turn"
+    assert table.figures().steps == 2
+
+
+def test_a_step_that_arrives_late_does_not_reach_the_next_episode():
+    table = table_of()
+    (session,) = opened(table)
+    for episode, started in ((1, "5"), (2, "6")):
+        assert reset(table, session, seed=0, task=started, episode=episode).episode == episode
+    (late,) = table.step([StepRequest(session, 1, "6", 1)])
+    assert code(late) == "stale_turn" and "of episode 1; the session's is 2" in late.error.message
+    (reply,) = table.step([StepRequest(session, 1, "5", 2)])
+    (again,) = table.step([StepRequest(session, 1, "5", 2)])
+    assert again is reply and not reply.terminated
+    (late,) = table.step([StepRequest(session, 1, "5", 1)])
+    assert code(late) == "stale_turn"
+    assert table.figures().steps == 1
+
+
+def test_a_reset_that_arrives_late_or_twice_does_not_start_another_episode():
+    table = table_of()
+    (session,) = opened(table)
+    first = reset(table, session, task="5", episode=1)  # without a seed, each start differs
+    assert reset(table, session, task="5", episode=1) is first
+    assert code(reset(table, session, task="6", episode=1)) == "stale_turn"
+    step(table, session, 1, "4")
+    assert code(reset(table, session, task="5", episode=1)) == "stale_turn"
+    assert step(table, session, 2, "5").terminated
+    assert reset(table, session, task="5", episode=3).episode == 3
+    assert code(reset(table, session, task="5", episode=2)) == "stale_turn"
+    # Without a number, as an older client: the next one.
+    assert reset(table, session, task="5").episode == 4
+    assert reset(table, session, task="5").episode == 5
+
+
+def test_a_session_can_be_closed_by_the_key_that_its_client_gave_it():
+    table, key = table_of(name_prefix="2."), "k" * 16
+    (reply,) = table.create([CreateRequest(key=key)])
+    assert reply.session == f"2.{key}"
+    assert code(table.create([CreateRequest(key=key)])[0]) == "bad_request"
+    assert [r.closed for r in table.close([SessionRequest(key), SessionRequest(key)])] == [
+        True, False,
+    ]  # fmt: skip
+    assert len(table) == 0
 
 
 @pytest.mark.parametrize("turn", [-1, 0, 1, 3, 4, 10**12])
@@ -70,7 +124,7 @@ def test_a_turn_that_is_neither_the_next_nor_the_last_is_stale(turn):
     reset(table, session, seed=0, task="5")
     step(table, session, 1, "4")
     step(table, session, 2, "4")
-    assert code(step(table, session, turn)) == (None if turn == 3 else "stale_turn")
+    assert code(step(table, session, turn, "4")) == (None if turn == 3 else "stale_turn")
 
 
 def test_stepping_before_the_reset_or_after_the_end_is_refused():
@@ -80,16 +134,16 @@ def test_stepping_before_the_reset_or_after_the_end_is_refused():
     reset(table, session, seed=0, task="5")
     step(table, session, 1, "5")
     assert code(step(table, session, 2)) == "episode_over"
-    assert step(table, session, 1).terminated
+    assert step(table, session, 1, "5").terminated
 
 
 def test_the_same_session_twice_in_a_batch_takes_its_turns_in_order():
     table = table_of()
     (session,) = opened(table)
     reset(table, session, seed=0, task="5")
-    turns = [(1, "1"), (2, "2"), (2, "9"), (4, "4")]
+    turns = [(1, "1"), (2, "2"), (2, "2"), (2, "9"), (4, "4")]
     replies = table.step([StepRequest(session, turn, action) for turn, action in turns])
-    assert [code(reply) for reply in replies] == [None, None, None, "stale_turn"]
+    assert [code(reply) for reply in replies] == [None, None, None, "stale_turn", "stale_turn"]
     assert replies[2] is replies[1]
 
 

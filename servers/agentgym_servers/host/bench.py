@@ -164,16 +164,20 @@ async def _lockstep(
     mine = [islice(cycle(plays), i, None) for i in range(len(names))]
     current: list[Play] = [Play(0, "", ())] * len(names)
     turns = [0] * len(names)
+    episodes = [0] * len(names)
     while time.perf_counter() < until:
         ended = [i for i, play in enumerate(current) if turns[i] == len(play.actions)]
         if ended:
             for i in ended:
-                current[i], turns[i] = next(mine[i]), 0
-            resets = [ResetRequest(names[i], current[i].seed, current[i].task) for i in ended]
+                current[i], turns[i], episodes[i] = next(mine[i]), 0, episodes[i] + 1
+            resets = [
+                ResetRequest(names[i], current[i].seed, current[i].task, episode=episodes[i])
+                for i in ended
+            ]
             await connection.post("/v1/reset", encode(resets))
         steps = [
-            StepRequest(name, turn + 1, play.actions[turn])
-            for name, turn, play in zip(names, turns, current, strict=True)
+            StepRequest(name, turn + 1, play.actions[turn], episode)
+            for name, turn, play, episode in zip(names, turns, current, episodes, strict=True)
         ]
         before = time.perf_counter()
         answer = await connection.post("/v1/step", encode(steps))
@@ -191,18 +195,20 @@ class SessionPlayer:
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
         self._name = name
+        self._episode = 0
         self._turn = 0
 
     async def reset(self, play: Play) -> None:
         """Start an episode."""
-        request = [ResetRequest(self._name, play.seed, play.task)]
+        self._episode += 1
+        request = [ResetRequest(self._name, play.seed, play.task, episode=self._episode)]
         await self._connection.post("/v1/reset", encode(request))
         self._turn = 0
 
     async def step(self, action: str) -> bool:
         """Take a turn; whether the episode ended."""
         self._turn += 1
-        request = [StepRequest(self._name, self._turn, action)]
+        request = [StepRequest(self._name, self._turn, action, self._episode)]
         (reply,) = decode(await self._connection.post("/v1/step", encode(request)), _STEP_ENDS)
         _check(reply)
         return bool(reply.terminated)

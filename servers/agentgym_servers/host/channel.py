@@ -67,9 +67,14 @@ class Channel:
         self._number = 0
         self._listening = asyncio.create_task(self._listen())
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the peer has closed the connection."""
+        return self._listening.done()
+
     async def ask(self, path: str, body: bytes) -> bytes:
         """The answer's body; raises `ConnectionError` if the peer has closed the connection."""
-        if self._listening.done():
+        if self.has_ended:
             raise ConnectionResetError("the other process has ended")
         self._number = number = self._number + 1
         future = self._waiting[number] = asyncio.get_running_loop().create_future()

@@ -142,6 +142,10 @@ class _Peer:
     async def _ask(self, path: str, body: bytes) -> bytes | None:
         """The answer's body, or None if the process has ended."""
         async with self._connecting:
+            if self._channel is not None and self._channel.has_ended:
+                # The process that replaces it may serve already.
+                await self._channel.close()
+                self._channel = None
             if self._channel is None:
                 try:
                     self._channel = Channel(*await asyncio.open_unix_connection(self._socket_path))

@@ -23,6 +23,7 @@ import msgspec
 from agentgym_env.errors import BadRequest, ServerStartFailed, UnknownSplit
 from agentgym_env.launch import child_environment
 from agentgym_env.wire import EnvCard, TaskList, WireError, decode
+from agentgym_servers.host import routes
 from agentgym_servers.host.batches import ReplyLimit, failed_replies
 from agentgym_servers.host.channel import (
     DESCRIBE,
@@ -109,7 +110,7 @@ class WorldProcess:
         async with self._turn:
             await self._end(gently=True)
 
-    async def _ask_one(self, path: str, request: Any) -> list[Any]:
+    async def _ask_one(self, path: str, request: Any, *, again: bool = True) -> list[Any]:
         try:
             channel = await self._running()
         except ServerStartFailed as error:
@@ -123,9 +124,13 @@ class WorldProcess:
                 f"the environment took longer than {self._deadline_s:g} s; its process was killed",
             )  # fmt: skip
         except ConnectionError:
-            return await self._lose(
+            lost = await self._lose(
                 path, request, "environment_error", "the environment's process died"
             )
+            # Perhaps it was killed while idle: the next one may open the session.
+            if path == routes.SESSIONS.path and again:
+                return await self._ask_one(path, request, again=False)
+            return lost
         return read_replies(path, body)
 
     async def _lose(self, path: str, request: Any, code: str, text: str) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from agentgym_env.wire import CreateReply
+from agentgym_env.wire import CloseReply, CreateReply
 from agentgym_servers.host import routes
 from agentgym_servers.host.batches import SLICE
 from agentgym_servers.host.codec import Codec
@@ -76,6 +76,8 @@ class Router:
     async def _ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         if path == routes.SESSIONS.path:
             return await self._create(requests)
+        if path == routes.CLOSE.path and any(_is_key(r.session) for r in requests):
+            return await self._close(requests)
         owners = [self._owner(request.session) for request in requests]
         return await self._ask_each(path, requests, owners)
 
@@ -94,24 +96,44 @@ class Router:
         await asyncio.gather(*(partition.stop() for partition in self._partitions))
 
     async def _create(self, requests: Sequence[Any]) -> list[CreateReply]:
-        """Spread new sessions evenly; one that its process refuses is tried at the others."""
+        """Spread new sessions evenly; what a partition refuses is spread over the others.
+
+        A partition that refused one session is not asked again. If none is left, `shutting_down`
+        takes precedence over `too_many_sessions`: a process that restarts will take sessions.
+        """
         count = len(self._partitions)
         # Kept here: calls that run beside this one must not choose the same partition again.
         first = self._next
         self._next = (first + len(requests)) % count
+        candidates = [(first + i) % count for i in range(count)]
         replies: list[Any] = [None] * len(requests)
         waiting = list(range(len(requests)))
-        for attempt in range(count):
-            owners = [(first + place + attempt) % count for place in waiting]
+        restarting: CreateReply | None = None
+        while waiting and candidates:
+            owners = [candidates[i % len(candidates)] for i in range(len(waiting))]
             created = await self._ask_each(
                 routes.SESSIONS.path, [requests[place] for place in waiting], owners
             )
-            for place, reply in zip(waiting, created, strict=True):
+            for place, owner, reply in zip(waiting, owners, created, strict=True):
                 replies[place] = reply
+                if _is_refused(reply) and owner in candidates:
+                    candidates.remove(owner)
+                if _is_refused(reply) and reply.error.code == "shutting_down":
+                    restarting = reply
             waiting = [place for place in waiting if _is_refused(replies[place])]
-            if not waiting:
-                break
+        for place in waiting:
+            replies[place] = restarting or replies[place]
         return replies
+
+    async def _close(self, requests: Sequence[Any]) -> list[CloseReply]:
+        """End sessions, some by the client's key, which does not name a partition."""
+        every = await asyncio.gather(
+            *(partition.ask(routes.CLOSE.path, requests) for partition in self._partitions)
+        )
+        return [
+            CloseReply(request.session, any(reply.closed for reply in replies))
+            for request, replies in zip(requests, zip(*every, strict=True), strict=True)
+        ]
 
     async def _ask_each(
         self, path: str, requests: Sequence[Any], owners: Sequence[int]
@@ -152,6 +174,10 @@ def name_prefix(index: int) -> str:
 def share_of(total: int, index: int, count: int) -> int:
     """The share of `total` sessions that partition `index` of `count` may open."""
     return total // count + (index < total % count)
+
+
+def _is_key(session: str) -> bool:
+    return _SEPARATOR not in session
 
 
 def _is_refused(reply: CreateReply) -> bool:

@@ -73,7 +73,7 @@ RESET: Final = Route(
     "Start an episode in each session",
     list[ResetRequest],
     list[ResetReply],
-    (*_WORLD, "unknown_task", "unknown_split"),
+    (*_WORLD, "unknown_task", "unknown_split", "stale_turn"),
 )
 
 STEP: Final = Route(

@@ -66,14 +66,29 @@ class Session:
     turn: int = -1
     """The last turn answered; 0 after a reset, -1 before the first one."""
     over: bool = True
-    reply: StepReply | None = None
-    """The answer to the last turn, for a client that asks again."""
+    episode: int = 0
+    """The number of the episode; 0 before the first reset."""
+    reply: StepReply | ResetReply | None = None
+    """The answer to the last turn or reset, for a client that asks again."""
+    asked: int = 0
+    """Hash of the request that `reply` answers; an action itself may be long."""
 
 
 def refused_turn(session: Session, request: StepRequest) -> StepReply:
     """The reply to an invalid turn."""
     if session.turn < 0:
         code, text = "episode_over", "no episode was started; reset the session before stepping it"
+    elif not _is_of_episode(session, request):
+        code = "stale_turn"
+        text = (
+            f"turn {request.turn} is of episode {request.episode}; the session's is "
+            f"{session.episode}"
+        )
+    elif request.turn == session.turn > 0:
+        code = "stale_turn"
+        text = (
+            f"turn {request.turn} was taken with another action; the next one is {session.turn + 1}"
+        )
     elif request.turn != session.turn + 1:
         code = "stale_turn"
         text = f"turn {request.turn} cannot be taken: the next one is {session.turn + 1}"
@@ -81,6 +96,11 @@ def refused_turn(session: Session, request: StepRequest) -> StepReply:
         code, text = "episode_over", "the episode has ended; reset the session before stepping it"
     error = WireError(code, text, request.session)
     return StepReply(request.session, request.turn, error=error)
+
+
+def _is_of_episode(session: Session, request: StepRequest) -> bool:
+    """Whether a turn is of the session's current episode, as far as it states one."""
+    return request.episode is None or request.episode == session.episode
 
 
 def close_env(env: TextEnv) -> None:
@@ -196,6 +216,7 @@ class SessionTable:
                 or request.turn != session.turn + 1
                 or session.over
                 or session.used <= oldest_allowed
+                or (request.episode is not None and request.episode != session.episode)
             ):
                 replies.append(self._repeat_or_refuse(request, now))
                 continue
@@ -211,7 +232,7 @@ class SessionTable:
             if session.env.env_errors:
                 self._count_incidents(session.env)
             session.over = session.over or reply.terminated or reply.truncated
-            session.reply = reply
+            session.reply, session.asked = reply, hash(request.action)
             replies.append(reply)
             if self._log_steps:
                 self._log_step(request, reply, seconds)
@@ -229,8 +250,12 @@ class SessionTable:
         return [self._answer(request, ActionsReply, _available_actions) for request in requests]
 
     def close(self, requests: Sequence[SessionRequest]) -> list[CloseReply]:
-        """End sessions; one that is not there is answered, not an error."""
-        return [CloseReply(r.session, self._end(r.session)) for r in requests]
+        """End sessions, by name or key; one that is not there is answered, not an error."""
+        prefix = self._name_prefix
+        return [
+            CloseReply(r.session, self._end(r.session) or self._end(prefix + r.session))
+            for r in requests
+        ]
 
     def reap(self) -> int:
         """End the expired sessions; return how many."""
@@ -269,7 +294,10 @@ class SessionTable:
         if len(self._sessions) >= self._max_sessions:
             text = f"all {self._max_sessions} sessions are taken; close some or raise the limit"
             return CreateReply(error=WireError("too_many_sessions", text))
-        name = self._name_prefix + secrets.token_urlsafe(18)
+        name = self._name_prefix + (request.key or secrets.token_urlsafe(18))
+        if name in self._sessions:
+            text = "there is a session with this key; choose another"
+            return CreateReply(error=WireError("bad_request", text, cut(name)))
         try:
             env = self._spare if self._spare is not None else self._make_env()
         except Exception as error:
@@ -287,21 +315,44 @@ class SessionTable:
             text = f"a seed is a whole number from 0 to {MAX_SEED}, got {cut(str(request.seed))}"
             error = WireError("bad_request", text, request.session)
             return ResetReply(request.session, error=error)
+        asked = hash((request.seed, request.task, request.split))
+        if request.episode is not None and request.episode <= session.episode:
+            return self._repeated_reset(session, request, asked)
         named = {"task": request.task, "split": request.split}
         options = {key: value for key, value in named.items() if value is not None}
         try:
             observation, info = session.env.reset(seed=request.seed, options=options)
         except Exception as error:
             return ResetReply(request.session, error=self._error(request.session, error))
-        session.turn, session.over, session.reply = 0, False, None
-        return ResetReply(request.session, 0, observation, info)
+        session.episode = session.episode + 1 if request.episode is None else request.episode
+        reply = ResetReply(request.session, 0, observation, info, session.episode)
+        session.turn, session.over, session.reply, session.asked = 0, False, reply, asked
+        return reply
+
+    def _repeated_reset(self, session: Session, request: ResetRequest, asked: int) -> ResetReply:
+        """The stored reply to a reset that is repeated before the first turn, or an error."""
+        reply = session.reply
+        if (
+            isinstance(reply, ResetReply)
+            and request.episode == session.episode
+            and asked == session.asked
+        ):
+            return reply
+        text = f"episode {request.episode} was started already; the session's is {session.episode}"
+        error = WireError("stale_turn", text, request.session)
+        return ResetReply(request.session, error=error)
 
     def _repeat_or_refuse(self, request: StepRequest, now: float) -> StepReply:
         session = self._find(request.session, now)
         if session is None:
             error = unknown_session(request.session)
             return StepReply(request.session, request.turn, error=error)
-        if session.reply is not None and request.turn == session.turn:
+        if (
+            isinstance(session.reply, StepReply)
+            and request.turn == session.turn
+            and hash(request.action) == session.asked
+            and _is_of_episode(session, request)
+        ):
             return session.reply
         return refused_turn(session, request)
 
