@@ -45,7 +45,7 @@ _DISK: Final = (errno.ENOSPC, errno.EDQUOT)
 SUMMARIES: Final = {
     "envs": "List the registered environments.",
     "new": "Create a package with a new environment.",
-    "check": "Run the conformance checks of an environment.",
+    "check": "Run the conformance checks of an environment, or attack its rewards.",
     "play": "Play an environment in the terminal.",
     "replay": "Repeat recorded episodes and compare the results.",
     "serve": "Serve an environment over HTTP.",
