@@ -181,3 +181,13 @@ def test_python_names_exist():
         yield from (name for name in names if not defines(name))
 
     assert not of_pages(unknown)
+
+
+def test_every_test_that_the_threat_model_names_exists():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", text)
+    assert len(named) > 15
+    missing = [n for n in named if not (ROOT / (n if "/" in n else f"tests/attack/{n}")).is_file()]
+    assert not missing
+    attacks = {path.name for path in (ROOT / "tests" / "attack").glob("test_*.py")}
+    assert attacks <= set(named), "every attack is behind a statement"
