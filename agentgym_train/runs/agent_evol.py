@@ -329,7 +329,7 @@ class _Run:
             n=world.tasks or None,
             samples=config.samples,
             horizon=world.horizon,
-            seed=draw_seed("evolve", config.seed, iteration),
+            seed=draw_seed("evolve", config.seed, iteration) % 2**32,
             env_kwargs=world.env_kwargs,
         )
 
