@@ -74,11 +74,15 @@ class RLConfig(RunConfig):
     train_outcomes: list[str] = field(default_factory=lambda: sorted(TEACHES))
     """Outcomes whose episodes are trained on: success, failure, horizon, token_budget and
     policy_timeout. Others are excluded from the loss and from baselines, as lost episodes are."""
-    importance_sampling_correction: Literal["auto", "off", "token", "sequence"] = "auto"
-    """Weight sampled tokens by the trainer's probability over the engine's: per `token`, or by
-    excluding whole episodes (`sequence`). auto uses token for engines that compute differently."""
+    importance_sampling_correction: Literal["auto", "off", "token", "geometric"] = "auto"
+    """Weight sampled tokens by the trainer's probability over the engine's: per `token`, or also
+    excluding the episodes whose mean differs too much (`geometric`). auto uses token for engines
+    that compute differently."""
     importance_sampling_cap: float = 3.0
-    """Maximum importance weight."""
+    """Maximum importance weight of a token."""
+    importance_sampling_band: float = 1.05
+    """With `geometric`, an episode is excluded if the geometric mean of its tokens' weights is
+    above this or below its inverse."""
     prompts_per_step: int = 8
     """P: tasks per optimizer step, over all processes."""
     num_generations: int = 8

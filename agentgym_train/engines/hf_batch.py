@@ -75,10 +75,11 @@ def choose(logits: Tensor, temperatures: list[float], draws: list[float]) -> Cho
     device = logits.device
     divisor = torch.tensor([t or 1.0 for t in temperatures], device=device)  # (B,)
     greedy = torch.tensor([t == 0 for t in temperatures], device=device)  # (B,)
-    uniform = torch.tensor(draws, device=device)  # (B,)
+    # float32 would round a draw just below 1 to 1, which selects the last token of the vocabulary.
+    uniform = torch.tensor(draws, dtype=torch.float64, device=device)  # (B,)
     logprobs = torch.log_softmax(logits.float() / divisor[:, None], dim=-1)  # (B, V)
     cdf = logprobs.double().exp().cumsum(-1)  # (B, V)
-    target = uniform.double() * cdf[:, -1]  # (B,)
+    target = uniform * cdf[:, -1]  # (B,)
     drawn = torch.searchsorted(cdf, target[:, None], right=True)  # (B, 1)
     drawn = drawn.clamp_(max=logits.shape[-1] - 1)
     best = logprobs.topk(2, dim=-1).values  # (B, 2)

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -168,6 +168,8 @@ class ConcurrencyLimits:
             self._open.set()
 
 
+INVALID: Final[dict[str, Any]] = {"invalid_action": True}
+"""The info of a turn whose response has no action; the environment never sees it."""
 _MAX_NON_ACTION_TURNS = 8
 
 """Consecutive non-action turns after which an agent is considered broken."""
@@ -318,8 +320,7 @@ class EpisodeRun:
         """Send the action; returns the outcome if the episode is over."""
         if isinstance(action, ActionError):
             # The response has no action: the observation says so, and the turn counts.
-            invalid = {"invalid_action": True}
-            self._turns.append(Turn(output.response, "", action.message, info=invalid))
+            self._turns.append(Turn(output.response, "", action.message, info={**INVALID}))
             return None
         self._unanswered = output
         async with self._concurrency_limits.environment.call(self._clock):

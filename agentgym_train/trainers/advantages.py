@@ -6,6 +6,7 @@ The algorithm's batch contains the episodes of all processes; each process keeps
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,7 +196,7 @@ def _groups(model: nn.Module, args: Any) -> list[dict[str, Any]]:
     ]
 
 
-Kind = Literal["auto", "off", "token", "sequence"]
+Kind = Literal["auto", "off", "token", "geometric"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,28 +209,47 @@ class ImportanceSampling:
 
     - `token`: min(pi_T(t) / pi_E(t), most) (truncated importance sampling, arXiv:2303.17651, as in
       TRL and verl), or
-    - `sequence`: the product over the episode's sampled tokens, and 0 for an episode where it is
-      above `most` or below 1 / `most` (masked importance sampling).
+    - `geometric`: the same, and 0 in an episode where the geometric mean of the tokens' weights is
+      above `band` or below 1 / `band`. A mean does not depend on the episode's length, unlike the
+      product: docs/training.md compares them.
 
     `auto` is `off` if the engine samples with the trainer's own model, and `token` otherwise.
     """
 
     kind: Kind = "auto"
     most: float = 3.0
+    band: float = 1.05
 
     def is_needed(self, engine_is_exact: bool) -> bool:
         """Whether the trainer has to score the engine's samples."""
-        return self.kind in ("token", "sequence") or (self.kind == "auto" and not engine_is_exact)
+        return self.kind in ("token", "geometric") or (self.kind == "auto" and not engine_is_exact)
 
     def ratios(self, trainer: Tensor, engine: Tensor, mask: Tensor) -> Tensor:
         """(B, T) importance weights from (B, T) log-probabilities; 1 off the mask."""
         difference = torch.where(mask, trainer - engine, 0.0)  # (B, T)
-        if self.kind == "sequence":
-            total = difference.sum(1, keepdim=True)  # (B, 1)
-            bound = torch.log(torch.tensor(self.most))
-            kept = (total.abs() <= bound).to(total.dtype)  # (B, 1)
-            return torch.where(mask, total.clamp(-bound, bound).exp() * kept, 1.0)
-        return difference.exp().clamp(max=self.most)
+        weights = difference.exp().clamp(max=self.most)  # (B, T)
+        if self.kind == "geometric":
+            mean = difference.sum(1) / mask.sum(1).clamp(min=1)  # (B,)
+            kept = (mean.abs() <= math.log(self.band)).to(weights.dtype)  # (B,)
+            weights = torch.where(mask, weights * kept[:, None], 1.0)
+        return weights
+
+    def metrics(self, trainer: Tensor, engine: Tensor, mask: Tensor) -> dict[str, float]:
+        """The shares of tokens that are excluded and truncated, and the effective sample size.
+
+        The last is the sum of the weights squared over the sum of their squares, as a share of the
+        number of tokens: 1 if all weights are equal.
+        """
+        weights = self.ratios(trainer, engine, mask)[mask].double()  # (N,)
+        if not weights.numel():
+            return {}
+        truncated = (trainer - engine)[mask] > math.log(self.most)
+        squares = float(weights.square().sum()) * weights.numel()
+        return {
+            "importance/excluded": float((weights == 0).double().mean()),
+            "importance/truncated": float(truncated.double().mean()),
+            "importance/effective": float(weights.sum().square()) / squares if squares else 0.0,
+        }
 
 
 def drift(trainer: Tensor, engine: Tensor, mask: Tensor) -> dict[str, float]:
@@ -354,6 +374,7 @@ class StepAdvantages:
         trainer = rows.to_episodes(trainer)  # (B, V)
         engine = own.logprobs.to(mask.device)  # (B, V)
         self.metrics |= drift(trainer, engine, mask)
+        self.metrics |= self._correction.metrics(trainer, engine, mask)
         return self._correction.ratios(trainer, engine, mask)
 
     def _scale(self, every: TokenBatch, rows: Rows) -> Tensor:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentgym_env.errors import AgentGymError, ConfigError, teaches
 from agentgym_env.run_store import RunStore
-from agentgym_env.trajectory import Trajectory
+from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.values import check_arguments, trained_outcomes
@@ -37,6 +38,7 @@ from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.horizon import Horizon
+from agentgym_train.rollout.loop import INVALID
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutBar, RolloutRunner
 from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
@@ -103,7 +105,7 @@ def step_metrics(
         "success": _mean([t.success for t in kept]),
         "horizon": horizon,
         "turns": _mean([len(t.turns) for t in kept]),
-        "env_steps": sum(len(t.turns) for t in trajectories),
+        "env_steps": sum(map(_is_step, chain.from_iterable(t.turns for t in trajectories))),
         "sampled_tokens": tokens.sampled,
         "staleness": tokens.behind / max(1, tokens.sampled),
         "dropped": tokens.dropped,
@@ -114,6 +116,11 @@ def step_metrics(
     for outcome, count in Counter(t.outcome for t in trajectories).items():
         figures[f"outcome/{outcome}"] = count / len(trajectories)
     return {name: float(value) for name, value in figures.items()}
+
+
+def _is_step(turn: Turn) -> bool:
+    """Whether the environment answered a turn: its own info is never empty."""
+    return bool(turn.info) and turn.info != INVALID
 
 
 def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: float) -> None:
@@ -295,7 +302,9 @@ class RLTrainer(PackedUpdate):
             trained=self._trained_outcomes,
             dummy_id=self._dummy_row,
             correction=ImportanceSampling(
-                config.importance_sampling_correction, config.importance_sampling_cap
+                config.importance_sampling_correction,
+                config.importance_sampling_cap,
+                config.importance_sampling_band,
             ),
             engine_is_exact=policy.engine.is_exact and not config.samples_stale,
         )

@@ -23,10 +23,37 @@ def test_by_token_each_ratio_is_cut_at_the_most():
     assert torch.allclose(found, wanted)
 
 
-def test_by_sequence_an_episode_counts_whole_or_not_at_all():
-    found = ImportanceSampling("sequence", 3.0).ratios(TRAINER, ENGINE, MASK)
-    wanted = torch.tensor([[math.exp(-0.5)] * 2 + [1.0], [0.0, 0.0, 1.0]])
+def test_by_the_geometric_mean_an_episode_counts_as_by_token_or_not_at_all():
+    # The means of the log ratios are -0.25 and 1.25.
+    found = ImportanceSampling("geometric", 2.0, 1.3).ratios(TRAINER, ENGINE, MASK)
+    wanted = torch.tensor([[math.exp(0.5), math.exp(-1.0), 1.0], [0.0, 0.0, 1.0]])
     assert torch.allclose(found, wanted)
+    assert (
+        ImportanceSampling("geometric", 2.0, 1.2).ratios(TRAINER, ENGINE, MASK)[MASK] == 0
+    ).all()
+
+
+def test_a_mean_excludes_no_long_episode_that_it_would_keep_short():
+    draws = torch.Generator().manual_seed(0)
+    by_geometric, by_product = [], []
+    for length in (200, 5000):
+        drift_per_token = torch.randn((2000, length), generator=draws) * 0.03 - 0.03**2 / 2
+        zeros, mask = torch.zeros_like(drift_per_token), torch.ones_like(drift_per_token).bool()
+        weights = ImportanceSampling("geometric").ratios(drift_per_token, zeros, mask)
+        by_geometric.append(float((weights[:, 0] == 0).double().mean()))
+        by_product.append(float((drift_per_token.sum(1).abs() > math.log(3)).double().mean()))
+    assert by_geometric == [0.0, 0.0]
+    assert by_product[0] < 0.02 and by_product[1] > 0.6, "the rule that this one replaces"
+
+
+def test_the_metrics_say_what_is_excluded_and_truncated():
+    found = ImportanceSampling("geometric", 2.0, 1.3).metrics(TRAINER, ENGINE, MASK)
+    assert found["importance/excluded"] == 0.5
+    assert found["importance/truncated"] == 0.25
+    weights = [math.exp(0.5), math.exp(-1.0), 0.0, 0.0]
+    effective = sum(weights) ** 2 / sum(w * w for w in weights) / 4
+    assert found["importance/effective"] == pytest.approx(effective)
+    assert ImportanceSampling().metrics(TRAINER, ENGINE, torch.zeros_like(MASK)) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from agentgym_env.trajectory import Tokens, Trajectory
+import msgspec
+
+from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.trainers.trainer import StepTokens, step_metrics, without_tokens
 
 
@@ -31,3 +33,16 @@ def test_staleness_is_the_mean_age_of_the_sampled_tokens_of_all_rows():
 def test_what_a_long_run_keeps_has_no_tokens():
     light = without_tokens(episode(0, further=[[0]]))
     assert light.rows == [] and light.outcome == "success"
+
+
+def test_only_turns_that_the_environment_answered_are_steps():
+    turns = [
+        Turn("I plan", "", "Go on."),
+        Turn("no action", "", "Write an action.", info={"invalid_action": True}),
+        Turn("act", "look", "You see a door.", info={"turn": 1, "success": False}),
+        Turn("act", "", "Nothing happens.", info={"turn": 2, "success": False}),
+        Turn("act", "open", ""),
+    ]
+    played = msgspec.structs.replace(episode(1), turns=turns)
+    row = step_metrics([played], 5, StepTokens(1, 0, 0, 1.0))
+    assert row["turns"] == 5 and row["env_steps"] == 2
