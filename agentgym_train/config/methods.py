@@ -47,7 +47,7 @@ class RLConfig(RunConfig):
     the current horizon is learned), or `package.module:Class`, called with the numbers and
     `horizon_every`. Null uses fixed for one number and stepwise for several."""
     horizon_every: int = 100
-    """Optimizer steps per stage; the minimum per stage for adaptive."""
+    """Steps per stage; the minimum per stage for adaptive."""
     horizon_threshold: float = 0.8
     """adaptive: grow when the mean success reaches this value, above 0 and at most 1."""
     horizon_patience: int = 50
@@ -84,11 +84,17 @@ class RLConfig(RunConfig):
     """With `geometric`, an episode is excluded if the geometric mean of its tokens' weights is
     above this or below its inverse."""
     prompts_per_step: int = 8
-    """P: tasks per optimizer step, over all processes."""
+    """P: tasks per step, over all processes. A step is a rollout and the updates with it."""
     num_generations: int = 8
     """G: episodes per task."""
+    minibatches_per_rollout: int = 1
+    """Mini-batches that a rollout is divided into, with as many tasks in each. Every mini-batch is
+    one optimizer step. With a single update per rollout the importance ratio is 1, and clipping
+    has no effect."""
+    epochs_per_rollout: int = 1
+    """How often a rollout's mini-batches are used."""
     steps: int = 300
-    """Optimizer steps of the run."""
+    """Steps of the run: rollouts, each with its updates."""
     beta: float = 0.0
     """Weight of the KL divergence from the initial policy; above 0 keeps a reference model."""
     max_lost_rate: float = 0.5
@@ -106,6 +112,7 @@ class RLConfig(RunConfig):
             raise ConfigError("temperature must be above 0 in RL; 0 is greedy")
         self.make_horizon()
         trained_outcomes(self.train_outcomes)
+        check_trainer_args(self.trainer_args, **_SET_BY_RL)
         if self.max_staleness < 1 + self.async_steps:
             raise ConfigError(
                 f"max_staleness is at least {1 + self.async_steps} updates, got "
@@ -145,9 +152,20 @@ class RLConfig(RunConfig):
             window=self.horizon_window,
         )
 
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer steps per rollout."""
+        return self.minibatches_per_rollout * self.epochs_per_rollout
+
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
         _check_divides(self, "prompts_per_step", processes)
+        if self.prompts_per_step // processes % self.minibatches_per_rollout:
+            raise ConfigError(
+                f"prompts_per_step {self.prompts_per_step} is not divisible by {processes} "
+                f"processes and {self.minibatches_per_rollout} mini-batches; make it a multiple of "
+                f"{processes * self.minibatches_per_rollout}"
+            )
 
 
 def config_from(values: Mapping[str, Any]) -> RLConfig:
@@ -446,6 +464,25 @@ class DPOConfig(RunConfig):
         """Optimizer steps of a run over this many pairs."""
         return self.steps or max(1, round(self.epochs * pairs / self.pairs_per_step))
 
+
+_SET_BY_RL: Final = {
+    "num_iterations": "epochs_per_rollout",
+    "steps_per_generation": "minibatches_per_rollout",
+    "generation_batch_size": "prompts_per_step",
+    "per_device_train_batch_size": "prompts_per_step",
+    "gradient_accumulation_steps": "max_tokens_per_microbatch",
+    "num_generations": "num_generations",
+    "max_completion_length": "max_tokens",
+    "temperature": "temperature",
+    "max_steps": "steps",
+    "num_train_epochs": "steps",
+    "beta": "beta",
+    "loss_type": "algorithm",
+    "scale_rewards": "algorithm_args",
+    "importance_sampling_level": "algorithm",
+    "use_vllm": "engine",
+}
+"""TRL's names for what our own keys set."""
 
 _SET_BY_ROWS: Final = {
     "packing": "packing",

@@ -33,6 +33,8 @@ class Rows:
     """(R,) number of the episode's completion tokens in earlier rows."""
     episodes: int
     """B."""
+    minibatch: list[int]
+    """(R,) number of the row's mini-batch."""
 
     @classmethod
     def of(
@@ -40,8 +42,12 @@ class Rows:
         trajectories: Sequence[Trajectory],
         dummy_id: int,
         trained: frozenset[str] = TEACHES,
+        minibatches: int = 1,
     ) -> Rows:
-        """The rows of episodes, without dummy rows at the end."""
+        """The rows of episodes, without dummy rows at the end.
+
+        Each mini-batch has the same number of episodes, in their order.
+        """
         each = [rows_of_episode(t, dummy_id, trained) for t in trajectories]
         tokens, owner, offset = [rows[0] for rows in each], list(range(len(each))), [0] * len(each)
         for number, (first, *further) in enumerate(each):
@@ -51,17 +57,31 @@ class Rows:
                 owner.append(number)
                 offset.append(before)
                 before += len(row.completion_ids)
-        return cls(tokens, owner, offset, len(each))
+        numbers = [minibatch_of(number, len(each), minibatches) for number in owner]
+        return cls(tokens, owner, offset, len(each), numbers)
 
-    def filled(self, count: int, dummy_id: int) -> Rows:
-        """Add dummy rows up to the next multiple of B that is at least `count`."""
-        wanted = -(-max(count, len(self.tokens)) // self.episodes) * self.episodes
-        missing = wanted - len(self.tokens)
+    def sizes(self, minibatches: int) -> list[int]:
+        """The number of rows of each mini-batch."""
+        return [self.minibatch.count(number) for number in range(minibatches)]
+
+    def filled(self, sizes: Sequence[int], dummy_id: int) -> Rows:
+        """Add dummy rows until each mini-batch has its size of `sizes`.
+
+        Further dummy rows are added to the last one, until R is a multiple of B.
+        """
+        numbers = list(range(len(sizes)))
+        wanted = [*sizes[:-1], sizes[-1] + -sum(sizes) % self.episodes]
+        added = [
+            n
+            for n, has in zip(numbers, self.sizes(len(sizes)), strict=True)
+            for _ in range(wanted[n] - has)
+        ]
         return Rows(
-            [*self.tokens, *[dummy_row(dummy_id)] * missing],
-            [*self.owner, *[-1] * missing],
-            [*self.offset, *[0] * missing],
+            [*self.tokens, *[dummy_row(dummy_id)] * len(added)],
+            [*self.owner, *[-1] * len(added)],
+            [*self.offset, *[0] * len(added)],
             self.episodes,
+            [*self.minibatch, *added],
         )
 
     @property
@@ -95,14 +115,13 @@ class Rows:
                 found[row, : end - start] = values[owner, start:end]
         return found
 
-    def share(self) -> Tensor:
-        """(R, 1) fraction of its episode's trained tokens that a row contains."""
-        counts = torch.tensor([float(sum(row.loss_mask)) for row in self.tokens])  # (R,)
+    def episode_tokens(self) -> Tensor:
+        """(R,) int64 number of trained tokens of the row's episode; 0 for a dummy row."""
+        counts = torch.tensor([sum(row.loss_mask) for row in self.tokens])  # (R,)
         owners = torch.tensor(self.owner)  # (R,)
         real = owners >= 0
-        sums = torch.zeros(self.episodes).index_add(0, owners[real], counts[real])  # (B,)
-        whole = torch.where(real, sums[owners.clamp(min=0)], 1.0).clamp(min=1.0)  # (R,)
-        return (counts / whole)[:, None]
+        sums = torch.zeros_like(counts).index_add(0, owners[real], counts[real])  # (R,)
+        return torch.where(real, sums[owners.clamp(min=0)], 0)
 
     def _spans(self) -> list[tuple[int, int, int]]:
         """(R,) owner, start and end of a row's completion in its episode."""
@@ -110,6 +129,11 @@ class Rows:
             (owner, start, start + len(row.completion_ids))
             for owner, start, row in zip(self.owner, self.offset, self.tokens, strict=True)
         ]
+
+
+def minibatch_of(episode: int, episodes: int, minibatches: int) -> int:
+    """The mini-batch of an episode: as many consecutive episodes in each."""
+    return episode * minibatches // episodes
 
 
 def rows_of_episode(

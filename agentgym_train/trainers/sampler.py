@@ -122,7 +122,6 @@ class StepSampler:
         new_actors: Callable[[], ActorFactory],
         *,
         instruction: str,
-        updates_per_rollout: int,
         rank: int,
         processes: int,
     ) -> None:
@@ -130,7 +129,6 @@ class StepSampler:
         self._rollout_runner = rollout_runner
         self._new_actors = new_actors
         self._instruction = instruction
-        self._updates_per_rollout = updates_per_rollout
         self._rank = rank
         self._processes = processes
         self.tasks: Callable[[int], list[str]] = self._drawn
@@ -197,7 +195,7 @@ class StepSampler:
         tasks = tasks_of_step(
             self._rollout_runner.tasks.split(self._config.split),
             self._config.seed,
-            step // self._updates_per_rollout,
+            step,
             self._config.prompts_per_step,
         )
         local = self._config.prompts_per_step // self._processes

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from rich.progress import Progress
@@ -258,9 +259,10 @@ class RLTrainer(PackedUpdate):
         self.horizon = horizon or config.make_horizon()
         self.algorithm = algorithm or make_algorithm(config.algorithm, config.algorithm_args)
         self.max_tokens_per_microbatch = config.max_tokens_per_microbatch
+        self.epochs_per_rollout = config.epochs_per_rollout
         self._gathered_model = GatheredModel()
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
-        self._rows = Rows([], [], [], 0)
+        self._rows = Rows([], [], [], 0, [])
         self._trajectories: list[Trajectory] = []
         self._starts: list[int] = []
         tasks = rollout_runner.tasks.split(config.split)
@@ -286,7 +288,6 @@ class RLTrainer(PackedUpdate):
             self.rollout_runner,
             policy.actors,
             instruction=policy.instruction,
-            updates_per_rollout=self.num_iterations,
             rank=PartialState().process_index,
             processes=PartialState().num_processes,
         )
@@ -307,6 +308,8 @@ class RLTrainer(PackedUpdate):
                 config.importance_sampling_band,
             ),
             engine_is_exact=policy.engine.is_exact and not config.samples_stale,
+            minibatches=config.minibatches_per_rollout,
+            epochs=config.epochs_per_rollout,
         )
         self.token_writer = TokenWriter(
             self.store, config.keep_tokens, config.num_generations, policy.tokenizer
@@ -321,9 +324,16 @@ class RLTrainer(PackedUpdate):
         self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self.beta = self.config.beta
+        if self.config.updates_per_rollout > 1:
+            # The policy that sampled, as the trainer computes it, from before the first update.
+            output["old_per_token_logps"] = self.logprobs(output)  # (R, T)
         output["advantages"] = self.step_advantages.advantages(  # (R, T)
             output, self._trajectories, self._rows
         )
+        device = output["advantages"].device
+        output["minibatch"] = torch.tensor(self._rows.minibatch, device=device)  # (R,)
+        output["episode_tokens"] = self._rows.episode_tokens().to(device)  # (R,)
+        self.counts = self.step_advantages.counts
         self.token_writer.keep(
             "train", self._trajectories, self.step_advantages.per_token, self._starts
         )
@@ -338,9 +348,9 @@ class RLTrainer(PackedUpdate):
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """TRL's training step; during the critic's warmup the policy is not updated."""
+        self.is_frozen = self.state.global_step < getattr(self.algorithm, "critic_warmup", 0)
         loss: Tensor = super().training_step(*arguments, **options)
-        warmup = getattr(self.algorithm, "critic_warmup", 0)
-        if self.state.global_step < warmup:
+        if self.is_frozen:
             # An optimizer skips parameters without a gradient: no weight decay, no momentum.
             self.model.zero_grad(set_to_none=True)
         return loss
@@ -383,10 +393,11 @@ class RLTrainer(PackedUpdate):
         if not self.config.async_steps:
             self.rollout_runner.run(self.policy.engine.sleep())
         self._trajectories = played
-        rows = Rows.of(played, self._dummy_row, self._trained_outcomes)
-        most = self._record(played, horizon, time.monotonic() - began, rows)
-        self._rows = rows if most == rows.episodes else rows.filled(most, self._dummy_row)
-        further = step + self.num_iterations
+        minibatches = self.config.minibatches_per_rollout
+        rows = Rows.of(played, self._dummy_row, self._trained_outcomes, minibatches)
+        sizes = self._record(played, horizon, time.monotonic() - began, rows.sizes(minibatches))
+        self._rows = rows if sum(sizes) == rows.episodes else rows.filled(sizes, self._dummy_row)
+        further = step + 1
         if self.config.async_steps and further < self.args.max_steps:
             # Until the next rollout nothing else may use the rollout runner or the engine.
             longest = self.horizon(further)
@@ -407,17 +418,18 @@ class RLTrainer(PackedUpdate):
         return self._gathered_model.of(self.accelerator.unwrap_model(self.model))
 
     def _record(
-        self, trajectories: list[Trajectory], horizon: int, seconds: float, rows: Rows
-    ) -> int:
+        self, trajectories: list[Trajectory], horizon: int, seconds: float, sizes: list[int]
+    ) -> list[int]:
         """Store the step's episodes and metrics; raise `TooManyLost` if too many were lost.
 
         The metrics cover the episodes of all processes, so that all processes decide alike.
-        Returns the maximum number of rows of a process: TRL needs as many in each.
+        `sizes` are the rows of this process in each mini-batch. Returns the maxima over the
+        processes: all need the same number.
         """
         light = [without_tokens(t) for t in trajectories]
         step = self.state.global_step
         own = StepTokens.of(trajectories, step, self.episodes.dropped, seconds)
-        shares = gathered((light, own, len(rows.tokens)))
+        shares = gathered((light, own, sizes))
         everyone = [t for share, _, _ in shares for t in share]
         figures = step_metrics(everyone, horizon, StepTokens.of_all([s for _, s, _ in shares]))
         for name, value in figures.items():
@@ -426,7 +438,7 @@ class RLTrainer(PackedUpdate):
             self._starts = self.store.append_trajectories("train", everyone)
         check_lost(everyone, step, self.config.max_lost_rate)
         self.horizon.observe(step, figures["success"])
-        return max(count for _, _, count in shares)
+        return [max(found) for found in zip(*(sizes for _, _, sizes in shares), strict=True)]
 
 
 def trajectory_reward(
