@@ -64,6 +64,12 @@ class RLConfig(RunConfig):
     unfinished_groups: Literal["drop", "carry"] = "drop"
     """What happens to the other groups: `drop` discards them, which biases training towards short
     episodes; `carry` pauses them during the update and continues them in the next step."""
+    task_sampling: Literal["uniform", "contrast"] = "uniform"
+    """`uniform` goes through all tasks in a random order, again and again. `contrast` draws tasks
+    by how often their recent groups were informative: had episodes with different returns."""
+    resampling_ratio: float = 0.0
+    """Budget of further groups per step, as a share of prompts_per_step: they replace groups that
+    are not informative (dynamic sampling, arXiv:2503.14476). 0 trains on every group."""
     max_staleness: int = 4
     """A carried group whose first token is more updates old than this is dropped and counted."""
 
@@ -97,6 +103,17 @@ class RLConfig(RunConfig):
     """Steps of the run: rollouts, each with its updates."""
     beta: float = 0.0
     """Weight of the KL divergence from the initial policy; above 0 keeps a reference model."""
+    reset_reference_every: int = 0
+    """Every so many steps the current policy becomes the reference of the KL divergence; 0 keeps
+    the initial policy. Not with LoRA or DeepSpeed."""
+    entropy_bonus: float = 0.0
+    """Weight of the mean entropy of the trained tokens (in nats), which is maximized."""
+    entropy_floor: float | None = None
+    """The entropy bonus applies only after a step whose mean entropy is below this; null always
+    applies it."""
+    overlong_tokens: int = 0
+    """DAPO's soft penalty on long episodes: the return falls linearly over the last
+    `overlong_tokens` before `max_tokens`, by 1 at `max_tokens`. 0 has no penalty."""
     max_lost_rate: float = 0.5
     """The run stops if a step loses more than this share of its episodes."""
 
@@ -113,11 +130,27 @@ class RLConfig(RunConfig):
         self.make_horizon()
         trained_outcomes(self.train_outcomes)
         check_trainer_args(self.trainer_args, **_SET_BY_RL)
+        self._check_sampling()
         if self.max_staleness < 1 + self.async_steps:
             raise ConfigError(
                 f"max_staleness is at least {1 + self.async_steps} updates, got "
                 f"{self.max_staleness}: every carried group would be dropped"
             )
+
+    def _check_sampling(self) -> None:
+        if self.resampling_ratio and self.oversampling_ratio:
+            raise ConfigError("resampling_ratio and oversampling_ratio cannot be combined")
+        if self.overlong_tokens > self.max_tokens:
+            raise ConfigError(
+                f"overlong_tokens is at most max_tokens {self.max_tokens}, got "
+                f"{self.overlong_tokens}"
+            )
+        if self.entropy_floor is not None and not self.entropy_bonus:
+            raise ConfigError("entropy_floor needs entropy_bonus, the weight that it switches")
+        if self.reset_reference_every and self.lora:
+            raise ConfigError("reset_reference_every needs a full fine-tuning: unset lora")
+        if self.reset_reference_every and not (self.beta or self.algorithm_args.get("beta")):
+            raise ConfigError("reset_reference_every needs beta, the weight of the KL divergence")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -481,6 +514,9 @@ _SET_BY_RL: Final = {
     "scale_rewards": "algorithm_args",
     "importance_sampling_level": "algorithm",
     "use_vllm": "engine",
+    "entropy_coef": "entropy_bonus",
+    "use_adaptive_entropy": "entropy_floor",
+    "sync_ref_model": "reset_reference_every",
 }
 """TRL's names for what our own keys set."""
 

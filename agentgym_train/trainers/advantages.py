@@ -26,6 +26,7 @@ from agentgym_train.algorithms.base import TokenBatch
 from agentgym_train.algorithms.gae import ActorCritic, CriticTargets, value_loss
 from agentgym_train.models.distributed import gathered
 from agentgym_train.trainers.batch import (
+    OverlongPenalty,
     Rows,
     joined_batches,
     minibatch_of,
@@ -278,6 +279,7 @@ class StepAdvantages:
         engine_is_exact: bool,
         minibatches: int = 1,
         epochs: int = 1,
+        overlong: OverlongPenalty | None = None,
     ) -> None:
         self._trainer = trainer
         self._algorithm = algorithm
@@ -287,6 +289,7 @@ class StepAdvantages:
         self._correction = correction
         self._corrects = correction.is_needed(engine_is_exact)
         self._minibatches, self._epochs = minibatches, epochs
+        self._overlong = overlong
         self.critic: Critic | None = None
         if isinstance(algorithm, ActorCritic):
             model = trainer.accelerator.unwrap_model(trainer.model)
@@ -310,7 +313,12 @@ class StepAdvantages:
         self.metrics = {}
         device, width = output["completion_ids"].device, output["completion_ids"].shape[1]
         own = token_batch(
-            trajectories, self._group_size, rows.width(width), self._dummy_id, self._trained
+            trajectories,
+            self._group_size,
+            rows.width(width),
+            self._dummy_id,
+            self._trained,
+            self._overlong,
         )
         mask = own.trained.to(device)  # (B, V)
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (R, P + T)

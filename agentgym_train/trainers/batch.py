@@ -146,6 +146,31 @@ def rows_of_episode(
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class OverlongPenalty:
+    """The soft penalty on long episodes of DAPO (arXiv:2503.14476), subtracted from the return.
+
+    0 up to `limit` - `zone` tokens of the longest context, then linear to 1 at `limit`.
+    """
+
+    limit: int
+    zone: int
+    """0 for no penalty."""
+
+    def of(self, trajectory: Trajectory) -> float:
+        """The penalty of an episode, from 0 to 1."""
+        if not self.zone:
+            return 0.0
+        longest = max(
+            (len(row.prompt_ids) + len(row.completion_ids) for row in trajectory.rows), default=0
+        )
+        return min(1.0, max(0.0, (longest - self.limit + self.zone) / self.zone))
+
+    def shaped_return(self, trajectory: Trajectory) -> float:
+        """The return that algorithms see."""
+        return trajectory.reward - self.of(trajectory)
+
+
 def joined_tokens(rows: Sequence[Tokens]) -> Tokens:
     """Concatenate the rows of an episode, keeping only the prompt of the first."""
     if len(rows) == 1:
@@ -201,17 +226,23 @@ def token_batch(
     width: int,
     dummy_id: int,
     trained: frozenset[str] = TEACHES,
+    overlong: OverlongPenalty | None = None,
 ) -> TokenBatch:
     """B episodes, each with all its rows joined and padded to `width`, as input of an algorithm.
 
     Only episodes whose outcome is in `trained` are trained on; the others have no tokens and turns.
+    `overlong` is subtracted from the reward of the last turn.
     """
     rows = [joined_tokens(rows_of_episode(t, dummy_id, trained)) for t in trajectories]
     trainable = [t.outcome in trained for t in trajectories]
     turns = [t.turns if known else [] for t, known in zip(trajectories, trainable, strict=True)]
+    rewards = [[turn.reward for turn in played] for played in turns]
+    for earned, trajectory in zip(rewards, trajectories, strict=True):
+        if earned and overlong is not None:
+            earned[-1] -= overlong.of(trajectory)
     return TokenBatch(
         loss_mask=_padded([row.loss_mask for row in rows], 0.0, width),
-        rewards=_padded([[turn.reward for turn in played] for played in turns], 0.0),
+        rewards=_padded(rewards, 0.0),
         turn_ends=_padded([_ends(row, len(p)) for row, p in zip(rows, turns, strict=True)], 0),
         trainable=torch.tensor(trainable),
         group_size=group_size,
