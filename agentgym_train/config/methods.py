@@ -47,7 +47,7 @@ class RLConfig(RunConfig):
     the current horizon is learned), or `package.module:Class`, called with the numbers and
     `horizon_every`. Null uses fixed for one number and stepwise for several."""
     horizon_every: int = 100
-    """Optimizer steps per stage; the minimum per stage for adaptive."""
+    """Steps per stage; the minimum per stage for adaptive."""
     horizon_threshold: float = 0.8
     """adaptive: grow when the mean success reaches this value, above 0 and at most 1."""
     horizon_patience: int = 50
@@ -64,6 +64,12 @@ class RLConfig(RunConfig):
     unfinished_groups: Literal["drop", "carry"] = "drop"
     """What happens to the other groups: `drop` discards them, which biases training towards short
     episodes; `carry` pauses them during the update and continues them in the next step."""
+    task_sampling: Literal["uniform", "contrast"] = "uniform"
+    """`uniform` goes through all tasks in a random order, again and again. `contrast` draws tasks
+    by how often their recent groups were informative: had episodes with different returns."""
+    resampling_ratio: float = 0.0
+    """Budget of further groups per step, as a share of prompts_per_step: they replace groups that
+    are not informative (dynamic sampling, arXiv:2503.14476). 0 trains on every group."""
     max_staleness: int = 4
     """A carried group whose first token is more updates old than this is dropped and counted."""
 
@@ -84,13 +90,30 @@ class RLConfig(RunConfig):
     """With `geometric`, an episode is excluded if the geometric mean of its tokens' weights is
     above this or below its inverse."""
     prompts_per_step: int = 8
-    """P: tasks per optimizer step, over all processes."""
+    """P: tasks per step, over all processes. A step is a rollout and the updates with it."""
     num_generations: int = 8
     """G: episodes per task."""
+    minibatches_per_rollout: int = 1
+    """Mini-batches that a rollout is divided into, with as many tasks in each. Every mini-batch is
+    one optimizer step. With a single update per rollout the importance ratio is 1, and clipping
+    has no effect."""
+    epochs_per_rollout: int = 1
+    """How often a rollout's mini-batches are used."""
     steps: int = 300
-    """Optimizer steps of the run."""
+    """Steps of the run: rollouts, each with its updates."""
     beta: float = 0.0
     """Weight of the KL divergence from the initial policy; above 0 keeps a reference model."""
+    reset_reference_every: int = 0
+    """Every so many steps the current policy becomes the reference of the KL divergence; 0 keeps
+    the initial policy. Not with LoRA or DeepSpeed."""
+    entropy_bonus: float = 0.0
+    """Weight of the mean entropy of the trained tokens (in nats), which is maximized."""
+    entropy_floor: float | None = None
+    """The entropy bonus applies only after a step whose mean entropy is below this; null always
+    applies it."""
+    overlong_tokens: int = 0
+    """DAPO's soft penalty on long episodes: the return falls linearly over the last
+    `overlong_tokens` before `max_tokens`, by 1 at `max_tokens`. 0 has no penalty."""
     max_lost_rate: float = 0.5
     """The run stops if a step loses more than this share of its episodes."""
 
@@ -106,11 +129,28 @@ class RLConfig(RunConfig):
             raise ConfigError("temperature must be above 0 in RL; 0 is greedy")
         self.make_horizon()
         trained_outcomes(self.train_outcomes)
+        check_trainer_args(self.trainer_args, **_SET_BY_RL)
+        self._check_sampling()
         if self.max_staleness < 1 + self.async_steps:
             raise ConfigError(
                 f"max_staleness is at least {1 + self.async_steps} updates, got "
                 f"{self.max_staleness}: every carried group would be dropped"
             )
+
+    def _check_sampling(self) -> None:
+        if self.resampling_ratio and self.oversampling_ratio:
+            raise ConfigError("resampling_ratio and oversampling_ratio cannot be combined")
+        if self.overlong_tokens > self.max_tokens:
+            raise ConfigError(
+                f"overlong_tokens is at most max_tokens {self.max_tokens}, got "
+                f"{self.overlong_tokens}"
+            )
+        if self.entropy_floor is not None and not self.entropy_bonus:
+            raise ConfigError("entropy_floor needs entropy_bonus, the weight that it switches")
+        if self.reset_reference_every and self.lora:
+            raise ConfigError("reset_reference_every needs a full fine-tuning: unset lora")
+        if self.reset_reference_every and not (self.beta or self.algorithm_args.get("beta")):
+            raise ConfigError("reset_reference_every needs beta, the weight of the KL divergence")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -145,9 +185,20 @@ class RLConfig(RunConfig):
             window=self.horizon_window,
         )
 
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer steps per rollout."""
+        return self.minibatches_per_rollout * self.epochs_per_rollout
+
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
         _check_divides(self, "prompts_per_step", processes)
+        if self.prompts_per_step // processes % self.minibatches_per_rollout:
+            raise ConfigError(
+                f"prompts_per_step {self.prompts_per_step} is not divisible by {processes} "
+                f"processes and {self.minibatches_per_rollout} mini-batches; make it a multiple of "
+                f"{processes * self.minibatches_per_rollout}"
+            )
 
 
 def config_from(values: Mapping[str, Any]) -> RLConfig:
@@ -446,6 +497,28 @@ class DPOConfig(RunConfig):
         """Optimizer steps of a run over this many pairs."""
         return self.steps or max(1, round(self.epochs * pairs / self.pairs_per_step))
 
+
+_SET_BY_RL: Final = {
+    "num_iterations": "epochs_per_rollout",
+    "steps_per_generation": "minibatches_per_rollout",
+    "generation_batch_size": "prompts_per_step",
+    "per_device_train_batch_size": "prompts_per_step",
+    "gradient_accumulation_steps": "max_tokens_per_microbatch",
+    "num_generations": "num_generations",
+    "max_completion_length": "max_tokens",
+    "temperature": "temperature",
+    "max_steps": "steps",
+    "num_train_epochs": "steps",
+    "beta": "beta",
+    "loss_type": "algorithm",
+    "scale_rewards": "algorithm_args",
+    "importance_sampling_level": "algorithm",
+    "use_vllm": "engine",
+    "entropy_coef": "entropy_bonus",
+    "use_adaptive_entropy": "entropy_floor",
+    "sync_ref_model": "reset_reference_every",
+}
+"""TRL's names for what our own keys set."""
 
 _SET_BY_ROWS: Final = {
     "packing": "packing",

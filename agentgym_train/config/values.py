@@ -159,7 +159,7 @@ MINIMUM: Final[Mapping[str, float]] = dict.fromkeys(
         "SFTConfig.eval_horizon", "DPOConfig.eval_horizon", "AgentEvolConfig.horizon",
         "CollectConfig.horizon", "horizon_every", "horizon_patience", "horizon_window",
         "max_staleness", "importance_sampling_cap", "importance_sampling_band",
-        "prompts_per_step", "rows_per_step",
+        "prompts_per_step", "rows_per_step", "minibatches_per_rollout", "epochs_per_rollout",
         "pairs_per_step", "RLConfig.steps", "iterations", "samples", "max_turns",
         "max_episode_tokens", "most", "max_batch", "tensor_parallel_size", "cpu_cache_gb",
         "max_model_len", "max_num_seqs", "block_size", "nccl_port",

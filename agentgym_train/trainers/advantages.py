@@ -25,15 +25,16 @@ from agentgym_train.algorithms import Algorithm
 from agentgym_train.algorithms.base import TokenBatch
 from agentgym_train.algorithms.gae import ActorCritic, CriticTargets, value_loss
 from agentgym_train.models.distributed import gathered
-from agentgym_train.trainers.batch import Rows, joined_batches, rows_of, token_batch
-from agentgym_train.trainers.update import (
-    MEANS_OVER_EPISODES,
-    MicroBatches,
-    PackedUpdate,
-    backbone_of,
-    pack,
-    shares_rows_of,
+from agentgym_train.trainers.batch import (
+    OverlongPenalty,
+    Rows,
+    joined_batches,
+    minibatch_of,
+    rows_of,
+    token_batch,
 )
+from agentgym_train.trainers.microbatches import MicroBatches, backbone_of, pack, shares_rows_of
+from agentgym_train.trainers.update import Counts, PackedUpdate
 
 _MAX_GRAD_NORM = 1.0
 
@@ -132,7 +133,8 @@ class Critic:
         norm = self._trainer.accelerator.clip_grad_norm_(self._model.parameters(), _MAX_GRAD_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return self._metrics(old_values, targets, lost / processes, norm)
+        whole: Tensor = self._trainer.accelerator.reduce(lost / processes, reduction="sum")
+        return {"critic/loss": float(whole), "critic/grad_norm": float(norm)}
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer to a checkpoint's folder. A collective."""
@@ -167,23 +169,20 @@ class Critic:
             values = self._model(layout.input_ids, layout.position_ids, layout.predictors)  # (S,)
         return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)
 
-    def _metrics(
-        self, values: Tensor, targets: CriticTargets, loss: Tensor, norm: Any
-    ) -> dict[str, float]:
-        """The metrics of all processes; `loss` is this process's part. A collective."""
+    def explained_variance(self, values: Tensor, targets: CriticTargets) -> dict[str, float]:
+        """The share of the returns' variance that the values explain. A collective."""
         returns = targets.returns[targets.mask].double()  # (M,)
         missed = returns - values[targets.mask]  # (M,)
-        sums = [loss.double(), *(t.sum() for t in (torch.ones_like(returns), returns, missed))]
+        sums = [t.sum() for t in (torch.ones_like(returns), returns, missed)]
         sums += [returns.square().sum(), missed.square().sum()]
-        whole: Tensor = self._trainer.accelerator.reduce(torch.stack(sums), reduction="sum")  # (6,)
-        all_loss, count, first, missed_first, second, missed_second = whole.tolist()
-        metrics = {"critic/loss": all_loss, "critic/grad_norm": float(norm)}
+        whole: Tensor = self._trainer.accelerator.reduce(torch.stack(sums), reduction="sum")  # (5,)
+        count, first, missed_first, second, missed_second = whole.tolist()
         # These are variances multiplied by the square of the count.
         variance = count * second - first**2
-        if count > 1 and variance > 1e-9 * count * second:
-            unexplained = (count * missed_second - missed_first**2) / variance
-            metrics["critic/explained_variance"] = 1 - unexplained
-        return metrics
+        if count <= 1 or variance <= 1e-9 * count * second:
+            return {}
+        unexplained = (count * missed_second - missed_first**2) / variance
+        return {"critic/explained_variance": 1 - unexplained}
 
 
 def _groups(model: nn.Module, args: Any) -> list[dict[str, Any]]:
@@ -265,11 +264,6 @@ def drift(trainer: Tensor, engine: Tensor, mask: Tensor) -> dict[str, float]:
     }
 
 
-_MEANS_OVER_A_ROWS_TOKENS = {"grpo", "sapo"}
-
-"""TRL's losses that are a mean over rows of the mean over each row's tokens."""
-
-
 class StepAdvantages:
     """Computes the advantages of a step and updates the critic, if the algorithm has one."""
 
@@ -283,6 +277,9 @@ class StepAdvantages:
         dummy_id: int,
         correction: ImportanceSampling,
         engine_is_exact: bool,
+        minibatches: int = 1,
+        epochs: int = 1,
+        overlong: OverlongPenalty | None = None,
     ) -> None:
         self._trainer = trainer
         self._algorithm = algorithm
@@ -291,12 +288,16 @@ class StepAdvantages:
         self._dummy_id = dummy_id
         self._correction = correction
         self._corrects = correction.is_needed(engine_is_exact)
+        self._minibatches, self._epochs = minibatches, epochs
+        self._overlong = overlong
         self.critic: Critic | None = None
         if isinstance(algorithm, ActorCritic):
             model = trainer.accelerator.unwrap_model(trainer.model)
             self.critic = Critic(trainer, model, algorithm)
         self.metrics: dict[str, float] = {}
         """Metrics of the last step: of the critic, and of the difference engine to trainer."""
+        self.counts: list[Counts] = []
+        """Counts of the last step's mini-batches."""
         self.per_token = torch.zeros(0, 0)
         """(B, V) advantages of this process's episodes in the last step, without importance
         sampling."""
@@ -312,7 +313,12 @@ class StepAdvantages:
         self.metrics = {}
         device, width = output["completion_ids"].device, output["completion_ids"].shape[1]
         own = token_batch(
-            trajectories, self._group_size, rows.width(width), self._dummy_id, self._trained
+            trajectories,
+            self._group_size,
+            rows.width(width),
+            self._dummy_id,
+            self._trained,
+            self._overlong,
         )
         mask = own.trained.to(device)  # (B, V)
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (R, P + T)
@@ -327,13 +333,18 @@ class StepAdvantages:
         shares = gathered(own)
         every = joined_batches(shares)
         rank = self._trainer.accelerator.process_index
+        numbers = self._minibatch_of_episodes(every, rows.episodes)  # (all B,)
+        self.counts = [
+            Counts(int(every.trainable[here].sum()), int(every.trained[here].sum()))
+            for here in (numbers == number for number in range(self._minibatches))
+        ]
         found = rows_of(self._algorithm.advantages(every), shares, rank).to(device)  # (B, V)
         if self.critic is not None:
-            self._update_critic(ids, attention, width, rows, own, every, shares)
+            self._update_critic(ids, attention, width, rows, own, every, shares, numbers)
         self.per_token = found.cpu()
         if self._corrects:
             found = found * self._ratios(output, own, mask, rows)
-        return rows.to_rows(found, width) * self._scale(every, rows).to(device)  # (R, T)
+        return rows.to_rows(found, width)  # (R, T)
 
     def _update_critic(
         self,
@@ -344,8 +355,9 @@ class StepAdvantages:
         own: TokenBatch,
         every: TokenBatch,
         shares: Sequence[TokenBatch],
+        numbers: Tensor,
     ) -> None:
-        """Update the critic."""
+        """Update the critic with each mini-batch, as often as the policy; `numbers` is (all B,)."""
         assert self.critic is not None and isinstance(self._algorithm, ActorCritic)
         assert own.values is not None
         targets = self._algorithm.critic_targets(every)
@@ -358,10 +370,21 @@ class StepAdvantages:
             columns(rows_of(targets.returns, shares, rank)),  # (R, P + T)
             columns(rows_of(targets.mask, shares, rank)),  # (R, P + T)
         )
-        with torch.enable_grad():
-            self.metrics |= self.critic.learn(
-                ids, attention, columns(own.values), mine, float(targets.mask.sum())
-            )
+        old = columns(own.values)  # (R, P + T)
+        owners = torch.tensor(rows.minibatch)  # (R,)
+        made = []
+        for number in list(range(self._minibatches)) * self._epochs:
+            chosen = (owners == number).nonzero()[:, 0].to(ids.device)  # (rows,)
+            count = float(targets.mask[numbers == number].sum())
+            here = CriticTargets(mine.returns[chosen], mine.mask[chosen])
+            with torch.enable_grad():
+                made.append(
+                    self.critic.learn(ids[chosen], attention[chosen], old[chosen], here, count)
+                )
+        self.metrics |= {
+            name: sum(metrics[name] for metrics in made) / len(made) for name in made[0]
+        }
+        self.metrics |= self.critic.explained_variance(old, mine)
 
     def _ratios(
         self, output: Mapping[str, Any], own: TokenBatch, mask: Tensor, rows: Rows
@@ -377,20 +400,12 @@ class StepAdvantages:
         self.metrics |= self._correction.metrics(trainer, engine, mask)
         return self._correction.ratios(trainer, engine, mask)
 
-    def _scale(self, every: TokenBatch, rows: Rows) -> Tensor:
-        """(1, 1) or (R, 1) factors that turn TRL's means over rows into means over episodes.
-
-        Only episodes that are trained on count.
-        The loss is proportional to the advantage, so scaling the advantage scales the loss.
-        """
-        loss = self._algorithm.loss.loss_type
-        if loss not in MEANS_OVER_EPISODES:
-            return torch.ones(1, 1)
-        total = len(rows.tokens) * self._trainer.accelerator.num_processes
-        scale = torch.full((1, 1), total / max(1, int(every.trainable.sum())))
-        if rows.is_one_each or loss not in _MEANS_OVER_A_ROWS_TOKENS:
-            return scale
-        return scale * rows.share()
+    def _minibatch_of_episodes(self, every: TokenBatch, episodes: int) -> Tensor:
+        """(B,) mini-batch of each episode of all processes; each process has `episodes`."""
+        order = range(len(every.trainable))
+        return torch.tensor(
+            [minibatch_of(i % episodes, episodes, self._minibatches) for i in order]
+        )
 
 
 def _with(batch: TokenBatch, given: Mapping[str, Tensor | None]) -> TokenBatch:

@@ -33,6 +33,8 @@ class Rows:
     """(R,) number of the episode's completion tokens in earlier rows."""
     episodes: int
     """B."""
+    minibatch: list[int]
+    """(R,) number of the row's mini-batch."""
 
     @classmethod
     def of(
@@ -40,8 +42,12 @@ class Rows:
         trajectories: Sequence[Trajectory],
         dummy_id: int,
         trained: frozenset[str] = TEACHES,
+        minibatches: int = 1,
     ) -> Rows:
-        """The rows of episodes, without dummy rows at the end."""
+        """The rows of episodes, without dummy rows at the end.
+
+        Each mini-batch has the same number of episodes, in their order.
+        """
         each = [rows_of_episode(t, dummy_id, trained) for t in trajectories]
         tokens, owner, offset = [rows[0] for rows in each], list(range(len(each))), [0] * len(each)
         for number, (first, *further) in enumerate(each):
@@ -51,17 +57,31 @@ class Rows:
                 owner.append(number)
                 offset.append(before)
                 before += len(row.completion_ids)
-        return cls(tokens, owner, offset, len(each))
+        numbers = [minibatch_of(number, len(each), minibatches) for number in owner]
+        return cls(tokens, owner, offset, len(each), numbers)
 
-    def filled(self, count: int, dummy_id: int) -> Rows:
-        """Add dummy rows up to the next multiple of B that is at least `count`."""
-        wanted = -(-max(count, len(self.tokens)) // self.episodes) * self.episodes
-        missing = wanted - len(self.tokens)
+    def sizes(self, minibatches: int) -> list[int]:
+        """The number of rows of each mini-batch."""
+        return [self.minibatch.count(number) for number in range(minibatches)]
+
+    def filled(self, sizes: Sequence[int], dummy_id: int) -> Rows:
+        """Add dummy rows until each mini-batch has its size of `sizes`.
+
+        Further dummy rows are added to the last one, until R is a multiple of B.
+        """
+        numbers = list(range(len(sizes)))
+        wanted = [*sizes[:-1], sizes[-1] + -sum(sizes) % self.episodes]
+        added = [
+            n
+            for n, has in zip(numbers, self.sizes(len(sizes)), strict=True)
+            for _ in range(wanted[n] - has)
+        ]
         return Rows(
-            [*self.tokens, *[dummy_row(dummy_id)] * missing],
-            [*self.owner, *[-1] * missing],
-            [*self.offset, *[0] * missing],
+            [*self.tokens, *[dummy_row(dummy_id)] * len(added)],
+            [*self.owner, *[-1] * len(added)],
+            [*self.offset, *[0] * len(added)],
             self.episodes,
+            [*self.minibatch, *added],
         )
 
     @property
@@ -95,14 +115,13 @@ class Rows:
                 found[row, : end - start] = values[owner, start:end]
         return found
 
-    def share(self) -> Tensor:
-        """(R, 1) fraction of its episode's trained tokens that a row contains."""
-        counts = torch.tensor([float(sum(row.loss_mask)) for row in self.tokens])  # (R,)
+    def episode_tokens(self) -> Tensor:
+        """(R,) int64 number of trained tokens of the row's episode; 0 for a dummy row."""
+        counts = torch.tensor([sum(row.loss_mask) for row in self.tokens])  # (R,)
         owners = torch.tensor(self.owner)  # (R,)
         real = owners >= 0
-        sums = torch.zeros(self.episodes).index_add(0, owners[real], counts[real])  # (B,)
-        whole = torch.where(real, sums[owners.clamp(min=0)], 1.0).clamp(min=1.0)  # (R,)
-        return (counts / whole)[:, None]
+        sums = torch.zeros_like(counts).index_add(0, owners[real], counts[real])  # (R,)
+        return torch.where(real, sums[owners.clamp(min=0)], 0)
 
     def _spans(self) -> list[tuple[int, int, int]]:
         """(R,) owner, start and end of a row's completion in its episode."""
@@ -110,6 +129,11 @@ class Rows:
             (owner, start, start + len(row.completion_ids))
             for owner, start, row in zip(self.owner, self.offset, self.tokens, strict=True)
         ]
+
+
+def minibatch_of(episode: int, episodes: int, minibatches: int) -> int:
+    """The mini-batch of an episode: as many consecutive episodes in each."""
+    return episode * minibatches // episodes
 
 
 def rows_of_episode(
@@ -120,6 +144,31 @@ def rows_of_episode(
     if not rows or trajectory.outcome not in trained:
         return [dummy_row(dummy_id)]
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class OverlongPenalty:
+    """The soft penalty on long episodes of DAPO (arXiv:2503.14476), subtracted from the return.
+
+    0 up to `limit` - `zone` tokens of the longest context, then linear to 1 at `limit`.
+    """
+
+    limit: int
+    zone: int
+    """0 for no penalty."""
+
+    def of(self, trajectory: Trajectory) -> float:
+        """The penalty of an episode, from 0 to 1."""
+        if not self.zone:
+            return 0.0
+        longest = max(
+            (len(row.prompt_ids) + len(row.completion_ids) for row in trajectory.rows), default=0
+        )
+        return min(1.0, max(0.0, (longest - self.limit + self.zone) / self.zone))
+
+    def shaped_return(self, trajectory: Trajectory) -> float:
+        """The return that algorithms see."""
+        return trajectory.reward - self.of(trajectory)
 
 
 def joined_tokens(rows: Sequence[Tokens]) -> Tokens:
@@ -177,17 +226,23 @@ def token_batch(
     width: int,
     dummy_id: int,
     trained: frozenset[str] = TEACHES,
+    overlong: OverlongPenalty | None = None,
 ) -> TokenBatch:
     """B episodes, each with all its rows joined and padded to `width`, as input of an algorithm.
 
     Only episodes whose outcome is in `trained` are trained on; the others have no tokens and turns.
+    `overlong` is subtracted from the reward of the last turn.
     """
     rows = [joined_tokens(rows_of_episode(t, dummy_id, trained)) for t in trajectories]
     trainable = [t.outcome in trained for t in trajectories]
     turns = [t.turns if known else [] for t, known in zip(trajectories, trainable, strict=True)]
+    rewards = [[turn.reward for turn in played] for played in turns]
+    for earned, trajectory in zip(rewards, trajectories, strict=True):
+        if earned and overlong is not None:
+            earned[-1] -= overlong.of(trajectory)
     return TokenBatch(
         loss_mask=_padded([row.loss_mask for row in rows], 0.0, width),
-        rewards=_padded([[turn.reward for turn in played] for played in turns], 0.0),
+        rewards=_padded(rewards, 0.0),
         turn_ends=_padded([_ends(row, len(p)) for row, p in zip(rows, turns, strict=True)], 0),
         trainable=torch.tensor(trainable),
         group_size=group_size,

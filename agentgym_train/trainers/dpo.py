@@ -40,6 +40,7 @@ from agentgym_train.trainers.callbacks import (
     StepMetrics,
     shared_values,
 )
+from agentgym_train.trainers.microbatches import loss_in_microbatches, make_microbatches, rows_of
 from agentgym_train.trainers.run_summary import (
     learning_summary,
     next_learning_commands,
@@ -47,7 +48,6 @@ from agentgym_train.trainers.run_summary import (
 )
 from agentgym_train.trainers.sampler import row_order
 from agentgym_train.trainers.sft import callbacks
-from agentgym_train.trainers.update import loss_in_microbatches, make_microbatches, rows_of
 
 
 @dataclass(frozen=True, slots=True)

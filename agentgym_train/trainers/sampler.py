@@ -5,19 +5,32 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
 import torch
 
+from agentgym_env.errors import teaches
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.runner import OversamplingPool, RolloutBar, RolloutRunner
+from agentgym_train.trainers.batch import OverlongPenalty
 
-Play = Callable[[], list[Trajectory]]
+
+class StepEpisodes(msgspec.Struct):
+    """The episodes of a step on one process."""
+
+    trajectories: list[Trajectory]
+    """The episodes to train on, ordered by group."""
+    discarded: list[Trajectory] = []
+    """The episodes of groups that were replaced."""
+
+
+Play = Callable[[], StepEpisodes]
 
 
 class AsyncRollouts:
@@ -31,13 +44,13 @@ class AsyncRollouts:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts-ahead")
         self._step = -1
-        self._playing: Future[list[Trajectory]] | None = None
+        self._playing: Future[StepEpisodes] | None = None
 
     def begin(self, step: int, play: Play) -> None:
         """Start the episodes of `step` in the background."""
         self._step, self._playing = step, self._thread.submit(play)
 
-    def take(self, step: int) -> list[Trajectory] | None:
+    def take(self, step: int) -> StepEpisodes | None:
         """Wait for the episodes of `step`; None if they were not started."""
         playing, self._playing = self._playing, None
         if playing is None:
@@ -50,7 +63,7 @@ class AsyncRollouts:
         if self._playing is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {"step": self._step, "trajectories": self._playing.result()}
+        kept = _Kept(self._step, self._playing.result())
         _file(folder, rank).write_bytes(msgspec.msgpack.encode(kept))
 
     def load(self, folder: Path, rank: int) -> None:
@@ -60,7 +73,7 @@ class AsyncRollouts:
             return
         kept = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
         self._step, self._playing = kept.step, Future()
-        self._playing.set_result(kept.trajectories)
+        self._playing.set_result(kept.played)
 
     def close(self, stop: Callable[[], object]) -> None:
         """Cancel the running episodes; `stop` ends the rollouts."""
@@ -73,7 +86,7 @@ class AsyncRollouts:
 
 class _Kept(msgspec.Struct):
     step: int
-    trajectories: list[Trajectory]
+    played: StepEpisodes
 
 
 def _file(folder: Path, rank: int) -> Path:
@@ -112,8 +125,58 @@ def tasks_of_step(tasks: Sequence[str], seed: int, number: int, wanted: int) -> 
     return [tasks[order[i % len(tasks)]] for i in range(place * wanted, (place + 1) * wanted)]
 
 
+class TaskContrast:
+    """How often each task's recent groups were informative: had episodes that differ in return.
+
+    A task's weight is (a + 1) / (n + 1), for n groups of which a were informative; older groups
+    count less. A task that was never tried has weight 1, and no weight is below 1/6.
+    """
+
+    FILE = "tasks.json"
+    _MEMORY = 0.8
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[float, float]] = {}
+
+    def observe(self, task: str, informative: bool) -> None:
+        """Count a group."""
+        found, groups = self._counts.get(task, (0.0, 0.0))
+        self._counts[task] = (self._MEMORY * found + informative, self._MEMORY * groups + 1)
+
+    def weight(self, task: str) -> float:
+        """The relative frequency with which a task is drawn."""
+        found, groups = self._counts.get(task, (0.0, 0.0))
+        return (found + 1) / (groups + 1)
+
+    def draw(self, tasks: Sequence[str], wanted: int, seed: int) -> list[str]:
+        """`wanted` different tasks by weight; if there are fewer tasks, they repeat.
+
+        The draw is that of Efraimidis and Spirakis (doi:10.1016/j.ipl.2005.11.003): the tasks with
+        the largest u^(1/weight), u uniform.
+        """
+        chance = random.Random(seed)
+        keys = {task: chance.random() ** (1 / self.weight(task)) for task in tasks}
+        order = sorted(keys, key=lambda task: -keys[task])
+        return [order[i % len(order)] for i in range(wanted)]
+
+    def save(self, folder: Path) -> None:
+        """Write the counts to a checkpoint's folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / self.FILE).write_bytes(msgspec.json.encode(self._counts))
+
+    def load(self, folder: Path) -> None:
+        """Load the counts from a checkpoint's folder."""
+        kept = (folder / self.FILE).read_bytes()
+        self._counts = msgspec.json.decode(kept, type=dict[str, tuple[float, float]])
+
+
 class StepSampler:
-    """Runs the groups of one process; tasks and seeds depend only on the run's seed and step."""
+    """Runs the groups of one process.
+
+    Tasks and seeds depend only on the run's seed, the step, and with `task_sampling: contrast` on
+    the earlier steps. Groups are informative if their episodes differ in return; the others have
+    no advantage in most algorithms, and `resampling_ratio` replaces them.
+    """
 
     def __init__(
         self,
@@ -122,7 +185,6 @@ class StepSampler:
         new_actors: Callable[[], ActorFactory],
         *,
         instruction: str,
-        updates_per_rollout: int,
         rank: int,
         processes: int,
     ) -> None:
@@ -130,11 +192,12 @@ class StepSampler:
         self._rollout_runner = rollout_runner
         self._new_actors = new_actors
         self._instruction = instruction
-        self._updates_per_rollout = updates_per_rollout
         self._rank = rank
         self._processes = processes
         self.tasks: Callable[[int], list[str]] = self._drawn
         """The tasks of a step's episodes on this process, ordered by group."""
+        self.overlong = OverlongPenalty(config.max_tokens, config.overlong_tokens)
+        self.contrast = TaskContrast() if config.task_sampling == "contrast" else None
         self._pool: OversamplingPool | None = None
         if config.oversampling_ratio:
             self._pool = OversamplingPool(
@@ -150,16 +213,53 @@ class StepSampler:
         """Episodes of the last step that were started and dropped before their end."""
         return self._pool.dropped if self._pool is not None else 0
 
-    def play(self, step: int, horizon: int, version: int) -> list[Trajectory]:
-        """Run the episodes of this process with weights `version`, ordered by group."""
-        starts = self.starts(self.tasks(step), step)
+    def play(self, step: int, horizon: int, version: int) -> StepEpisodes:
+        """Run the episodes of this process with weights `version`."""
+        tasks = self.tasks(step)
+        starts = self.starts(tasks, step)
         if self.bar is not None:
             self.bar.begin(len(starts))
         try:
-            return self._played(starts, step, horizon, version)
+            played = self._played(starts, step, horizon, version)
+            return self._replaced(played, set(tasks), step, horizon, version)
         finally:
             if self.bar is not None:
                 self.bar.end()
+
+    def is_informative(self, group: Sequence[Trajectory]) -> bool:
+        """Whether the episodes of a group that teach differ in return."""
+        returns = {self.overlong.shaped_return(t) for t in group if teaches(t.outcome)}
+        return len(returns) > 1
+
+    def groups(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        """The groups of episodes in their order."""
+        size = self._config.num_generations
+        return [list(trajectories[i : i + size]) for i in range(0, len(trajectories), size)]
+
+    def _replaced(
+        self, played: list[Trajectory], tasks: set[str], step: int, horizon: int, version: int
+    ) -> StepEpisodes:
+        """The step's episodes with further groups in place of uninformative ones."""
+        ratio = self._config.resampling_ratio
+        if not ratio:
+            return StepEpisodes(played)
+        discarded: list[Trajectory] = []
+        groups = self.groups(played)
+        further = self._further_groups(math.ceil(ratio * len(groups)), step, without=tasks)
+        while further:
+            places = [i for i, group in enumerate(groups) if not self.is_informative(group)]
+            if not places:
+                break
+            now, further = further[: len(places)], further[len(places) :]
+            if self.bar is not None:
+                self.bar.begin(len(now) * self._config.num_generations)
+            starts = [start for group in now for start in group]
+            for found in self.groups(self._played(starts, step, horizon, version)):
+                if self.is_informative(found):
+                    place = places.pop()
+                    found, groups[place] = groups[place], found
+                discarded += found
+        return StepEpisodes([trajectory for group in groups for trajectory in group], discarded)
 
     def _played(
         self, starts: list[EpisodeSpec], step: int, horizon: int, version: int
@@ -179,7 +279,7 @@ class StepSampler:
         return self._rollout_runner.collect_groups(
             self._pool,
             self._new_actors(),
-            [*groups, *self._further_groups(len(groups), step)],
+            [*groups, *self._further_groups(self._oversampled(len(groups)), step)],
             horizon,
             wanted=len(groups),
             step=step,
@@ -194,29 +294,41 @@ class StepSampler:
         return [self._start(task, step, number) for number, task in enumerate(tasks, first)]
 
     def _drawn(self, step: int) -> list[str]:
-        tasks = tasks_of_step(
-            self._rollout_runner.tasks.split(self._config.split),
-            self._config.seed,
-            step // self._updates_per_rollout,
-            self._config.prompts_per_step,
-        )
+        known = self._rollout_runner.tasks.split(self._config.split)
+        wanted = self._config.prompts_per_step
+        if self.contrast is None:
+            tasks = tasks_of_step(known, self._config.seed, step, wanted)
+        else:
+            tasks = self.contrast.draw(
+                known, wanted, draw_seed("contrast", self._config.seed, step)
+            )
         local = self._config.prompts_per_step // self._processes
         own = tasks[self._rank * local : (self._rank + 1) * local]
         return [task for task in own for _ in range(self._config.num_generations)]
 
-    def _further_groups(self, own: int, step: int) -> list[list[EpisodeSpec]]:
-        """Additional groups for oversampling, of random tasks."""
-        count = math.ceil(own * self._config.oversampling_ratio)
+    def _oversampled(self, own: int) -> int:
+        return math.ceil(own * self._config.oversampling_ratio)
+
+    def _further_groups(
+        self, count: int, step: int, without: AbstractSet[str] = frozenset()
+    ) -> list[list[EpisodeSpec]]:
+        """Additional groups of random tasks; `without` are left out unless there are no others."""
         size = self._config.num_generations
-        draw = random.Random(draw_seed("further", self._config.seed, step, self._rank))
-        tasks = self._rollout_runner.tasks.split(self._config.split)
+        seed = draw_seed("further", self._config.seed, step, self._rank)
+        every = self._rollout_runner.tasks.split(self._config.split)
+        tasks = [task for task in every if task not in without] or every
+        if self.contrast is None:
+            draw = random.Random(seed)
+            drawn = [draw.choice(tasks) for _ in range(count)]
+        else:
+            drawn = self.contrast.draw(tasks, count, seed)
         first = self._config.episodes_per_step + self._rank * count * size
         return [
             [
                 self._start(task, step, number)
                 for number in range(first + i * size, first + (i + 1) * size)
             ]
-            for i, task in enumerate(draw.choice(tasks) for _ in range(count))
+            for i, task in enumerate(drawn)
         ]
 
     def _start(self, task: str, step: int, number: int) -> EpisodeSpec:

@@ -37,13 +37,7 @@ from agentgym_train.trainers.callbacks import (
     StepMetrics,
     shared_values,
 )
-from agentgym_train.trainers.run_summary import (
-    learning_summary,
-    next_learning_commands,
-    plot_learning,
-)
-from agentgym_train.trainers.sampler import row_order
-from agentgym_train.trainers.update import (
+from agentgym_train.trainers.microbatches import (
     Layout,
     backbone_of,
     check_packing,
@@ -54,6 +48,12 @@ from agentgym_train.trainers.update import (
     shares_rows_of,
     summed,
 )
+from agentgym_train.trainers.run_summary import (
+    learning_summary,
+    next_learning_commands,
+    plot_learning,
+)
+from agentgym_train.trainers.sampler import row_order
 
 Row = Mapping[str, list[int]]
 """`input_ids` (T,) and `labels` (T,), -100 without loss; see `tokenize.training_row`."""

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from rich.progress import Progress
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
@@ -53,8 +56,10 @@ from agentgym_train.trainers.callbacks import (
     shared_values,
 )
 from agentgym_train.trainers.run_summary import lost_episodes, next_commands, plot, summary
-from agentgym_train.trainers.sampler import AsyncRollouts, StepSampler
+from agentgym_train.trainers.sampler import AsyncRollouts, StepEpisodes, StepSampler
 from agentgym_train.trainers.update import PackedUpdate, ragged_gather
+
+_REFERENCE = "reference.safetensors"
 
 
 class TooManyLost(AgentGymError, RuntimeError):
@@ -97,15 +102,23 @@ class StepTokens:
 
 
 def step_metrics(
-    trajectories: Sequence[Trajectory], horizon: int, tokens: StepTokens
+    trajectories: Sequence[Trajectory],
+    horizon: int,
+    tokens: StepTokens,
+    discarded: Sequence[Trajectory] = (),
 ) -> dict[str, float]:
-    """The metrics of a step's episodes of all processes; means exclude lost episodes."""
+    """The metrics of a step's episodes of all processes; means exclude lost episodes.
+
+    `discarded` are episodes of groups that were replaced. They count in `success`, since the other
+    groups are not a fair sample, and in `env_steps`.
+    """
     kept = [t for t in trajectories if teaches(t.outcome)]
     figures = {
-        "success": _mean([t.success for t in kept]),
+        "success": _mean([t.success for t in [*kept, *discarded] if teaches(t.outcome)]),
         "horizon": horizon,
         "turns": _mean([len(t.turns) for t in kept]),
-        "env_steps": sum(map(_is_step, chain.from_iterable(t.turns for t in trajectories))),
+        "env_steps": _env_steps(trajectories) + _env_steps(discarded),
+        "discarded_env_steps": _env_steps(discarded),
         "sampled_tokens": tokens.sampled,
         "staleness": tokens.behind / max(1, tokens.sampled),
         "dropped": tokens.dropped,
@@ -116,6 +129,10 @@ def step_metrics(
     for outcome, count in Counter(t.outcome for t in trajectories).items():
         figures[f"outcome/{outcome}"] = count / len(trajectories)
     return {name: float(value) for name, value in figures.items()}
+
+
+def _env_steps(trajectories: Sequence[Trajectory]) -> int:
+    return sum(map(_is_step, chain.from_iterable(t.turns for t in trajectories)))
 
 
 def _is_step(turn: Turn) -> bool:
@@ -258,9 +275,10 @@ class RLTrainer(PackedUpdate):
         self.horizon = horizon or config.make_horizon()
         self.algorithm = algorithm or make_algorithm(config.algorithm, config.algorithm_args)
         self.max_tokens_per_microbatch = config.max_tokens_per_microbatch
+        self.epochs_per_rollout = config.epochs_per_rollout
         self._gathered_model = GatheredModel()
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
-        self._rows = Rows([], [], [], 0)
+        self._rows = Rows([], [], [], 0, [])
         self._trajectories: list[Trajectory] = []
         self._starts: list[int] = []
         tasks = rollout_runner.tasks.split(config.split)
@@ -286,7 +304,6 @@ class RLTrainer(PackedUpdate):
             self.rollout_runner,
             policy.actors,
             instruction=policy.instruction,
-            updates_per_rollout=self.num_iterations,
             rank=PartialState().process_index,
             processes=PartialState().num_processes,
         )
@@ -307,6 +324,9 @@ class RLTrainer(PackedUpdate):
                 config.importance_sampling_band,
             ),
             engine_is_exact=policy.engine.is_exact and not config.samples_stale,
+            minibatches=config.minibatches_per_rollout,
+            epochs=config.epochs_per_rollout,
+            overlong=self.episodes.overlong,
         )
         self.token_writer = TokenWriter(
             self.store, config.keep_tokens, config.num_generations, policy.tokenizer
@@ -321,9 +341,16 @@ class RLTrainer(PackedUpdate):
         self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self.beta = self.config.beta
+        if self.config.updates_per_rollout > 1:
+            # The policy that sampled, as the trainer computes it, from before the first update.
+            output["old_per_token_logps"] = self.logprobs(output)  # (R, T)
         output["advantages"] = self.step_advantages.advantages(  # (R, T)
             output, self._trajectories, self._rows
         )
+        device = output["advantages"].device
+        output["minibatch"] = torch.tensor(self._rows.minibatch, device=device)  # (R,)
+        output["episode_tokens"] = self._rows.episode_tokens().to(device)  # (R,)
+        self.counts = self.step_advantages.counts
         self.token_writer.keep(
             "train", self._trajectories, self.step_advantages.per_token, self._starts
         )
@@ -338,12 +365,19 @@ class RLTrainer(PackedUpdate):
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """TRL's training step; during the critic's warmup the policy is not updated."""
+        self.entropy_bonus = self.config.entropy_bonus if self._wants_entropy() else 0.0
+        self.is_frozen = self.state.global_step < getattr(self.algorithm, "critic_warmup", 0)
         loss: Tensor = super().training_step(*arguments, **options)
-        warmup = getattr(self.algorithm, "critic_warmup", 0)
-        if self.state.global_step < warmup:
+        if self.is_frozen:
             # An optimizer skips parameters without a gradient: no weight decay, no momentum.
             self.model.zero_grad(set_to_none=True)
         return loss
+
+    def _wants_entropy(self) -> bool:
+        """Whether the mean entropy of the previous step was below `entropy_floor`."""
+        floor = self.config.entropy_floor
+        known = [row["entropy"] for row in self.state.log_history if "entropy" in row]
+        return floor is None or not known or known[-1] < floor
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         # Write our files first: a checkpoint counts as complete once TRL's files exist.
@@ -351,6 +385,14 @@ class RLTrainer(PackedUpdate):
         folder = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.step_advantages.critic is not None:
             self.step_advantages.critic.save(folder)
+        if self.config.reset_reference_every:
+            weights = self.accelerator.get_state_dict(self.ref_model)
+            if self.accelerator.is_main_process:
+                folder.mkdir(parents=True, exist_ok=True)
+                plain = {name: value.contiguous().clone() for name, value in weights.items()}
+                save_file(plain, folder / _REFERENCE)
+        if self.episodes.contrast is not None and self.accelerator.is_main_process:
+            self.episodes.contrast.save(folder)
         if self.config.async_steps:
             self.async_rollouts.save(folder, self.accelerator.process_index)
             gathered(None)
@@ -360,6 +402,12 @@ class RLTrainer(PackedUpdate):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self.step_advantages.critic is not None:
             self.step_advantages.critic.load(Path(checkpoint))
+        if checkpoint is not None and self.config.reset_reference_every:
+            weights: dict[str, Any] = dict(load_file(Path(checkpoint) / _REFERENCE))
+            model = self.accelerator.unwrap_model(self.ref_model)
+            set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+        if checkpoint is not None and self.episodes.contrast is not None:
+            self.episodes.contrast.load(Path(checkpoint))
         if checkpoint is not None and self.config.async_steps:
             self.async_rollouts.load(Path(checkpoint), self.accelerator.process_index)
 
@@ -375,6 +423,9 @@ class RLTrainer(PackedUpdate):
         """Run the step's episodes and build their rows."""
         step = self.state.global_step
         began = time.monotonic()
+        every = self.config.reset_reference_every
+        if every and step and step % every == 0:
+            self._reset_reference()
         played = self.async_rollouts.take(step)
         self.rollout_runner.run(self.policy.engine.update_weights(self.gathered_model(), step))
         horizon = self.horizon(step)
@@ -382,17 +433,29 @@ class RLTrainer(PackedUpdate):
             played = self.episodes.play(step, horizon, version=step)
         if not self.config.async_steps:
             self.rollout_runner.run(self.policy.engine.sleep())
-        self._trajectories = played
-        rows = Rows.of(played, self._dummy_row, self._trained_outcomes)
-        most = self._record(played, horizon, time.monotonic() - began, rows)
-        self._rows = rows if most == rows.episodes else rows.filled(most, self._dummy_row)
-        further = step + self.num_iterations
+        self._trajectories = played.trajectories
+        minibatches = self.config.minibatches_per_rollout
+        rows = Rows.of(self._trajectories, self._dummy_row, self._trained_outcomes, minibatches)
+        sizes = self._record(played, horizon, time.monotonic() - began, rows.sizes(minibatches))
+        self._rows = rows if sum(sizes) == rows.episodes else rows.filled(sizes, self._dummy_row)
+        further = step + 1
         if self.config.async_steps and further < self.args.max_steps:
             # Until the next rollout nothing else may use the rollout runner or the engine.
             longest = self.horizon(further)
             self.async_rollouts.begin(
                 further, lambda: self.episodes.play(further, longest, version=step)
             )
+
+    @torch.no_grad()
+    def _reset_reference(self) -> None:
+        """Make the current policy the reference of the KL divergence."""
+        pairs = zip(
+            self.accelerator.unwrap_model(self.ref_model).parameters(),
+            self.accelerator.unwrap_model(self.model).parameters(),
+            strict=True,
+        )
+        for reference, weight in pairs:
+            reference.copy_(weight)
 
     def _hand_over(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """TRL's `rollout_func`: return the episodes of this step."""
@@ -407,26 +470,43 @@ class RLTrainer(PackedUpdate):
         return self._gathered_model.of(self.accelerator.unwrap_model(self.model))
 
     def _record(
-        self, trajectories: list[Trajectory], horizon: int, seconds: float, rows: Rows
-    ) -> int:
+        self, played: StepEpisodes, horizon: int, seconds: float, sizes: list[int]
+    ) -> list[int]:
         """Store the step's episodes and metrics; raise `TooManyLost` if too many were lost.
 
         The metrics cover the episodes of all processes, so that all processes decide alike.
-        Returns the maximum number of rows of a process: TRL needs as many in each.
+        `sizes` are the rows of this process in each mini-batch. Returns the maxima over the
+        processes: all need the same number.
         """
-        light = [without_tokens(t) for t in trajectories]
+        light = [without_tokens(t) for t in played.trajectories]
+        discarded = [without_tokens(t) for t in played.discarded]
         step = self.state.global_step
-        own = StepTokens.of(trajectories, step, self.episodes.dropped, seconds)
-        shares = gathered((light, own, len(rows.tokens)))
-        everyone = [t for share, _, _ in shares for t in share]
-        figures = step_metrics(everyone, horizon, StepTokens.of_all([s for _, s, _ in shares]))
+        own = StepTokens.of(played.trajectories, step, self.episodes.dropped, seconds)
+        shares = gathered((light, own, sizes, discarded))
+        everyone = [t for share, *_ in shares for t in share]
+        replaced = [t for *_, share in shares for t in share]
+        tokens = StepTokens.of_all([s for _, s, _, _ in shares])
+        figures = step_metrics(everyone, horizon, tokens, replaced)
+        figures |= self._count_groups(everyone, replaced)
         for name, value in figures.items():
             self._metrics["train"][name].append(value)
         if self.accelerator.is_main_process:
             self._starts = self.store.append_trajectories("train", everyone)
         check_lost(everyone, step, self.config.max_lost_rate)
         self.horizon.observe(step, figures["success"])
-        return max(count for _, _, count in shares)
+        return [max(found) for found in zip(*(sizes for _, _, sizes, _ in shares), strict=True)]
+
+    def _count_groups(
+        self, trained: list[Trajectory], discarded: list[Trajectory]
+    ) -> dict[str, float]:
+        """The share of informative groups; also tell the sampling of tasks about all groups."""
+        groups = self.episodes.groups(trained)
+        informative = [self.episodes.is_informative(group) for group in groups]
+        if self.episodes.contrast is not None:
+            others = self.episodes.groups(discarded)
+            for group in [*groups, *others]:
+                self.episodes.contrast.observe(group[0].task, self.episodes.is_informative(group))
+        return {"informative_groups": sum(informative) / len(groups)}
 
 
 def trajectory_reward(

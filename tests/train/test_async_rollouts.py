@@ -13,7 +13,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import config_from
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.trainers.sampler import AsyncRollouts
+from agentgym_train.trainers.sampler import AsyncRollouts, StepEpisodes
 from tests.train.command import Command, finish
 from tests.train.small import tiny_model
 from tests.train.test_run import SAME, texts, wait_for, write_config
@@ -25,13 +25,14 @@ OFF = {"async_steps": 1, "eval_before": False, "eval_after": False, "save_every"
 def test_episodes_are_for_the_step_they_were_begun_for_and_outlive_a_process(tmp_path):
     ahead, gate = AsyncRollouts(), threading.Event()
     assert ahead.take(0) is None
-    ahead.begin(1, lambda: [episode(0)] if gate.wait(5) else [])
+    played = StepEpisodes([episode(0)], [episode(1)])
+    ahead.begin(1, lambda: played if gate.wait(5) else None)
     gate.set()
     ahead.save(tmp_path / "checkpoint-1", rank=0)
-    assert ahead.take(1) == [episode(0)] and ahead.take(1) is None
+    assert ahead.take(1) == played and ahead.take(1) is None
     resumed = AsyncRollouts()
     resumed.load(tmp_path / "checkpoint-1", rank=0)
-    assert resumed.take(1) == [episode(0)]
+    assert resumed.take(1) == played
     resumed.load(tmp_path / "checkpoint-1", rank=1)
     assert resumed.take(1) is None
     ahead.close(lambda: None)
@@ -89,10 +90,26 @@ def test_stale_samples_are_weighed():
             config_from({**needed, **wrong})
 
 
+MORE_SIGNAL = {
+    "minibatches_per_rollout": 2,
+    "epochs_per_rollout": 2,
+    "task_sampling": "contrast",
+    "resampling_ratio": 1.0,
+    "overlong_tokens": 800,
+    "beta": 0.1,
+    "reset_reference_every": 2,
+    "entropy_bonus": 0.01,
+    "entropy_floor": 5.0,
+}
+"""Everything that a step keeps for the next ones."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_killed_run_that_plays_ahead_resumes_to_what_the_unbroken_one_became(tmp_path):
+@pytest.mark.parametrize("more", [{}, MORE_SIGNAL], ids=["plain", "more signal"])
+def test_a_killed_run_that_plays_ahead_resumes_to_what_the_unbroken_one_became(tmp_path, more):
     changes = {**OFF, "env": "tests.train.uneven:Uneven", "learning_rate": 0.01, "steps": 6}
+    changes |= more
     # What else is in a batch depends on the clock and rounds a log-probability otherwise, which
     # weighs a token by it; one turn at a time is computed alike to the last bit.
     changes["engine_args"] = {"max_batch": 1}
@@ -113,7 +130,8 @@ def test_a_killed_run_that_plays_ahead_resumes_to_what_the_unbroken_one_became(t
     assert status == 0, output
     rows, broken = RunStore.open(run).metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and not broken
-    names = {*SAME, "staleness", "engine/kl", "engine/logprob_difference_max"}
+    names = {*SAME, "staleness", "engine/kl", "engine/logprob_difference_max", "kl", "entropy"}
+    names |= {"discarded_env_steps", "informative_groups"}
     for row, other in zip(rows, expected, strict=True):
         assert {n: row[n] for n in names & set(row)} == {n: other[n] for n in names & set(other)}
     # A step that was under way when the run was killed was played again, alike.

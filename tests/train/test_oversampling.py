@@ -121,7 +121,6 @@ def test_the_tasks_of_a_step_are_those_of_one_process_and_all_come_once_an_epoch
             rollout_runner,
             lambda: None,
             instruction="",
-            updates_per_rollout=1,
             rank=rank,
             processes=count,
         )

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym_train.trainers.update import pack, plan, shares_rows, split
+from agentgym_train.trainers.microbatches import pack, plan, shares_rows, split
 
 LENGTHS = st.lists(st.integers(1, 900), min_size=1, max_size=40)
 

@@ -40,7 +40,7 @@ def test_rows_of_an_episode_follow_all_first_rows_and_fillers_follow_them():
         [10, 11, 12], [FILLER], [40, 41, 42, 43], [20, 21], [30],
     ]  # fmt: skip
     assert (rows.owner, rows.offset) == ([0, 1, 2, 0, 0], [0, 0, 0, 3, 5])
-    filled = rows.filled(7, FILLER)
+    filled = rows.filled([7], FILLER)
     assert len(filled.tokens) == 9 and filled.owner[5:] == [-1] * 4
     assert not any(sum(r.loss_mask) for r in filled.tokens[5:])
     output = rollout_output([CUT, LOST, WHOLE], FILLER, rows=filled)
@@ -56,14 +56,14 @@ def test_algorithms_see_the_rows_of_an_episode_as_one():
 
 
 def test_values_go_from_episodes_to_rows_and_back():
-    rows = Rows.of([CUT, WHOLE], FILLER).filled(5, FILLER)
+    rows = Rows.of([CUT, WHOLE], FILLER).filled([5], FILLER)
     values = torch.tensor([[1.0, 2, 3, 4, 5, 6], [7, 8, 9, 10, 0, 0]])  # (B, V)
     in_rows = rows.to_rows(values, 4)  # (R, T)
     assert in_rows.tolist() == [
         [1, 2, 3, 0], [7, 8, 9, 10], [4, 5, 0, 0], [6, 0, 0, 0], [0] * 4, [0] * 4,
     ]  # fmt: skip
     assert torch.equal(rows.to_episodes(in_rows), values)
-    assert rows.share()[:4, 0].tolist() == pytest.approx([2 / 5, 1, 2 / 5, 1 / 5])
+    assert rows.episode_tokens().tolist() == [5, 3, 5, 5, 0, 0]
 
 
 def test_where_no_context_was_cut_rows_are_episodes():

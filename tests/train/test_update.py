@@ -65,7 +65,9 @@ def test_episodes_that_share_a_row_give_the_same_step(family, tmp_path, monkeypa
     ours = make_trainer(PackedUpdate, tmp_path, FAMILIES[family]())
     inputs = step_inputs(ROWS)
     expected_loss, expected = loss_and_gradients(ours, inputs)
-    monkeypatch.setattr("agentgym_train.trainers.update.shares_rows", lambda config, stateful: True)
+    monkeypatch.setattr(
+        "agentgym_train.trainers.microbatches.shares_rows", lambda config, stateful: True
+    )
     for budget in (10_000, 60):
         ours.max_tokens_per_microbatch = budget
         loss, gradients = loss_and_gradients(ours, inputs)
@@ -80,6 +82,7 @@ class Watched(PackedUpdate):
         logprobs, entropies, aux = super()._get_per_token_logps_and_entropies(*args, **options)
         # Nothing is 0 off the mask any more: what the loss makes of it would show.
         self.logprobs = (logprobs.detach() - 3.0).requires_grad_()
+        self._scored = self.logprobs, entropies
         return self.logprobs, entropies, aux
 
 
@@ -130,7 +133,7 @@ def test_a_loss_over_all_episodes_is_computed_at_once_and_says_so_once(tmp_path,
             loss_and_gradients(trainer, step_inputs(ROWS))
     said = [r.message for r in caplog.records if r.name == "agentgym_train.trainers.update"]
     assert len(said) == 1
-    assert "an entropy bonus is computed over all episodes" in said[0]
+    assert "an entropy bonus of TRL is computed over all episodes" in said[0]
 
 
 def test_an_unknown_loss_says_which_there_are():

@@ -46,11 +46,12 @@ BUDGETS = (10_000, 110, 60)
 
 def step(loss: str, processes: int, budget: int) -> tuple[dict[str, Any], list[int]]:
     """(the weights after the step, rows of each pass of this process)."""
-    settings = {"entropy_coef": 0.01} if loss == "entropy bonus" else {"loss_type": loss}
+    settings = {} if loss == "entropy bonus" else {"loss_type": loss}
     trainer = make_trainer(
         PackedUpdate, tempfile.mkdtemp(), llama(), rollout_func=play,
         per_device_train_batch_size=8 // processes, **settings,
     )  # fmt: skip
+    trainer.entropy_bonus = 0.01 if loss == "entropy bonus" else 0.0
     trainer.max_tokens_per_microbatch = budget
     made: list[list[int]] = []
     passes = trainer.passes
@@ -81,6 +82,7 @@ def critic_step(processes: int, rank: int, budget: int) -> dict[str, Any]:
     for _ in range(2):  # the first step moves the head alone, which starts at 0
         old = critic.values(ids[mine], attention[mine], mask[mine])
         figures = critic.learn(ids[mine], attention[mine], old, targets, float(mask.sum()))
+        figures |= critic.explained_variance(old, targets)
     model = trainer.accelerator.unwrap_model(critic._model)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     return {"weights": weights, "figures": figures}

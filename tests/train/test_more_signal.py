@@ -1,0 +1,187 @@
+"""Groups with equal returns teach nothing: tasks drawn by contrast, resampling, shaped returns."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from agentgym_env.errors import ConfigError
+from agentgym_env.text_env import TaskSet
+from agentgym_env.trajectory import Tokens, Trajectory, Turn
+from agentgym_train.config.methods import RLConfig
+from agentgym_train.trainers.batch import OverlongPenalty, token_batch
+from agentgym_train.trainers.sampler import StepSampler, TaskContrast
+from agentgym_train.trainers.update import PackedUpdate
+from tests.train.ragged_rows import (
+    assert_same_gradients,
+    episodes,
+    loss_and_gradients,
+    make_trainer,
+    step_inputs,
+)
+
+NEEDED = {"model": "m", "env": "textcraft", "output_dir": "o"}
+
+
+def episode(task, reward, outcome="success", length=4) -> Trajectory:
+    ids = list(range(length))
+    return Trajectory(
+        env="e", task=task, seed=0, instruction="", observation="o",
+        turns=[Turn("r", "a", "o", reward)], outcome=outcome, policy="p", horizon=1,
+        tokens=Tokens([7], ids, [1] * length, [0.0] * length, [0] * length, [length]),
+    )  # fmt: skip
+
+
+def test_a_task_whose_groups_teach_is_drawn_more_often_and_none_is_forgotten():
+    contrast = TaskContrast()
+    for _ in range(50):
+        contrast.observe("always", informative=True)
+        contrast.observe("never", informative=False)
+    assert contrast.weight("new") == contrast.weight("always") == pytest.approx(1, abs=1e-3)
+    assert contrast.weight("never") == pytest.approx(1 / 6, abs=1e-3)
+    drawn = Counter(contrast.draw(["always", "never", "new"], 1, seed)[0] for seed in range(6000))
+    # In proportion to the weights: 6/13, 1/13 and 6/13, with 4 standard deviations.
+    for task, weight in {"always": 6, "never": 1, "new": 6}.items():
+        share = weight / 13
+        assert drawn[task] / 6000 == pytest.approx(share, abs=4 * (share / 6000) ** 0.5)
+    for _ in range(10):  # what was learned or forgotten counts again soon
+        contrast.observe("always", informative=False)
+    assert contrast.weight("always") < 0.3
+
+
+def test_draws_depend_on_the_seed_alone_and_a_step_names_a_task_once(tmp_path):
+    contrast = TaskContrast()
+    contrast.observe("b", informative=False)
+    contrast.save(tmp_path / "checkpoint-1")
+    again = TaskContrast()
+    again.load(tmp_path / "checkpoint-1")
+    for seed in range(20):
+        drawn = contrast.draw(list("abcdef"), 4, seed)
+        assert drawn == again.draw(list("abcdef"), 4, seed) and len(set(drawn)) == 4
+    assert Counter(contrast.draw(list("ab"), 5, 0)).most_common(1)[0][1] == 3
+
+
+class Runner:
+    """Plays tasks whose names say whether their groups have different returns."""
+
+    def __init__(self, tasks):
+        self.tasks = TaskSet({"train": tasks})
+        self.concurrency_limits = None
+        self.rounds = []
+
+    def collect(self, actors, starts, horizon, **_):
+        self.rounds.append([start.task for start in starts][::2])
+        assert len({start.sample for start in starts}) == len(starts)
+        return [
+            episode(s.task, float(s.sample % 2) if s.task.startswith("good") else 0.0)
+            for s in starts
+        ]
+
+
+def sampler(runner, rank=0, processes=1, **changes):
+    config = RLConfig(**NEEDED, prompts_per_step=4, num_generations=2, **changes)
+    return StepSampler(config, runner, lambda: None, instruction="", rank=rank, processes=processes)
+
+
+def test_groups_that_teach_nothing_are_replaced_while_the_budget_lasts():
+    half = [f"good {i}" for i in range(20)] + [f"bad {i}" for i in range(20)]
+    found = Counter()
+    for step in range(10):
+        runner = Runner(half)
+        episodes_of = sampler(runner, resampling_ratio=2.0)
+        played = episodes_of.play(step, 1, step)
+        groups = episodes_of.groups(played.trajectories)
+        assert len(groups) == 4 and all(len({t.task for t in group}) == 1 for group in groups)
+        # No more is played than is missing in each round, and never more than the budget.
+        assert len(runner.rounds[0]) == 4
+        assert sum(map(len, runner.rounds[1:])) <= 8
+        good = [group for group in groups if episodes_of.is_informative(group)]
+        if len(good) < 4:
+            assert sum(map(len, runner.rounds[1:])) == 8
+        kept = [t.task for t in played.trajectories[::2]]
+        left = [t.task for t in played.discarded[::2]]
+        assert sorted(kept + left) == sorted(task for tasks in runner.rounds for task in tasks)
+        assert not set(runner.rounds[0]) & {task for tasks in runner.rounds[1:] for task in tasks}
+        found["informative"] += len(good)
+        again = sampler(Runner(half), resampling_ratio=2.0).play(step, 1, step)
+        assert again.trajectories == played.trajectories
+    assert found["informative"] >= 38, "of 40, where chance alone gives 20"
+
+
+def test_without_a_budget_and_where_every_group_teaches_nothing_more_is_played():
+    for ratio, tasks in ((0.0, ["bad 1", "bad 2"]), (3.0, ["good 1", "good 2"])):
+        runner = Runner(tasks)
+        played = sampler(runner, resampling_ratio=ratio).play(0, 1, 0)
+        assert len(runner.rounds) == 1 and played.discarded == []
+
+
+def test_lost_episodes_are_no_contrast():
+    assert not sampler(Runner(["1"])).is_informative(
+        [episode("1", 0.0), episode("1", 1.0, outcome="environment_lost"), episode("1", 0.0)]
+    )
+
+
+def test_the_penalty_on_long_episodes_is_that_of_the_paper():
+    penalty = OverlongPenalty(limit=100, zone=20)
+    for length, expected in ((79, 0), (80, 0), (90, 0.5), (100, 1), (140, 1)):
+        played = episode("1", 1.0, length=length - 1)  # and a prompt of one token
+        assert penalty.of(played) == pytest.approx(expected)
+        batch = token_batch([played], 1, 150, 0, overlong=penalty)
+        assert batch.rewards.tolist() == [[pytest.approx(1 - expected)]]
+    assert OverlongPenalty(100, 0).of(episode("1", 1.0, length=100)) == 0
+
+
+def test_the_entropy_bonus_is_trls_and_does_not_depend_on_the_cut(tmp_path):
+    theirs = make_trainer(GRPOTrainer, tmp_path, loss_type="dapo", entropy_coef=0.01)
+    ours = make_trainer(PackedUpdate, tmp_path, loss_type="dapo")
+    rows = step_inputs(episodes(8))
+    plain, _ = loss_and_gradients(ours, rows)
+    ours.entropy_bonus = 0.01
+    expected_loss, expected = loss_and_gradients(theirs, rows)
+    for budget in (10_000, 1):
+        ours.max_tokens_per_microbatch = budget
+        loss, gradients = loss_and_gradients(ours, rows)
+        assert loss == pytest.approx(expected_loss, abs=1e-5) and abs(loss - plain) > 1e-2
+        assert_same_gradients(gradients, expected)
+
+
+def test_a_share_of_an_episode_does_not_scale_its_kl_penalty(tmp_path):
+    """Two rows of one episode weigh as much as its tokens, in the policy's loss and in the KL."""
+    trainer = make_trainer(PackedUpdate, tmp_path, loss_type="grpo", beta=1.0)
+    rows = episodes(2)
+    inputs = step_inputs(rows)
+    inputs["advantages"] = torch.zeros_like(inputs["advantages"])
+    sizes = (inputs["completion_mask"] * inputs["tool_mask"]).sum(1)
+    alone = [loss_and_gradients(trainer, step_inputs_of(inputs, i))[0] for i in range(2)]
+    together, _ = loss_and_gradients(trainer, inputs | {"episode_tokens": sizes.sum().repeat(2)})
+    share = (sizes / sizes.sum()).tolist()
+    # Without counts, both rows count as episodes: 1/2 of the mean over the episode's tokens.
+    assert together == pytest.approx(
+        sum(a * s for a, s in zip(alone, share, strict=True)) / 2, rel=1e-4
+    )
+    assert min(alone) > 0
+
+
+def step_inputs_of(inputs, row):
+    part = {name: value[row : row + 1] for name, value in inputs.items() if value.dim()}
+    return part | {"num_items_in_batch": (part["completion_mask"] * part["tool_mask"]).sum()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"resampling_ratio": 1, "oversampling_ratio": 1}, "cannot be combined"),
+        ({"overlong_tokens": 10**9}, "overlong_tokens is at most max_tokens"),
+        ({"entropy_floor": 0.1}, "entropy_floor needs entropy_bonus"),
+        ({"reset_reference_every": 5, "lora": {"r": 8}}, "unset lora"),
+        ({"reset_reference_every": 5}, "needs beta"),
+        ({"trainer_args": {"use_adaptive_entropy": True}}, "write entropy_floor: VALUE"),
+        ({"trainer_args": {"sync_ref_model": True}}, "write reset_reference_every: VALUE"),
+    ],
+)
+def test_options_that_do_nothing_together_are_rejected(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        RLConfig(**NEEDED, **changes)
