@@ -37,6 +37,10 @@ class TokenBatch:
     """(B,) bool, whether the horizon or the token budget truncated the episode."""
     logprobs: Tensor | None = None
     """(B, T) log-probability of each sampled token under the policy that sampled it."""
+    policy_logprobs: Tensor | None = None
+    """(B, T) log-probability of each sampled token as the trainer computes it before the update.
+    Given if the algorithm needs a reference policy; `logprobs` are of the engine, which may round
+    differently."""
     ref_logprobs: Tensor | None = None
     """(B, T) log-probability of each sampled token under the reference policy."""
     values: Tensor | None = None

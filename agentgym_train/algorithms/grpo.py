@@ -179,7 +179,7 @@ class ReinforcePP(Algorithm):
         """(B, N) float64 returns G of the sampled tokens."""
         rewards = token_rewards(batch)  # (B, N)
         if self.needs_reference:
-            policy = given(batch.logprobs, "logprobs", "REINFORCE++ with beta")
+            policy = given(batch.policy_logprobs, "policy_logprobs", "REINFORCE++ with beta")
             reference = given(batch.ref_logprobs, "ref_logprobs", "REINFORCE++ with beta")
             rewards = rewards - self.beta * pack(policy - reference, batch.trained)  # (B, N)
         return discounted_sums(rewards, self.gamma)

@@ -94,8 +94,8 @@ class RLConfig(RunConfig):
     num_generations: int = 8
     """G: episodes per task."""
     minibatches_per_rollout: int = 1
-    """Mini-batches that a rollout is divided into, with as many tasks in each. Every mini-batch is
-    one optimizer step. With a single update per rollout the importance ratio is 1, and clipping
+    """Mini-batches that a rollout is divided into, with as many episodes in each. Every mini-batch
+    is one optimizer step. With a single update per rollout the importance ratio is 1, and clipping
     has no effect."""
     epochs_per_rollout: int = 1
     """How often a rollout's mini-batches are used."""
@@ -193,11 +193,11 @@ class RLConfig(RunConfig):
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
         _check_divides(self, "prompts_per_step", processes)
-        if self.prompts_per_step // processes % self.minibatches_per_rollout:
+        if self.episodes_per_step // processes % self.minibatches_per_rollout:
             raise ConfigError(
-                f"prompts_per_step {self.prompts_per_step} is not divisible by {processes} "
-                f"processes and {self.minibatches_per_rollout} mini-batches; make it a multiple of "
-                f"{processes * self.minibatches_per_rollout}"
+                f"the {self.episodes_per_step // processes} episodes of a process cannot be "
+                f"divided into {self.minibatches_per_rollout} mini-batches of equal size; change "
+                "minibatches_per_rollout, prompts_per_step or num_generations"
             )
 
 

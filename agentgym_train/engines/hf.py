@@ -26,6 +26,7 @@ from agentgym_train.engines.hf_batch import (
     TurnRequest,
     check_full_attention,
     dense_attention,
+    float32_head,
 )
 
 
@@ -238,7 +239,7 @@ class HFEngine:
         try:
             reduced = weight.dtype == torch.float32 and computes_in != torch.float32
             autocast = torch.autocast(weight.device.type, computes_in, enabled=reduced)
-            with autocast, dense_attention(model):
+            with autocast, dense_attention(model), float32_head(model):
                 yield
         finally:
             model.train(was_training)

@@ -103,6 +103,12 @@ def _is_sharded(weight: Tensor) -> bool:
 
 def _empty_like(model: Any) -> Any:
     """A model of the same class on this process's device, with uninitialized weights."""
+    if hasattr(model, "get_base_model"):  # LoRA
+        from peft import get_peft_model
+
+        adapter = copy.deepcopy(model.peft_config[model.active_adapter])
+        made = get_peft_model(_empty_like(model.get_base_model()), adapter)
+        return made.eval().requires_grad_(False)
     weight = next(model.parameters())
     with torch.device(weight.device):
         made = type(model)(copy.deepcopy(model.config))

@@ -82,6 +82,8 @@ class Actor(Protocol):
     """Acts in one episode."""
 
     name: str
+    trials: int = 1
+    """Trials that an episode is planned for; they share its horizon."""
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
         """Receive the first observation. `seed` is for the actor's own sampling."""
@@ -124,6 +126,7 @@ class AgentActor(Actor):
     def __init__(self, agent: Agent, name: str) -> None:
         self.name = name
         self.agent = agent
+        self.trials = agent.trials
         self._acts = True
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:

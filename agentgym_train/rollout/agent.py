@@ -41,6 +41,10 @@ class Message:
 class Agent:
     """The conversation of one episode: observations as they come. Subclasses change parts of it."""
 
+    trials: int = 1
+    """Trials that an episode is planned for. They share its horizon: with two, the first has half
+    of the turns, and the second what is left."""
+
     def __init__(self, form: ActionFormat) -> None:
         self.format = form
         """How the policy writes an action."""
@@ -88,8 +92,9 @@ class PlanThenAct(Agent):
 class Reflect(Agent):
     """Reflexion (arXiv:2303.11366): after a failure, a reflection, and the same episode once more.
 
-    The trajectory has both trials and the reflection between them. Only the rewards of the second
-    trial count, so that failing first is not rewarded; `Turn.info` keeps those of the first.
+    Both trials share the horizon. The trajectory has both, and the reflection between them. Only
+    the rewards of the second trial count, so that failing first is not rewarded; `Turn.info` keeps
+    those of the first.
     """
 
     trials = 2

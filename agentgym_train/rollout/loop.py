@@ -227,7 +227,8 @@ class EpisodeRun:
         self._actor = actor
         self._wrapping = wrapping
         self._start = start
-        self._horizon = horizon
+        self._left = horizon
+        """Turns of the horizon that are left, over all trials."""
         self._concurrency_limits = concurrency_limits
         self._clock = clock
         self._first = ""
@@ -267,8 +268,10 @@ class EpisodeRun:
         draws = draw_seed(self._start.seed, self._start.task, self._start.sample, step)
         await self._actor.begin(session, first, draws)
         self._first = first
-        outcome = await self._take_turns(session)
-        while True:
+        # All trials share the horizon: a trial leaves the others their part of it.
+        trials = self._actor.trials
+        outcome = await self._take_turns(session, -(-self._left // trials))
+        while self._left:
             async with self._concurrency_limits.policy.call(self._clock):
                 last = self._turns[-1].observation if self._turns else first
                 reflection = await self._actor.reflection(outcome, last)
@@ -279,7 +282,9 @@ class EpisodeRun:
             again = await self._reset(session)
             self._turns.append(Turn(reflection, "", again))
             await self._actor.begin_again(reflection, again)
-            outcome = await self._take_turns(session)
+            trials = max(1, trials - 1)
+            outcome = await self._take_turns(session, -(-self._left // trials))
+        return outcome
 
     async def _reset(self, session: AsyncSession) -> str:
         async with self._concurrency_limits.environment.call(self._clock):
@@ -287,10 +292,10 @@ class EpisodeRun:
         self._info = reply.info
         return reply.observation
 
-    async def _take_turns(self, session: AsyncSession) -> Outcome:
-        """Run until the environment ends, the horizon is reached, or no tokens are left."""
+    async def _take_turns(self, session: AsyncSession, most: int) -> Outcome:
+        """Run until the environment ends, `most` turns are taken, or no tokens are left."""
         steps = non_action_turns = 0
-        while steps < self._horizon:
+        while steps < most:
             async with self._concurrency_limits.policy.call(self._clock):
                 output = await self._actor.act()
             if output is None:
@@ -307,10 +312,11 @@ class EpisodeRun:
                 self._turns.append(Turn(output.response, "", output.answer))
                 continue
             steps, non_action_turns = steps + 1, 0
+            self._left -= 1
             ending = await self._step(session, output, output.action)
             if ending is not None:
                 return ending
-            if steps < self._horizon:
+            if steps < most:
                 await self._actor.observe(self._turns[-1].observation)
         return "horizon"
 

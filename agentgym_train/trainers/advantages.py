@@ -33,7 +33,13 @@ from agentgym_train.trainers.batch import (
     rows_of,
     token_batch,
 )
-from agentgym_train.trainers.microbatches import MicroBatches, backbone_of, pack, shares_rows_of
+from agentgym_train.trainers.microbatches import (
+    MicroBatches,
+    backbone_of,
+    pack,
+    packed_positions,
+    shares_rows_of,
+)
 from agentgym_train.trainers.update import Counts, PackedUpdate
 
 _MAX_GRAD_NORM = 1.0
@@ -53,9 +59,8 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor | None, predictors: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, predictors: Tensor, **positions: Any) -> Tensor:
         """(S,) float32 values at `predictors`, which index the flattened input."""
-        positions = {} if position_ids is None else {"position_ids": position_ids}
         output = self.backbone(input_ids=input_ids, use_cache=False, **positions)
         hidden = output.last_hidden_state.flatten(0, 1)[predictors]  # (S, H)
         # In full precision: bf16 cannot resolve the differences between returns.
@@ -83,6 +88,8 @@ class Critic:
         self._algorithm = algorithm
         self._shared = shares_rows_of(model)
         backbone = copy.deepcopy(backbone_of(model))
+        if trainer.args.gradient_checkpointing:
+            backbone.gradient_checkpointing_enable({"use_reentrant": False})
         hidden = model.config.get_text_config().hidden_size
         made = ValueModel(backbone, hidden).to(accelerator.device)
         self._model, self._optimizer = accelerator.prepare(
@@ -166,7 +173,8 @@ class Critic:
         """(R, W) value before each trained token, 0 elsewhere."""
         layout = pack(input_ids, attention_mask, trained, shared_rows=self._shared)
         with self._trainer.accelerator.autocast():
-            values = self._model(layout.input_ids, layout.position_ids, layout.predictors)  # (S,)
+            positions = packed_positions(layout)
+            values = self._model(layout.input_ids, layout.predictors, **positions)  # (S,)
         return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)
 
     def explained_variance(self, values: Tensor, targets: CriticTargets) -> dict[str, float]:
@@ -325,6 +333,9 @@ class StepAdvantages:
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)  # (R, P + T)
         reference = output.get("ref_per_token_logps")  # (R, T)
         given = {"ref_logprobs": None if reference is None else rows.to_episodes(reference)}
+        if self._algorithm.needs_reference or self._corrects:
+            policy = self._policy_logprobs(output)
+            given["policy_logprobs"] = rows.to_episodes(policy)
         if self.critic is not None:
             scored = pad(rows.to_rows(mask, width), (ids.shape[1] - width, 0))  # (R, P + T)
             values = self.critic.values(ids, attention, scored)[:, -width:]  # (R, T)
@@ -343,7 +354,7 @@ class StepAdvantages:
             self._update_critic(ids, attention, width, rows, own, every, shares, numbers)
         self.per_token = found.cpu()
         if self._corrects:
-            found = found * self._ratios(output, own, mask, rows)
+            found = found * self._ratios(own, mask)
         return rows.to_rows(found, width)  # (R, T)
 
     def _update_critic(
@@ -386,15 +397,15 @@ class StepAdvantages:
         }
         self.metrics |= self.critic.explained_variance(old, mine)
 
-    def _ratios(
-        self, output: Mapping[str, Any], own: TokenBatch, mask: Tensor, rows: Rows
-    ) -> Tensor:
+    def _policy_logprobs(self, output: Mapping[str, Any]) -> Tensor:
+        """(R, T) log-probabilities of the trainer's policy before the update."""
+        known = output.get("old_per_token_logps")
+        return self._trainer.logprobs(output) if known is None else known
+
+    def _ratios(self, own: TokenBatch, mask: Tensor) -> Tensor:
         """(B, V) importance weights of the engine's samples."""
-        assert own.logprobs is not None
-        trainer = output.get("old_per_token_logps")
-        if trainer is None:
-            trainer = self._trainer.logprobs(output)  # (R, T)
-        trainer = rows.to_episodes(trainer)  # (B, V)
+        assert own.logprobs is not None and own.policy_logprobs is not None
+        trainer = own.policy_logprobs.to(mask.device)  # (B, V)
         engine = own.logprobs.to(mask.device)  # (B, V)
         self.metrics |= drift(trainer, engine, mask)
         self.metrics |= self._correction.metrics(trainer, engine, mask)

@@ -306,7 +306,7 @@ def score(model: Any, backbone: Any, layout: Layout) -> tuple[Tensor, Tensor | N
     The head computes its logits in tiles, and again in the backward pass, so no (S, V) tensor is
     kept. It also applies temperature, softcapping and scaling.
     """
-    positions = {} if layout.position_ids is None else {"position_ids": layout.position_ids}
+    positions = packed_positions(layout)
     with hidden_states_at(backbone, layout):
         output = model(
             input_ids=layout.input_ids,
@@ -319,6 +319,26 @@ def score(model: Any, backbone: Any, layout: Layout) -> tuple[Tensor, Tensor | N
         return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)
 
     return back(output.log_probs), None if output.entropy is None else back(output.entropy)
+
+
+def packed_positions(layout: Layout) -> dict[str, Any]:
+    """The arguments of a model call that separate the episodes of a packed row.
+
+    Varlen attention gets the boundaries, so that it need not find them again in each layer.
+    """
+    positions = layout.position_ids
+    if positions is None:
+        return {}
+    starts = (positions[0] == 0).nonzero()[:, 0]  # (R,)
+    bounds = torch.cat([starts, starts.new_tensor([positions.shape[1]])]).int()  # (R + 1,)
+    longest = int(bounds.diff().max())
+    return {
+        "position_ids": positions,
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from agentgym_train.trainers.microbatches import (
     loss_in_microbatches,
     make_microbatches,
     pack,
+    packed_positions,
     shares_rows_of,
     summed,
 )
@@ -167,16 +168,16 @@ def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig
     return TrlSFTConfig(**{**values, **config.trainer_args})
 
 
-def _inputs(layout: Layout) -> dict[str, Tensor]:
+def _inputs(layout: Layout) -> dict[str, Any]:
     """The inputs of TRL's loss for one micro-batch: only the scored tokens are labels."""
-    positions = layout.position_ids
-    if positions is None:
+    positions = packed_positions(layout)
+    if not positions:
         columns = torch.arange(layout.input_ids.shape[1], device=layout.input_ids.device)
-        positions = columns.expand_as(layout.input_ids)  # (R, L)
+        positions = {"position_ids": columns.expand_as(layout.input_ids)}  # (R, L)
     return {
         "input_ids": layout.input_ids,
-        "position_ids": positions,
         "shift_labels": layout.labels[None],  # (1, S)
+        **positions,
     }
 
 

@@ -39,8 +39,9 @@ class Episode:
     trainable: bool = True
     truncated: bool = False
     values: list[float] = field(default_factory=list)
-    """One a token; likewise the next two. Empty for all zeros."""
+    """One a token; likewise the next three. Empty for all zeros."""
     logprobs: list[float] = field(default_factory=list)
+    policy_logprobs: list[float] = field(default_factory=list)
     ref_logprobs: list[float] = field(default_factory=list)
 
     @property
@@ -109,6 +110,7 @@ class Step:
             truncated=torch.tensor([e.truncated for e in self.episodes]),
             values=self._tokens("values", width),
             logprobs=self._tokens("logprobs", width),
+            policy_logprobs=self._tokens("policy_logprobs", width),
             ref_logprobs=self._tokens("ref_logprobs", width),
         )
 
@@ -208,7 +210,7 @@ def steps(draw: st.DrawFn) -> Step:
         episodes += group
     numbers = random.Random(draw(st.integers(0, 999)))
     for member in episodes:
-        member.values, member.logprobs, member.ref_logprobs = (
-            [numbers.randint(-8, 8) / 8 for _ in range(member.length)] for _ in range(3)
-        )
+        for name in ("values", "logprobs", "policy_logprobs", "ref_logprobs"):
+            drawn = [numbers.randint(-8, 8) / 8 for _ in range(member.length)]
+            setattr(member, name, drawn)
     return Step(episodes, size)

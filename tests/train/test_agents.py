@@ -100,7 +100,7 @@ async def test_a_plan_is_a_turn_without_a_step_and_does_not_count_against_the_ho
 
 async def test_a_failed_episode_is_played_again_with_its_lesson_alone(make_host):
     trajectory, texts, _, _ = await played(
-        make_host(), "reflect", ["1", "2", "try <|im_end|> five", "5"], horizon=2
+        make_host(), "reflect", ["1", "2", "try <|im_end|> five", "5"], horizon=4
     )
     assert trajectory.outcome == "success" and trajectory.success and trajectory.reward == 1.0
     assert [(t.response, t.action) for t in trajectory.turns] == [
@@ -115,8 +115,17 @@ async def test_a_failed_episode_is_played_again_with_its_lesson_alone(make_host)
 async def test_a_solved_episode_is_not_played_again_and_no_trial_follows_the_second(make_host):
     solved, *_ = await played(make_host(), "reflect", ["5"])
     assert (len(solved.turns), len(solved.rows)) == (1, 1)
-    failed, *_ = await played(make_host(), "reflect", ["1", "hm", "2"], horizon=1)
+    failed, *_ = await played(make_host(), "reflect", ["1", "hm", "2"], horizon=2)
     assert (failed.outcome, len(failed.turns)) == ("horizon", 3)
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 5, 6])
+async def test_two_trials_take_no_more_turns_than_one(make_host, horizon):
+    first = -(-horizon // 2)
+    answers = ["1"] * first + ["hm"] * (horizon > first) + ["2"] * (horizon - first)
+    trajectory, *_ = await played(make_host(), "reflect", answers, horizon=horizon)
+    assert [turn.response for turn in trajectory.turns] == answers
+    assert sum(turn.action != "" for turn in trajectory.turns) == horizon
 
 
 async def test_a_window_holds_the_first_observation_and_the_newest_exchanges(make_host):

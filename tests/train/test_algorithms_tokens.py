@@ -24,7 +24,7 @@ def of_sampled(episode, numbers):
 
 def returns_reference(episode, gamma, kl):
     """G_t = r_t - kl (log pi - log pi_ref) + gamma G_next, from the last token to the first."""
-    policy = of_sampled(episode, episode.logprobs)
+    policy = of_sampled(episode, episode.policy_logprobs)
     reference = of_sampled(episode, episode.ref_logprobs)
     returns, after = [], 0.0
     for reward, p, q in reversed(
@@ -127,7 +127,9 @@ def test_a_reward_of_a_turn_without_tokens_goes_to_the_sampled_token_before_or_t
 
 def test_the_divergence_from_the_reference_is_part_of_the_reward():
     episode = two_turns(1.0)
-    episode.logprobs = [-1.0, -1.0, 0.0, 0.0, -2.0, 0.0, 0.0]
+    # Both policies are computed by the trainer; the engine's figures have no part in it.
+    episode.logprobs = [-7.0, -7.0, 0.0, 0.0, -7.0, 0.0, 0.0]
+    episode.policy_logprobs = [-1.0, -1.0, 0.0, 0.0, -2.0, 0.0, 0.0]
     episode.ref_logprobs = [-1.0, -3.0, 0.0, 0.0, -1.0, 0.0, 0.0]
     batch = Step([episode], 1).batch()
     # Rewards 0, -0.1 * 2, 1 + 0.1 * 1.
@@ -141,7 +143,7 @@ def test_the_divergence_from_the_reference_is_part_of_the_reward():
     [
         ("ppo", {}, "values"),
         ("turn_gae", {}, "values"),
-        ("reinforce_pp", {"beta": 0.1}, "logprobs"),
+        ("reinforce_pp", {"beta": 0.1}, "ref_logprobs"),
     ],
 )
 def test_a_batch_without_what_is_needed_says_so(name, values, missing):

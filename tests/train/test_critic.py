@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.algorithms.gae import PPO, CriticTargets
@@ -177,3 +178,31 @@ def test_outcomes_that_do_not_train_leave_the_weights_alone(tmp_path):
     assert {t.outcome for t in trainer._trajectories} == {"horizon"}
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(weight, before[name]), name
+
+
+def test_the_critic_recomputes_its_activations_if_the_policy_does(tmp_path, monkeypatch):
+    def learned(**settings):
+        trainer = make_trainer(PackedUpdate, tmp_path, llama(), **settings)
+        critic = Critic(trainer, trainer.model, PPO(value_clip=1e9))
+        critic._optimizer = torch.optim.SGD(critic._model.parameters(), lr=0.05)
+        rows = padded(episodes(4, seed=5))
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)
+        attention = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
+        mask = torch.cat([torch.zeros_like(rows["prompt_mask"]), rows["tool_mask"]], 1).bool()
+        targets = CriticTargets((ids % 3 * mask).float(), mask)
+        for _ in range(2):  # the first step moves the head alone
+            old = critic.values(ids, attention, mask)
+            critic.learn(ids, attention, old, targets, float(mask.sum()))
+        return dict(critic._model.named_parameters())
+
+    calls = []
+    forward = LlamaDecoderLayer.forward
+    monkeypatch.setattr(
+        LlamaDecoderLayer, "forward", lambda *a, **k: (calls.append(1), forward(*a, **k))[1]
+    )
+    plain = learned(gradient_checkpointing=False)
+    once = len(calls)
+    for name, weight in learned(gradient_checkpointing=True).items():
+        assert torch.allclose(weight, plain[name], atol=1e-6), name
+    # 2 layers, of 2 steps with one pass for the values and one for the loss, which runs again.
+    assert len(calls) - once == once + 2 * 2

@@ -12,7 +12,8 @@ from peft import LoraConfig, get_peft_model
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.engines import ServerSettings, engine_settings
 from agentgym_train.engines.base import EngineLost, Sampling
-from agentgym_train.engines.hf import UpdateGate
+from agentgym_train.engines.hf import HFEngine, UpdateGate
+from agentgym_train.engines.hf_batch import float32_head
 from agentgym_train.engines.vllm_process import command_line, engine_values
 from agentgym_train.engines.vllm_server import (
     Fleet,
@@ -137,3 +138,27 @@ async def test_conversations_stay_with_their_server_and_new_ones_go_to_the_idles
     assert (a.conversations, b.conversations) == (0, 0)
     await fleet.close()
     await wire.close()
+
+
+def test_a_bfloat16_model_is_sampled_from_unrounded_logits_and_a_cache_in_its_precision():
+    model = tiny_model().to(torch.bfloat16)
+    ids = torch.arange(3, 24)[None]  # (1, 21)
+    with torch.inference_mode():
+        hidden = model.model(ids).last_hidden_state[0, -1]  # (H,)
+        exact = hidden.float() @ model.lm_head.weight.float().t()  # (V,)
+        assert not torch.equal(exact, exact.bfloat16().float()), "rounding would show"
+        with float32_head(model):
+            found = model(ids, logits_to_keep=1).logits[0, -1]
+        assert found.dtype == torch.float32 and torch.allclose(found, exact, atol=1e-6)
+        assert model(ids, logits_to_keep=1).logits.dtype == torch.bfloat16, "it is as before"
+    engine = HFEngine(model, 0)
+    said = asyncio.run(engine.generate(ids[0].tolist(), Sampling(1, seed=3)))
+    expected = torch.log_softmax(exact, -1)[said.token_ids[0]]
+    assert said.logprobs[0] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_under_autocast_the_cache_has_the_precision_of_autocast():
+    engine = HFEngine(tiny_model(), 0, dtype="bfloat16")
+    asyncio.run(engine.generate([5, 6, 7], Sampling(2, seed=1), conversation="c"))
+    _, cache = engine._caches["c"]
+    assert cache.dtype == torch.bfloat16

@@ -26,13 +26,14 @@ SHORT = (
     "--eval_before false --eval_after false --save_every 2"
 )
 # Of the paper's scripts: world, fixed turns, stages and their steps, then of each of the two
-# prompts x episodes, tokens of prompt + response, tokens a turn; last, turns in evaluation.
+# prompts x episodes, mini-batches x epochs, tokens of prompt + response, tokens a turn; last, turns
+# in evaluation.
 PAPER = [
-    ("textcraft", 30, [10, 20, 30], 100, (32, 8, 10752, 512), (32, 8, 10752, 512), 30),
-    ("babyai", 20, [6, 13, 20], 100, (16, 8, 5120, 200), (32, 4, 8704, 512), 20),
-    ("sciworld", 20, [10, 20, 30], 100, (16, 8, 5120, 200), (16, 8, 9216, 200), 30),
-    ("search", 5, [5, 8, 10], 100, (32, 4, 9216, 512), (32, 4, 9216, 512), 30),
-    ("webarena", 15, [8, 12, 15], 80, (32, 4, 14848, 512), (32, 4, 14848, 512), 15),
+    ("textcraft", 30, [10, 20, 30], 100, (32, 8, 4, 2, 10752, 512), (32, 8, 4, 2, 10752, 512), 30),
+    ("babyai", 20, [6, 13, 20], 100, (16, 8, 2, 1, 5120, 200), (32, 4, 4, 2, 8704, 512), 20),
+    ("sciworld", 20, [10, 20, 30], 100, (16, 8, 2, 1, 5120, 200), (16, 8, 2, 1, 9216, 200), 30),
+    ("search", 5, [5, 8, 10], 100, (32, 4, 4, 2, 9216, 512), (32, 4, 4, 2, 9216, 512), 30),
+    ("webarena", 15, [8, 12, 15], 80, (32, 4, 8, 2, 14848, 512), (32, 4, 8, 2, 14848, 512), 15),
 ]
 
 IMITATION = {
@@ -77,10 +78,14 @@ def test_the_papers_runs_have_the_papers_numbers(
     assert scaling.steps == rl.steps == every * len(stages)
     for config, expected in ((rl, fixed_batch), (scaling, staged_batch)):
         batch = (config.prompts_per_step, config.num_generations)
+        batch += (config.minibatches_per_rollout, config.epochs_per_rollout)
         assert (*batch, config.max_tokens, config.turn_max_tokens) == expected
         assert (config.learning_rate, config.beta, config.temperature) == (1e-6, 0.001, 1.0)
         assert (config.algorithm, config.fixed_eval_horizon) == ("grpo", eval_horizon)
         assert config.eval_temperature == 1.0
+        assert config.algorithm_args == {"average": "sequence"}
+        assert (config.entropy_bonus, config.trainer_args["weight_decay"]) == (0.001, 0.01)
+        assert config.engine == "vllm_colocate"
         config.check_processes(8)
 
 

@@ -99,7 +99,7 @@ def test_a_run_with_four_updates_per_rollout_keeps_its_tasks_and_stages_and_resu
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"minibatches_per_rollout": 3}, "not divisible by 1 processes and 3 mini-batches"),
+        ({"minibatches_per_rollout": 3}, "64 episodes of a process cannot be divided into 3"),
         ({"minibatches_per_rollout": 0}, "minibatches_per_rollout is at least 1"),
         ({"trainer_args": {"num_iterations": 2}}, "write epochs_per_rollout: VALUE"),
         ({"trainer_args": {"steps_per_generation": 4}}, "write minibatches_per_rollout: VALUE"),

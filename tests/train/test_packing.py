@@ -8,8 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentgym_train.trainers.microbatches import pack, plan, shares_rows, split
+from agentgym_train.trainers.microbatches import (
+    pack,
+    packed_positions,
+    plan,
+    shares_rows,
+    split,
+)
+from tests.train.small import tiny_model
 
 LENGTHS = st.lists(st.integers(1, 900), min_size=1, max_size=40)
 
@@ -100,3 +109,31 @@ def test_episodes_share_a_row_only_where_nothing_carries_one_into_the_next(
 ):
     config = SimpleNamespace(_attn_implementation=attention, layer_types=layers)
     assert shares_rows(config, stateful) is shares
+
+
+def test_varlen_attention_gets_the_boundaries_of_packed_episodes():
+    lengths = [5, 2, 9]
+    width = max(lengths)
+    attention = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])  # (3, 9)
+    ids = torch.arange(27).view(3, 9) * attention
+    layout = pack(ids, attention, attention, shared_rows=True)
+    model, seen = tiny_model(), []
+
+    def probe(module, query, key, value, mask, **further):
+        seen.append({name: further[name] for name in BOUNDARIES})
+        return sdpa_attention_forward(module, query, key, value, mask, **further)
+
+    AttentionInterface.register("probe_flash", probe)
+    model.config._attn_implementation = "probe_flash"
+    model(input_ids=layout.input_ids, **packed_positions(layout))
+    bounds = [0, 5, 7, 16]
+    for one in seen:
+        assert one["cu_seq_lens_q"].tolist() == one["cu_seq_lens_k"].tolist() == bounds
+        assert one["cu_seq_lens_q"].dtype == torch.int32
+        assert one["max_length_q"] == one["max_length_k"] == 9
+    assert len(seen) == model.config.num_hidden_layers
+    apart = pack(ids, attention, attention, shared_rows=False)
+    assert packed_positions(apart) == {}
+
+
+BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
