@@ -1,7 +1,7 @@
 """Does it learn? Final success at one fixed horizon, next to the same run at a learning rate of 0.
 
-    python examples/learning/compare.py --algorithms grpo,rloo --seeds 3 --out runs/learning
-    python examples/learning/compare.py --schedule --seeds 3 --out runs/schedules
+    python examples/learning/compare.py --algorithms grpo,rloo --out runs/learning
+    python examples/learning/compare.py --schedule --out runs/schedules
 
 Every run starts from the same policy; runs of one seed see the same tasks in the same order. What
 is done is not run again, so more algorithms or seeds can be added later to the same folder.
@@ -68,7 +68,8 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--algorithms", default="grpo,rloo,reinforce_pp,turn_returns,gigpo")
-    add("--seeds", type=int, default=3, help="seeds 1 to N (default: 3)")
+    add("--seeds", type=int, default=5, help="number of seeds (default: 5)")
+    add("--first-seed", type=int, default=11, help="the seeds before it were used for tuning")
     add("--out", type=Path, required=True, help="folder of the runs and the figures")
     add("--schedule", action="store_true", help="compare horizons instead of algorithms")
     add("--horizons", default="4,8,12", help="with --schedule: short, ..., long")
@@ -87,13 +88,18 @@ def base_config(args: argparse.Namespace) -> RLConfig:
     return replace(config, model=args.model, eval_before=False, eval_after=False)
 
 
+def seeds_of(args: argparse.Namespace) -> range:
+    """The seeds of the comparison."""
+    return range(args.first_seed, args.first_seed + args.seeds)
+
+
 def algorithm_arms(args: argparse.Namespace) -> Iterator[Any]:
     """Each algorithm and the control, seed by seed."""
     from experiment import Arm
 
     base = base_config(args)
     named = [CONTROL, *args.algorithms.split(",")]
-    for seed in range(1, args.seeds + 1):
+    for seed in seeds_of(args):
         for name in named:
             config = replace(base, seed=seed, output_dir=str(args.out / f"{name}-{seed}"))
             if name == CONTROL:
@@ -112,7 +118,7 @@ def schedule_arms(args: argparse.Namespace) -> Iterator[Any]:
     base = base_config(args)
     # The budget ends a run: a turn is a step at least, so these are more than it can take.
     base = replace(base, steps=args.env_steps, eval_horizon=base.fixed_eval_horizon)
-    for seed in range(1, args.seeds + 1):
+    for seed in seeds_of(args):
         for name, horizon, rate in (
             (CONTROL, [rounds[-1]], 0.0),
             (f"fixed {rounds[0]}", [rounds[0]], base.learning_rate),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, sqrt
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 from rich.table import Table
 
 HOW = (
-    "The difference is taken seed by seed, each run against the control of its seed. Its standard "
-    "error is the larger of two: the standard deviation of the seeds' differences over the root of "
-    "their number, and what the number of evaluation episodes alone would give."
+    "Differences are taken seed by seed, each run against the control of its seed. Intervals are "
+    "95 % t-intervals over the seeds."
 )
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Quantile 0.975 of the t distribution with 1 to 9 degrees of freedom."""
 SMOOTHED_OVER = 5
 """Steps of the plot's moving average."""
 
@@ -30,12 +31,11 @@ class Row:
     """Final success of each seed."""
     mean: float
     error: float
-    """Standard error of the mean over seeds."""
+    """Half of the 95 % interval of the mean over seeds."""
     difference: float
     """Mean over seeds of success minus the control's."""
     difference_error: float
-    errors_above: float
-    """The difference in its standard errors; 0 for the control."""
+    """Half of its 95 % interval."""
     reward: float
     """Of the evaluation's episodes: what is trained for, even where success is not all of it."""
     episodes: int
@@ -93,7 +93,7 @@ class Comparison:
         return [markdown, figures, picture]
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        names = ["", "seeds", "success", "above the control", "in errors"]
+        names = ["", "seeds", "success", "above the control"]
         names += ["reward", "steps", "env steps", "minutes"]
         lines = []
         for row in self.rows:
@@ -105,7 +105,6 @@ class Comparison:
                     " ".join(f"{value:.3f}" for value in row.success),
                     f"{row.mean:.3f} ± {row.error:.3f}",
                     "" if is_control else above,
-                    "" if is_control else f"{row.errors_above:.1f}",
                     f"{row.reward:.2f}",
                     f"{row.steps:.0f}",
                     f"{row.env_steps:,.0f}",
@@ -156,7 +155,7 @@ class Comparison:
         axis.legend(loc="lower right", frameon=False, ncols=2)
 
     def _final(self, axis: Any) -> None:
-        """Each seed's final success, and the mean with its standard error."""
+        """Each seed's final success, and the mean with its interval."""
         for place, row in enumerate(self.rows):
             axis.plot([place] * len(row.success), row.success, "o", color="C0", alpha=0.4)
             axis.errorbar(place + 0.12, row.mean, row.error, fmt="s", color="#30343f", capsize=4)
@@ -168,18 +167,13 @@ def row_of(name: str, runs: list[dict[str, Any]], controls: list[dict[str, Any]]
     """The figures of one arm."""
     success = [run["success"] for run in runs]
     differences = [run["success"] - c["success"] for run, c in zip(runs, controls, strict=True)]
-    by_episodes = sqrt(episode_variance(runs) + episode_variance(controls))
-    error = max(standard_error(differences), by_episodes)
-    difference = fmean(differences)
-    above = 0.0 if runs is controls else difference / error if error else inf
     return Row(
         arm=name,
         success=success,
         mean=fmean(success),
-        error=standard_error(success),
-        difference=difference,
-        difference_error=error,
-        errors_above=above,
+        error=interval(success),
+        difference=fmean(differences),
+        difference_error=interval(differences),
         reward=fmean(run["evaluation"]["reward"] for run in runs),
         episodes=sum(run["episodes"] for run in runs),
         lost=sum(run["lost"] for run in runs),
@@ -189,15 +183,10 @@ def row_of(name: str, runs: list[dict[str, Any]], controls: list[dict[str, Any]]
     )
 
 
-def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; 0 for a single value, which has none."""
-    return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
-
-
-def episode_variance(runs: Sequence[dict[str, Any]]) -> float:
-    """Of the success over all seeds' episodes, were they independent draws."""
-    share = fmean(run["success"] for run in runs)
-    return share * (1 - share) / sum(run["episodes"] for run in runs)
+def interval(values: Sequence[float]) -> float:
+    """Half of the 95 % t-interval of the mean; 0 for a single value, which has none."""
+    count = len(values)
+    return T95[count - 2] * stdev(values) / sqrt(count) if count > 1 else 0.0
 
 
 def smooth(values: Sequence[float]) -> list[float]:
