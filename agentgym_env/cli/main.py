@@ -81,7 +81,8 @@ def make_app(words: Sequence[str]) -> typer.Typer:
         if name == called:
             function = load()
             settings = getattr(function, "context_settings", None)
-            app.command(name, context_settings=settings)(function)
+            kind = getattr(function, "command_class", None)
+            app.command(name, cls=kind, context_settings=settings)(function)
         else:
             app.command(name, help=SUMMARIES.get(name, ""))(_not_called)
     return app
