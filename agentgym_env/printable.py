@@ -18,8 +18,10 @@ from rich.text import Text
 
 _LAYOUT: Final = "\n\t"
 _PLAIN: Final = re.compile(r"[^\x20-\x7e]")
-_COLUMN_WIDTH: Final = 8
-"""Characters of a line for each column of a table, with its borders."""
+_FOLDED: Final = 11
+"""Characters to which a column beside the first may be folded, such as (0.40-1.00)."""
+_NARROWEST: Final = 5
+"""The same for the only column beside a first one that leaves no room for more."""
 
 
 def printable(text: str, *, keep: str = _LAYOUT, most: int | None = None) -> str:
@@ -49,9 +51,9 @@ def as_text(text: str, style: str = "", most: int | None = None) -> Text:
 class UncutTable:
     """A table that loses no text in a narrow terminal, and whose plain strings are no markup.
 
-    Users copy names from tables into commands, so words are broken over lines and not cut. A table
-    with more columns than there is room for becomes several tables below each other, which all
-    begin with the first column.
+    Users copy names from tables into commands, so words are broken over lines and not cut, and the
+    first column stays whole if another fits beside it. A table with more columns than there is
+    room for becomes several tables below each other, which all begin with the first column.
     """
 
     def __init__(self, table: Table) -> None:
@@ -59,12 +61,27 @@ class UncutTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         """The table, or its parts."""
-        count = len(self._table.columns)
-        beside = max(1, options.max_width // _COLUMN_WIDTH - 1)  # the first column
-        for start in range(1, max(count, 2), beside):
-            yield self._part([0, *range(start, min(start + beside, count))])
+        if not self._table.columns:
+            return
+        widths = [
+            max(console.measure(_plain(cell)).maximum for cell in (column.header, *column.cells))
+            for column in self._table.columns
+        ]
+        gap = 2 if self._table.collapse_padding else 3  # spaces and a border
+        needs = [gap + min(width, _FOLDED) for width in widths]
+        room = options.max_width - (gap - 2)
+        is_whole = gap + widths[0] + gap + _NARROWEST <= room
+        left = room - (gap + widths[0] if is_whole else needs[0])
+        parts: list[list[int]] = [[0]]
+        for number, need in enumerate(needs[1:], 1):
+            beside = parts[-1][1:]
+            if beside and sum(needs[n] for n in beside) + need > left:
+                parts.append([0])
+            parts[-1].append(number)
+        for part in parts:
+            yield self._part(part, is_whole)
 
-    def _part(self, numbers: Sequence[int]) -> Table:
+    def _part(self, numbers: Sequence[int], whole_first: bool) -> Table:
         whole = self._table
         part = Table(
             title=whole.title if 1 in numbers or len(numbers) == 1 else None,
@@ -73,8 +90,13 @@ class UncutTable:
             collapse_padding=whole.collapse_padding,
         )
         columns = [whole.columns[number] for number in numbers]
-        for column in columns:
-            part.add_column(_plain(column.header), justify=column.justify, overflow="fold")
+        for number, column in zip(numbers, columns, strict=True):
+            part.add_column(
+                _plain(column.header),
+                justify=column.justify,
+                overflow="fold",
+                no_wrap=whole_first and number == 0,
+            )
         for row, cells in zip(
             whole.rows, zip(*(column.cells for column in columns), strict=True), strict=True
         ):

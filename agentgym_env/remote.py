@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import EntryPoint
@@ -14,7 +15,7 @@ from agentgym_env.client.sync import EnvClient, Session
 from agentgym_env.client.transports import InProcessTransport
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
-from agentgym_env.registration import CLIENTS, HOSTS, env_class_with, plugin
+from agentgym_env.registration import CLIENTS, HOSTS, env_class, env_class_with, plugin
 from agentgym_env.server_token import NO_TOKEN
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
@@ -22,6 +23,8 @@ from agentgym_env.wire import EnvCard, ResetReply
 
 INPROCESS = "inprocess"
 _ENDING_S: Final = 1.0
+_FOR_SERVERS: Final = ("timeout_s", "retries")
+"""Arguments of `make_env` for the calls to a server."""
 
 
 def make_env(
@@ -39,6 +42,7 @@ def make_env(
     see `RemoteEnv`.
     """
     if server == INPROCESS:
+        _check_for_servers(env_id, kwargs)
         return env_class_with(env_id, kwargs)(render_mode=render_mode, **kwargs)
     client = _client_of(server)
     if client is not None:
@@ -49,6 +53,14 @@ def make_env(
         )
         return env
     return RemoteEnv(env_id, server, token=token, render_mode=render_mode, **kwargs)
+
+
+def _check_for_servers(env_id: str, options: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` for an option of servers that the environment itself lacks."""
+    found = inspect.signature(env_class(env_id)).parameters
+    for name in _FOR_SERVERS:
+        if name in options and name not in found:
+            raise BadRequest(f"{name} applies to servers only; leave it out for server='inprocess'")
 
 
 class RemoteEnv(gymnasium.Env[str, str]):

@@ -73,6 +73,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         if num_envs < 1:
             raise BadRequest(f"num_envs is at least 1, got {num_envs}")
         check_render_mode(render_mode)
+        _check_time_limit(max_episode_steps)
         self.num_envs = num_envs
         self.render_mode = render_mode
         self._mode = AutoresetMode(autoreset_mode)
@@ -337,6 +338,17 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         for index, action in enumerate(actions):
             if not isinstance(action, str):
                 raise BadRequest(f"action {index} is a str, got {type(action).__name__}")
+
+
+def _check_time_limit(max_episode_steps: int | None) -> None:
+    """Raise the error types of `gymnasium.make`; None and -1 are no limit."""
+    if max_episode_steps in (None, -1):
+        return
+    got = f"got {max_episode_steps!r}"
+    if not isinstance(max_episode_steps, int):
+        raise TypeError(f"max_episode_steps is a whole number, {got}")
+    if max_episode_steps <= 0:
+        raise ValueError(f"max_episode_steps is at least 1, or -1 for no limit, {got}")
 
 
 def failure_info(failure: EpisodeFailure) -> dict[str, Any]:

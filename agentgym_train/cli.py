@@ -9,12 +9,13 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand
 
 from agentgym_env.cli.options import choice_option, json_object, with_option_groups
 from agentgym_env.errors import ConfigError
@@ -190,6 +191,9 @@ _WITHOUT_CONFIG = (
     "starter:textcraft/quickstart.yaml"
 )
 
+_WITHOUT_METHOD = "agentgym.keys_without_method"
+"""Set in the context of a `--keys` without a method."""
+
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -208,7 +212,8 @@ def train(
         int | None, typer.Option(help="Start this many processes: one per GPU, or several on CPUs.")
     ] = None,
     keys: Annotated[
-        str | None, choice_option(METHODS, "List the keys of a config file for a method, and exit")
+        str | None,
+        choice_option(METHODS, "List the keys of a method's config, RL's by default, and exit"),
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -219,7 +224,6 @@ def train(
     `--no-keep-reasoning`. `--keys rl` lists all keys of RL with their types and defaults.
     """
     from agentgym_train.config.methods import runner_of
-    from agentgym_train.config.options import key_lines
     from agentgym_train.runs.preflight import (
         is_complete,
         launch_if_asked,
@@ -231,7 +235,7 @@ def train(
     )
 
     if keys is not None:
-        typer.echo("\n".join(key_lines(keys)))
+        _print_keys(keys, name_others=_WITHOUT_METHOD in context.meta)
         return
     here = place()
     console = Console(quiet=not here.is_first)
@@ -270,6 +274,15 @@ def train(
     raise typer.Exit(status)
 
 
+def _print_keys(method: str, *, name_others: bool) -> None:
+    from agentgym_train.config.options import key_lines
+
+    typer.echo("\n".join(key_lines(method)))
+    if name_others:
+        others = ", ".join(f"--keys {name}" for name in METHODS if name != method)
+        typer.echo(f"These are the keys of {method}; for the other methods: {others}")
+
+
 def _config_and_words(config: Path, words: Sequence[str]) -> tuple[RunConfig, list[str]]:
     """The config with the options of the command line, and a command line without flags."""
     from agentgym_train.config.methods import read_method_config
@@ -281,7 +294,20 @@ def _config_and_words(config: Path, words: Sequence[str]) -> tuple[RunConfig, li
     return read_method_config(config, overrides), [str(config), *overrides]
 
 
+class _TrainCommand(TyperCommand):
+    """`agentgym train`, with `--keys` alone for the keys of RL."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add the method to `--keys` if none follows."""
+        at = args.index("--keys") + 1 if "--keys" in args else 0
+        if at and (at == len(args) or args[at].startswith("-")):
+            args = [*args[:at], METHODS[0], *args[at:]]
+            ctx.meta[_WITHOUT_METHOD] = True
+        return super().parse_args(ctx, args)
+
+
 train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]
+train.command_class = _TrainCommand  # type: ignore[attr-defined]
 
 _KEYS = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
 

@@ -81,7 +81,8 @@ def make_app(words: Sequence[str]) -> typer.Typer:
         if name == called:
             function = load()
             settings = getattr(function, "context_settings", None)
-            app.command(name, context_settings=settings)(function)
+            kind = getattr(function, "command_class", None)
+            app.command(name, cls=kind, context_settings=settings)(function)
         else:
             app.command(name, help=SUMMARIES.get(name, ""))(_not_called)
     return app
@@ -100,9 +101,13 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
             yield
     except (AgentGymError, RecursionError, OSError, ExceptionGroup) as error:
         full = _full_disk(error)
-        if "--debug" in words or (isinstance(error, OSError | ExceptionGroup) and full is None):
+        too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+        known = full is not None or too_long or isinstance(error, AgentGymError | RecursionError)
+        if "--debug" in words or not known:
             raise
         message = str(error)
+        if isinstance(error, OSError) and too_long:
+            message = f"the path {str(error.filename)[:200]}... is too long"
         if full is not None:
             message = f"{full}. Free some space; what is stored can be resumed"
         if isinstance(error, RecursionError):

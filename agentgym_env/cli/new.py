@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import keyword
 import re
+import shlex
 import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from keyword import iskeyword
+from os.path import lexists
 from pathlib import Path
 from string import Template
 from typing import Annotated, Final
@@ -16,6 +18,10 @@ import typer
 from rich.console import Console
 
 from agentgym_env.errors import BadRequest
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_. ][A-Za-z0-9]+)*")
+"""Names that are valid for a module, a class, a distribution and an environment id."""
+_MAX_LENGTH: Final = 50
 
 _PYPROJECT: Final = Template("""\
 [build-system]
@@ -183,9 +189,10 @@ def new(
     console = Console(highlight=False)
     for path in paths:
         console.print(f"created {path}", soft_wrap=True)
+    written = shlex.quote(str(paths[0].parent))
     console.print(
-        f"\nNext steps:\n  pip install -e {paths[0].parent}\n  agentgym check {env_id}\n"
-        f"  agentgym play {env_id}\n\nTrain a small policy on it:\n  cd {paths[0].parent}\n"
+        f"\nNext steps:\n  pip install -e {written}\n  agentgym check {env_id}\n"
+        f"  agentgym play {env_id}\n\nTrain a small policy on it:\n  cd {written}\n"
         f"  agentgym collect --env {env_id} --policy expert --n 200 --out runs/expert\n"
         "  agentgym train sft.yaml\n  agentgym train rl.yaml",
         soft_wrap=True,
@@ -195,14 +202,20 @@ def new(
 def write_package(name: str, folder: Path) -> tuple[str, list[Path]]:
     """Write the package's files into `folder`; return the environment's id and the paths.
 
-    Raises `BadRequest` for an invalid name, and if a file exists already.
+    Raises `BadRequest` for an invalid name, a folder that cannot be created, and if a file exists
+    already.
     """
-    module = re.sub(r"[-. ]+", "_", name).lower()
-    if not (module.isascii() and module.isidentifier()) or keyword.iskeyword(module):
-        raise BadRequest(f"{name!r} is not a valid package name; use letters, digits and dashes")
+    if not _NAME.fullmatch(name) or len(name) > _MAX_LENGTH:
+        raise BadRequest(
+            f"{name[:100]!r} is not a valid package name; use at most {_MAX_LENGTH} letters and "
+            "digits in words separated by single dashes, such as my-maze"
+        )
+    module = re.sub(r"[-. ]", "_", name).lower()
     if module in sys.stdlib_module_names or module.startswith("agentgym") or find_spec(module):
         raise BadRequest(f"{name!r} is the name of an existing module; choose another")
     title = "".join(word.capitalize() for word in module.split("_"))
+    if iskeyword(module) or iskeyword(title):
+        raise BadRequest(f"{name!r} is a keyword of Python; choose another name")
     project = module.replace("_", "-")
     with suppress(PackageNotFoundError):
         version(project)
@@ -217,10 +230,16 @@ def write_package(name: str, folder: Path) -> tuple[str, list[Path]]:
         folder / "sft.yaml": _SFT,
         folder / "rl.yaml": _RL,
     }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        shown = str(folder)[:200]
+        raise BadRequest(
+            f"the folder {shown} cannot be created ({error.strerror}); choose another with --folder"
+        ) from error
     for path in files:
-        if path.exists():
+        if lexists(path):  # a link whose target is missing exists too
             raise BadRequest(f"{path} exists already; move it or choose another name")
-    folder.mkdir(parents=True, exist_ok=True)
     for path, template in files.items():
         path.write_text(template.substitute(words), encoding="utf-8")
     return words["env_id"], list(files)

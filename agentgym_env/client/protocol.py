@@ -213,6 +213,10 @@ def pool_of(servers: str | Sequence[str] | A, connect: Callable[[str], A]) -> Se
     """The pool of one address, of several, or of an existing transport."""
     if isinstance(servers, str):
         servers = [servers]
+    if isinstance(servers, bytes) or not (
+        isinstance(servers, Sequence) or hasattr(servers, "send")
+    ):
+        raise BadRequest(f"a server is an address or a list of addresses, got {servers!r}")
     transports = [connect(a) for a in servers] if isinstance(servers, Sequence) else [servers]
     return ServerPool([Server(transport.address, transport) for transport in transports])
 

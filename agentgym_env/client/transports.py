@@ -312,7 +312,7 @@ class AsyncInProcessTransport:
 
 def checked_address(address: str) -> str:
     """An address without its last slash; raises `BadRequest` if it is not an HTTP address."""
-    parts = urlsplit(address)
+    parts = urlsplit(address if isinstance(address, str) else "")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise BadRequest(f"a server address must look like http://host:port, got {address!r}")
     if "@" in parts.netloc:

@@ -27,6 +27,7 @@ from agentgym_train.config.values import (
     parse_overrides,
     read_yaml,
     starters,
+    user_path,
 )
 from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
 
@@ -329,7 +330,7 @@ def check_data(sources: Sequence[str], collect: str) -> None:
     """Raise `ConfigError` if a source in `data` is missing; `collect` shows how to make one."""
     if not sources:
         raise ConfigError("data is empty; name at least one run folder or file of episodes")
-    for source in map(Path, sources):
+    for source in map(user_path, sources):
         if not source.is_file() and not (source / "run.json").is_file():
             raise ConfigError(
                 f"no episodes in {source}: it is neither a run folder nor a file. To collect "

@@ -57,19 +57,41 @@ _STARTERS: Final = (
 def local_path(name: str | Path) -> Path:
     """The path that a name refers to; `starter:NAME` is a file or folder of the package.
 
-    Raises `ConfigError` for an unknown starter.
+    Raises `ConfigError` for an unknown starter and where `user_path` does.
     """
     text = str(name)
     if not text.startswith(STARTER):
-        return Path(text).expanduser()
+        return user_path(text)
     wanted = text.removeprefix(STARTER)
     if wanted and ".." not in Path(wanted).parts and not Path(wanted).is_absolute():
         for folder in _STARTERS:
-            if (folder / wanted).exists():
+            if checked_path(folder / wanted).exists():
                 return folder / wanted
     known = [name for name in starters() if not name.startswith(f"{STARTER}accelerate/")]
     close = difflib.get_close_matches(text[:200], known, n=3, cutoff=0.6)
-    raise ConfigError(f"there is no {text[:200]}; choose from {', '.join(close or known)}")
+    shown = text[:200] if wanted else f"{STARTER} without a name"
+    raise ConfigError(f"there is no {shown}; choose from {', '.join(close or known)}")
+
+
+def user_path(name: str | Path) -> Path:
+    """The path with `~` replaced; raises `ConfigError` for an unknown user, or a long path."""
+    try:
+        return checked_path(Path(name).expanduser())
+    except RuntimeError as error:
+        user = Path(name).parts[0]
+        raise ConfigError(
+            f"{str(name)[:200]}: no home folder is known for {user[:200]}; write the full path"
+        ) from error
+
+
+def checked_path(path: Path) -> Path:
+    """The path; raises `ConfigError` if the system rejects it, such as one that is too long."""
+    try:
+        path.exists()
+    except OSError as error:
+        shown = f"{str(path)[:200]}..." if len(str(path)) > 200 else path
+        raise ConfigError(f"the path {shown} cannot be used: {error.strerror}") from error
+    return path
 
 
 def starters() -> list[str]:
@@ -111,7 +133,8 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         path = first.replace("-", "_") + dot + rest
         values.pop(path, None)
         try:
-            values[path] = read_yaml(value)
+            # In YAML, text that ends with a colon is a mapping.
+            values[path] = value if value.startswith(STARTER) else read_yaml(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"the value of {key} is not valid YAML: {value!r}") from error
     return values

@@ -246,6 +246,8 @@ def collect(
     Raises `ConfigError` for invalid settings, before anything is played, and if every episode was
     lost; `FolderInUse` while another process writes to the folder.
     """
+    if not isinstance(config, CollectConfig):
+        raise ConfigError(f"collect needs a CollectConfig; got {str(config)[:80]!r}")
     with folder_lock(Path(config.output_dir), "--out"):
         return _collect(config, console or Console(), concurrency, api_key, token)
 

@@ -16,7 +16,7 @@ from agentgym_env.run_store import BrokenLine, RunStore
 from agentgym_env.trajectory import Tokens
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import SFTConfig
-from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.config.values import EpisodeFilter, user_path
 from agentgym_train.data.collect import (
     FilteredEpisodes,
     collect_config_of,
@@ -45,7 +45,7 @@ def read_demonstrations(
     has two sides. Raises `ConfigError` if a source contains no episode.
     """
     read, chosen, filtered = Reading(), [], FilteredEpisodes()
-    for source in (Path(name).expanduser() for name in sources):
+    for source in map(user_path, sources):
         found = _read(source)
         if not found.trajectories:
             raise ConfigError(_nothing_in(source, found))

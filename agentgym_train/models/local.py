@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.values import STARTER, local_path, starters
+from agentgym_train.config.values import STARTER, checked_path, local_path, starters, user_path
 
 PREFIX: Final = "pip:"
 
@@ -37,7 +37,7 @@ def gguf_file(name: str) -> GGUFFile | None:
         return GGUFFile(str(path.parent), path.name)
     if not name.lower().endswith(_SUFFIX):
         return None
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_file():
         return GGUFFile(str(path.parent), path.name)
     owner, _, rest = name.partition("/")
@@ -114,8 +114,9 @@ def base_of(folder: Path) -> str:
         )
     moved = folder / BASE_FOLDER
     relative = _text_of(moved) if moved.is_file() else base
-    named = local_path(relative) if relative.startswith(STARTER) else folder / relative
-    places = [named, Path(base).expanduser()]
+    is_starter = relative.startswith(STARTER)
+    named = local_path(relative) if is_starter else checked_path(folder / relative)
+    places = [named, user_path(base)]
     for place in places:
         if is_model(place) and place.resolve() != folder.resolve():
             return str(place)
@@ -159,8 +160,20 @@ def check_folder(path_or_id: str) -> None:
             f"no model in {path_or_id}: there is no {WHOLE} and no {ADAPTERS}. Use a folder with "
             "a model, or a hub id"
         )
-    if has_adapters(path):
-        base_of(path)
+    _check_bases(path)
+
+
+def _check_bases(folder: Path) -> None:
+    """Raise `ConfigError` unless adapters, or adapters of adapters, end at a whole model."""
+    passed: list[Path] = []
+    while has_adapters(folder):
+        if folder.resolve() in passed:
+            raise ConfigError(
+                f"the adapters in {' and '.join(map(str, passed))} name each other as base models; "
+                f"set base_model_name_or_path in {passed[0]}/{ADAPTERS} to a whole model"
+            )
+        passed.append(folder.resolve())
+        folder = local_path(base_of(folder))
 
 
 Kind = Literal["whole", "adapters", "gguf"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from errno import ENOSPC
@@ -617,7 +617,9 @@ def _check_types(
     is_model = isinstance(model, torch.nn.Module) and hasattr(model, "generate")
     is_algorithm = algorithm is None or Algorithm in type(algorithm).__mro__
     is_schedule = horizon is None or (callable(horizon) and not isinstance(horizon, type))
-    kinds = [each if isinstance(each, type) else type(each) for each in callbacks]
+    is_list = isinstance(callbacks, Collection)
+    kinds = [c if isinstance(c, type) else type(c) for c in callbacks] if is_list else callbacks
+    are_callbacks = is_list and all(issubclass(kind, TrainerCallback) for kind in kinds)
     for name, value, is_valid, expected in (
         ("model", model, isinstance(model, str) or is_model, "a name or a loaded language model"),
         ("env", env, isinstance(env, str | type), "an id, 'module:Class' or a class"),
@@ -625,9 +627,8 @@ def _check_types(
         ("algorithm", algorithm, is_algorithm, "an instance of an Algorithm, such as GRPO()"),
         ("horizon", horizon, is_schedule, "a Horizon or a function; numbers are in args.horizon"),
         ("agent", agent, agent is None or callable(agent), "a class; names are for args.agent"),
-        ("callbacks", kinds, all(issubclass(kind, TrainerCallback) for kind in kinds),
-         "a list of transformers callbacks"),
-    ):  # fmt: skip
+        ("callbacks", kinds, are_callbacks, "a list of transformers callbacks"),
+    ):
         if not is_valid:
             raise ConfigError(f"{name} must be {expected}; got {str(value)[:80]!r}")
 

@@ -255,6 +255,12 @@ def is_inside(path: Path, folder: Path) -> bool:
 def readable_files(folder: Path, kind: str) -> tuple[list[Path], list[str]]:
     """(the files of a run's subfolder `kind` in order, messages about those that are not read)."""
     files, messages = [], []
+    real = (folder / kind).resolve()
+    if real.is_dir() and not real.is_relative_to(folder.resolve()):
+        return [], [
+            f"{kind} is a link out of the run's folder, to {printable(str(real))}, and is ignored. "
+            "Start the viewer with the run's real folder, or replace the link with a copy."
+        ]
     for path in sorted((folder / kind).glob("*.jsonl")):
         name = f"{kind}/{path.name}"
         if not is_inside(path, folder):

@@ -42,12 +42,13 @@ class Runs:
 
     def look(self) -> bool:
         """Search for new runs; returns whether there are any runs."""
-        for root in self._roots:
-            for path in _runs_below(root, _DEPTH):
-                if path not in self.paths.values() and is_unicode(path):
-                    name = _free_name(path, self.paths)
-                    self.paths[name] = path
-                    self.ids[name] = self._index.run_id(path)
+        listed = set(self.paths.values())
+        listed |= {path.resolve() for path in listed}
+        for real, path in _found_in(self._roots).items():
+            if real not in listed and path not in listed and is_unicode(path):
+                name = _free_name(path, self.paths)
+                self.paths[name] = path
+                self.ids[name] = self._index.run_id(path)
         return bool(self.paths)
 
     def name_of(self, run: int) -> str:
@@ -157,6 +158,17 @@ class Runs:
 
 def _is_run(path: Path) -> bool:
     return (path / "run.json").is_file() or (path / "trajectories").is_dir()
+
+
+def _found_in(roots: Sequence[Path]) -> dict[Path, Path]:
+    """The runs in the roots: the resolved path of each, and its path without links if possible."""
+    found: dict[Path, Path] = {}
+    for root in roots:
+        for path in _runs_below(root, _DEPTH):
+            real = path.resolve()
+            paths = (found.get(real, path), path)
+            found[real] = min(paths, key=lambda path: (path != real, path.is_symlink()))
+    return found
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:

@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,15 @@ def test_an_error_is_one_line_with_its_remedy_and_status_2():
     assert done.stderr.startswith("error: ") and "agentgym/TextCraft-v0" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Traceback" in run("--debug", "eval", "--env", "x", "--policy", "expert").stderr
+
+
+def test_a_path_that_is_too_long_is_one_short_line(capsys):
+    with pytest.raises(SystemExit) as ended, _ending_on_errors(["train"]):
+        Path("x" * 5000).stat()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: the path xxx") and said.endswith("... is too long\n")
+    assert said.count("\n") == 1 and len(said) < 250
 
 
 def test_a_missing_extra_names_what_to_install_brackets_and_all(capsys):

@@ -123,12 +123,31 @@ def test_its_tests_hold_for_another_game(installed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["9lives", "class", "json", "a b!", "", "agentgym-env", "ü", "numpy", "PyYAML", "yaml"]
-)
-def test_a_name_that_cannot_be_a_module_is_refused(tmp_path, name):
+    "name",
+    [
+        "9lives", "class", "json", "a b!", "", "agentgym-env", "ü", "numpy", "PyYAML", "yaml",
+        "none", "true", "False", "maze.", "_maze", "_", "x_", "__", "__init__", "__main__", "a--b",
+        "x" * 51, "x" * 300, "maze\n",
+    ],
+)  # fmt: skip
+def test_a_name_that_cannot_be_a_package_is_refused(tmp_path, name):
     with pytest.raises(BadRequest):
         write_package(name, tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_that_cannot_be_created_is_one_line(tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    for folder in (tmp_path / "taken", tmp_path / "taken" / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(BadRequest, match=r"cannot be created .* choose another"):
+            write_package("my-maze", folder)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_the_next_steps_can_be_copied_for_a_folder_with_a_space(tmp_path):
+    shown = run("new", "a b", cwd=tmp_path)
+    assert "pip install -e 'a b'\n" in shown and "cd 'a b'\n" in shown
+    assert (tmp_path / "a b" / "a_b.py").is_file()
 
 
 def test_nothing_is_overwritten(tmp_path):
@@ -136,6 +155,16 @@ def test_nothing_is_overwritten(tmp_path):
     with pytest.raises(BadRequest, match="exists already"):
         write_package("my-maze", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["my_maze.py"]
+
+
+def test_a_link_whose_target_is_missing_is_not_written_through(tmp_path):
+    folder = tmp_path / "maze"
+    folder.mkdir()
+    (folder / "sft.yaml").symlink_to("../victim.yaml")
+    with pytest.raises(BadRequest, match=r"sft.yaml exists already"):
+        write_package("my-maze", folder)
+    assert not (tmp_path / "victim.yaml").exists()
+    assert [path.name for path in folder.iterdir()] == ["sft.yaml"]
 
 
 def test_the_example_is_short_and_keeps_every_promise():

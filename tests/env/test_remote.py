@@ -1,6 +1,7 @@
 """RemoteEnv: the same episodes as the class itself, and clear failures."""
 
 import json
+import sys
 
 import gymnasium
 import pytest
@@ -15,6 +16,7 @@ from agentgym_env.errors import (
     UnknownEnvironment,
     UnknownTask,
 )
+from agentgym_env.remote import make_env
 from hosting import GUESS, TROUBLE
 from worlds import Guess
 
@@ -92,6 +94,29 @@ def test_an_unknown_option_of_an_environment_is_named_with_those_there_are(serve
     said = str(error.value)
     assert "unknown option topks of agentgym/Search-v0; did you mean topk?" in said
     assert "corpus" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("server", [5, 2.5, b"http://localhost", [5], {"a": 1}])
+@pytest.mark.parametrize("make", [RemoteEnv, RemoteVectorEnv])
+def test_a_server_of_another_type_is_refused(make, server):
+    with pytest.raises(BadRequest, match=r"a server (is an address|address must look like)"):
+        make(GUESS, server=server)
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "retries"])
+def test_an_option_for_servers_is_named_as_such_in_process(name):
+    with pytest.raises(BadRequest, match=f"{name} applies to servers only"):
+        make_env(GUESS, "inprocess", **{name: 5})
+
+
+def test_an_environment_may_have_an_option_of_that_name(monkeypatch):
+    class Retrying(Guess):
+        def __init__(self, retries: int = 0, render_mode: str | None = None) -> None:
+            super().__init__(render_mode=render_mode)
+            self.retries = retries
+
+    monkeypatch.setattr(sys.modules["worlds"], "Guess", Retrying)
+    assert make_env(GUESS, "inprocess", retries=5).retries == 5
 
 
 def test_an_unknown_environment_is_refused_before_anything_starts():

@@ -149,6 +149,14 @@ def test_settings_that_make_no_sense_are_refused():
         RemoteVectorEnv(GUESS, 1, "inprocess", autoreset_mode="Sometimes")
 
 
+@pytest.mark.parametrize("limit", ["3", 0, 2.5, -5])
+def test_an_invalid_time_limit_raises_the_error_of_gymnasium_make(limit):
+    with pytest.raises((TypeError, ValueError)) as alone:
+        gymnasium.wrappers.TimeLimit(Guess(), limit)
+    with pytest.raises(alone.type, match=f"max_episode_steps .*, got {limit!r}"):
+        RemoteVectorEnv(GUESS, 1, "inprocess", max_episode_steps=limit)
+
+
 def test_the_horizon_truncates_and_a_reset_starts_the_count_again(make):
     envs = make(2, max_episode_steps=2)
     for _ in range(2):

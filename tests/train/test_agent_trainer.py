@@ -202,6 +202,7 @@ def test_a_built_in_schedule_is_written_to_the_config(horizon):
         ({"agent": "nonsense"}, "agent must be a class; names are for args.agent; got 'nonsense'"),
         ({"horizon": 5}, "horizon must be a Horizon or a function; numbers are in args.horizon"),
         ({"callbacks": [3]}, "callbacks must be a list of transformers callbacks"),
+        ({"callbacks": 5}, "callbacks must be a list of transformers callbacks; got '5'"),
     ],
 )
 def test_an_argument_of_another_type_is_rejected_with_what_is_expected(changes, said):

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import hosting
 import worlds
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.launch import local_server
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
@@ -156,6 +156,11 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
     with pytest.raises(BadRequest, match="contains no collection"):
         collect(config(tmp_path / "run"), QUIET)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["thesis.txt"]
+
+
+def test_settings_of_another_type_are_rejected():
+    with pytest.raises(ConfigError, match="collect needs a CollectConfig; got '5'"):
+        collect(5)
 
 
 def test_what_is_kept_may_change_and_nothing_is_played_for_it(tmp_path):

@@ -131,6 +131,16 @@ def test_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
     assert all(re.fullmatch(r"\w+ +\S.*; (default .+|required)\. \S.*\.", line) for line in lines)
 
 
+@pytest.mark.parametrize("words", [["--keys"], ["--keys", "--trust"]])
+def test_keys_without_a_method_lists_those_of_rl_and_names_the_others(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["train", *words])
+    assert not end.value.code
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines == key_lines("rl")
+    assert all(f"--keys {method}" in last for method in METHODS if method != "rl")
+
+
 def test_keys_names_what_a_config_must_have():
     required = [line.split()[0] for line in key_lines("rl") if "; required." in line]
     with pytest.raises(ConfigError) as error:

@@ -94,6 +94,29 @@ def test_a_broken_place_of_the_base_model_is_rejected(adapters):
     assert "delete" not in str(caught.value)
 
 
+def test_a_place_of_the_base_model_that_cannot_be_a_path_is_rejected(adapters):
+    place = adapters / "base_model_folder.txt"
+    for name, reason in (("x" * 6000, "too long"), ("starter:" + "x" * 6000, "too long")):
+        place.write_text(name)
+        with pytest.raises(ConfigError, match=reason) as caught:
+            base_of(adapters)
+        assert len(str(caught.value)) < 500
+    place.unlink()
+    (adapters / ADAPTERS).write_text(json.dumps({"base_model_name_or_path": "~nosuchuser/x"}))
+    with pytest.raises(ConfigError, match="no home folder is known for ~nosuchuser"):
+        base_of(adapters)
+
+
+def test_adapters_that_name_each_other_as_base_models_are_rejected(tmp_path):
+    for name, base in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        text = json.dumps({"base_model_name_or_path": str(tmp_path / base)})
+        (tmp_path / name / ADAPTERS).write_text(text)
+    with pytest.raises(ConfigError, match="name each other as base models") as caught:
+        check_available(str(tmp_path / "a"))
+    assert f"{tmp_path}/a and {tmp_path}/b name" in str(caught.value)
+
+
 def test_a_relative_base_model_of_an_earlier_version_is_found_at_both_places(adapters, tmp_path):
     (adapters / "base_model_folder.txt").unlink()
     file = adapters / ADAPTERS

@@ -95,12 +95,36 @@ def test_environments_are_complete_in_the_table_of_agent_evol(tmp_path, width):
 
 def test_the_columns_beside_the_first_are_shared_out_in_order():
     header = ["name", *"abcdefghij"]
-    output = shown(Grid("", header, [["n", *"0123456789"]]).as_table(), 40)
+    output = shown(Grid("", header, [["n", *"0123456789"]]).as_table(), 20)
     rows = [line.split() for line in output.splitlines() if line.split()[:1] in (["name"], ["n"])]
     assert rows == [
         ["name", *"abcd"], ["n", *"0123"], ["name", *"efgh"], ["n", *"4567"],
         ["name", *"ij"], ["n", *"89"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["starter:textcraft/warm_policy - m", "x" * 68])
+def test_a_name_that_fits_stays_on_one_line(name):
+    header = ["", "difference (95 %)", "p", "p (Holm)", "better", "worse"]
+    numbers = ["-0.500 (-1.000 to +0.000)", "0.5000", "1.0000", "0", "2"]
+    grid = shown(Grid("Paired", header, [[name, *numbers]]).as_table(), 80)
+    table = Table("name", "kind", "what", "MB", "from")
+    table.add_row(name, "whole", "Qwen3ForCausalLM", "3.9", "package")
+    boxes = shown(UncutTable(table), 80)
+    for output in (grid, boxes):
+        assert name in output and "…" not in output
+        assert max(map(len, output.splitlines())) <= 80
+    for number in ("0.5000", "1.0000", "better", "worse", "3.9", "whole"):
+        assert re.search(rf"\s{number}\s", grid + boxes)
+    letters = columns_of(boxes)
+    assert any("Qwen3ForCausalLM" in column for column in letters)
+
+
+def test_an_evaluation_of_three_policies_by_category_stays_one_table():
+    header = ["", "episodes", *["success some-policy", "turns"] * 3]
+    rows = [["depth 1", "4", *["0.50 (0.00-1.00)", "3.5"] * 3]]
+    output = shown(Grid("By category", header, rows).as_table(), 80)
+    assert output.count("depth 1") == 1 and output.count("(0.00-1.00)") == 3
 
 
 def test_plain_strings_in_a_table_are_no_markup():

@@ -4,7 +4,7 @@ import pytest
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.base import read_values
-from agentgym_train.config.values import local_path, starters
+from agentgym_train.config.values import local_path, parse_overrides, starters
 from agentgym_train.models.local import check_available, find_local_models, is_model
 from agentgym_train.rollout.policy_spec import parse_policy
 
@@ -43,3 +43,22 @@ def test_an_unknown_starter_is_one_error_with_names_that_exist(name, hint):
         with pytest.raises(ConfigError, match="there is no starter:") as error:
             read(name)
         assert hint in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("~nosuchuser/x.yaml", "no home folder is known for ~nosuchuser"),
+        ("starter:" + "x" * 5000, "File name too long"),
+        ("x" * 5000, "File name too long"),
+    ],
+)
+def test_a_name_that_cannot_be_a_path_is_one_short_error(name, reason):
+    for read in (read_values, check_available, local_path):
+        with pytest.raises(ConfigError, match=reason) as error:
+            read(name)
+        assert len(str(error.value)) < 500
+
+
+def test_a_starter_without_a_name_is_text_on_the_command_line():
+    assert parse_overrides(["model=starter:"]) == {"model": "starter:"}

@@ -291,6 +291,53 @@ def test_evaluations_below_the_folder_of_all_runs_are_found_with_their_success(t
     assert runs.facts("train")["evaluated"] == []
 
 
+def test_a_run_with_links_to_it_is_listed_once_by_its_own_name(tmp_path, show):
+    root = tmp_path / "runs"
+    for name in ("first", "nested/second"):
+        small_run(root / name)
+    (root / "a-link").symlink_to("first")
+    (root / "latest").symlink_to("first")
+    (root / "a-self").symlink_to(".")
+    shown = show(root)
+    assert shown.runs.paths == {"first": root / "first", "second": root / "nested/second"}
+    assert shown.count() == 18
+    (root / "later").symlink_to("nested/second")
+    shown.read()
+    assert len(shown.runs.paths) == 2 and shown.count() == 18
+
+
+def test_a_run_that_is_only_a_link_is_listed_once(tmp_path, show):
+    disk = tmp_path / "disk"
+    small_run(disk / "big")
+    (disk / "another-name").symlink_to("big")
+    root = tmp_path / "runs"
+    root.mkdir()
+    (root / "linked").symlink_to(disk / "big")
+    (root / "newest").symlink_to("linked")
+    assert show(root).runs.paths == {"linked": root / "linked"}
+    (root / "linked").unlink()
+    (root / "newest").unlink()
+    (root / "disk").symlink_to(disk)
+    shown = show(root, index="j.sqlite")
+    assert shown.runs.paths == {"big": root / "disk" / "big"} and shown.count() == 9
+
+
+def test_a_folder_of_trajectories_that_links_out_of_its_run_is_named_with_the_remedy(
+    tmp_path, show
+):
+    moved = tmp_path / "disk" / "trajectories"
+    run = small_run(tmp_path / "run").path
+    moved.parent.mkdir()
+    (run / "trajectories").rename(moved)
+    (run / "trajectories").symlink_to(moved)
+    shown = show(run)
+    assert shown.count() == 0
+    assert [line for line in shown.runs.missing("run") if "trajectories" in line] == [
+        f"trajectories is a link out of the run's folder, to {moved}, and is ignored. "
+        "Start the viewer with the run's real folder, or replace the link with a copy."
+    ]
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(BadRequest, match="no run in"):
         Runs([tmp_path], Index(tmp_path / "i.sqlite"))
