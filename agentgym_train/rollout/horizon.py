@@ -276,6 +276,10 @@ def _imported(name: str) -> Callable[..., Callable[[int], int]]:
         made: Callable[..., Callable[[int], int]] = load_named(name)
     except (BadRequest, ImportError) as error:
         raise ConfigError(f"cannot import the horizon schedule {name!r}: {error}") from error
+    if not callable(made):
+        raise ConfigError(
+            f"the horizon schedule {name!r} is a {type(made).__name__}; name a class or a function"
+        )
     return made
 
 

@@ -253,8 +253,8 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
         runs.setdefault(result["arm"], []).append(result)
     seeds = len(next(iter(runs.values())))
     head = ("success, seeds 1 to " + str(seeds), "mean", "compared with", "difference")
-    yield f"| | {' | '.join(head)} | in errors | steps |"
-    yield "|---|---|---:|---|---:|---:|---:|"
+    yield f"| | {' | '.join(head)} | steps |"
+    yield "|---|---|---:|---|---:|---:|"
     for arm, own in runs.items():
         control = CONTROLS.get(arm)
         row: Row = row_of(arm, own, runs[control] if control else own)
@@ -264,7 +264,6 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
             f"{row.mean:.3f} ± {row.error:.3f}",
             control or "",
             f"{row.difference:+.3f} ± {row.difference_error:.3f}" if control else "",
-            f"{row.errors_above:.1f}" if control else "",
             f"{row.steps:.0f}",
         ]
         yield f"| {' | '.join(cells)} |"

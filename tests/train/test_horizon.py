@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_train.rollout.horizon import (
     Adaptive,
     Fixed,
@@ -163,3 +163,8 @@ def test_settings_that_make_no_sense_are_refused(rounds, schedule, settings, sai
 def test_the_state_of_another_schedule_is_refused():
     with pytest.raises(BadRequest, match=r"has the stages \[4, 8\], the config has \[4, 9\]"):
         Adaptive((4, 9)).load_state_dict(Adaptive((4, 8)).state_dict())
+
+
+def test_a_schedule_that_cannot_be_called_is_named():
+    with pytest.raises(ConfigError, match="the horizon schedule 'os:path' is a module"):
+        make_horizon([5], 1, "os:path")

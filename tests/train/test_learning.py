@@ -10,6 +10,7 @@ from math import sqrt
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from agentgym_env.conformance import check_environment
 from examples.learning.courier import Courier
@@ -67,15 +68,15 @@ def test_a_parcel_that_is_only_taken_is_no_success():
     assert env.step("take")[1] == 0, "the parcel is paid for once"
 
 
-def test_the_difference_is_over_the_larger_of_its_two_errors(figures):
-    control, spread, alike = [0.2, 0.3, 0.4], [0.5, 0.6, 1.0], [0.5, 0.6, 0.7]
-    results = [*kept("control", control), *kept("a", spread), *kept("b", alike)]
-    _, a, b = figures.Comparison.of(results, "control").rows
-    assert a.difference == pytest.approx(0.4)  # 0.3, 0.3, 0.6
-    assert a.difference_error == pytest.approx(sqrt(0.03) / sqrt(3))
-    assert a.errors_above == pytest.approx(4)
-    # The seeds agree to the last digit: what 300 episodes against 300 can tell is left.
-    assert b.difference_error == pytest.approx(sqrt((0.6 * 0.4 + 0.3 * 0.7) / 300))
+def test_differences_are_paired_and_have_t_intervals(figures):
+    control, other = [0.2, 0.3, 0.4], [0.5, 0.6, 1.0]
+    results = [*kept("control", control), *kept("a", other)]
+    _, row = figures.Comparison.of(results, "control").rows
+    assert row.difference == pytest.approx(0.4)  # 0.3, 0.3, 0.6
+    half = stats.t.ppf(0.975, 2) * sqrt(0.03) / sqrt(3)
+    assert row.difference_error == pytest.approx(half, rel=1e-3)
+    for degrees, quantile in enumerate(figures.T95, 1):
+        assert quantile == pytest.approx(stats.t.ppf(0.975, degrees), abs=1e-3)
 
 
 def test_the_comparison_is_written_as_markdown_json_and_a_plot(figures, tmp_path):
@@ -84,8 +85,8 @@ def test_the_comparison_is_written_as_markdown_json_and_a_plot(figures, tmp_path
     for curves in (True, False):
         markdown, values, picture = comparison.write(tmp_path, "the command", curves=curves)
         lines = markdown.read_text().splitlines()
-        assert lines[2] == "|control (lr 0)|0.400 0.500|0.450 ± 0.050|||3.15|2|50|1.0|"
-        assert lines[3].startswith("|grpo|0.800 0.900|0.850 ± 0.050|+0.400 ± 0.043|9.2|")
+        assert lines[2] == "|control (lr 0)|0.400 0.500|0.450 ± 0.635||3.15|2|50|1.0|"
+        assert lines[3].startswith("|grpo|0.800 0.900|0.850 ± 0.635|+0.400 ± 0.000|")
         assert json.loads(values.read_text())["command"] == "the command"
         assert picture.stat().st_size > 5000
 
@@ -118,4 +119,4 @@ def test_a_comparison_runs_once_and_shows_what_is_done_the_second_time(words, ar
     assert all(row["episodes"] == 26 and row["lost"] == 0 for row in rows)
     if "--schedule" in words:
         assert all(20 <= row["env_steps"] < 20 + 2 * 3 for row in rows), rows
-    assert "seed 1: success" in shown[0] and "seed 1: success" not in shown[1]
+    assert "seed 11: success" in shown[0] and "seed 11: success" not in shown[1]
