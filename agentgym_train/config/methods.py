@@ -66,7 +66,8 @@ class RLConfig(RunConfig):
     episodes; `carry` pauses them during the update and continues them in the next step."""
     task_sampling: Literal["uniform", "contrast"] = "uniform"
     """`uniform` goes through all tasks in a random order, again and again. `contrast` draws tasks
-    by how often their recent groups were informative: had episodes with different returns."""
+    by how often their recent groups, and those of their category, were informative: had episodes
+    with different returns."""
     resampling_ratio: float = 0.0
     """Budget of further groups per step, as a share of prompts_per_step: they replace groups that
     are not informative (dynamic sampling, arXiv:2503.14476). 0 trains on every group."""

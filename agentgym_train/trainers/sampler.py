@@ -128,25 +128,38 @@ def tasks_of_step(tasks: Sequence[str], seed: int, number: int, wanted: int) -> 
 class TaskContrast:
     """How often each task's recent groups were informative: had episodes that differ in return.
 
-    A task's weight is (a + 1) / (n + 1), for n groups of which a were informative; older groups
-    count less. A task that was never tried has weight 1, and no weight is below 1/6.
+    A task's weight is (a + q) / (n + 1), for n groups of which a were informative, and at least
+    1/20. q is the same ratio for the task's category, with q = 1 before any group: so a new task
+    is judged by the others of its category. Older groups count less.
     """
 
     FILE = "tasks.json"
     _MEMORY = 0.8
+    _CATEGORY_MEMORY = 0.98
+    _LEAST = 0.05
 
-    def __init__(self) -> None:
+    def __init__(self, category: Callable[[str], str]) -> None:
+        self._category = category
         self._counts: dict[str, tuple[float, float]] = {}
+        """Task or `category:NAME` -> decayed a and n."""
 
     def observe(self, task: str, informative: bool) -> None:
         """Count a group."""
-        found, groups = self._counts.get(task, (0.0, 0.0))
-        self._counts[task] = (self._MEMORY * found + informative, self._MEMORY * groups + 1)
+        for name, memory in ((task, self._MEMORY), (self._of(task), self._CATEGORY_MEMORY)):
+            found, groups = self._counts.get(name, (0.0, 0.0))
+            self._counts[name] = (memory * found + informative, memory * groups + 1)
 
     def weight(self, task: str) -> float:
         """The relative frequency with which a task is drawn."""
-        found, groups = self._counts.get(task, (0.0, 0.0))
-        return (found + 1) / (groups + 1)
+        expected = self._rate(self._of(task), 1.0)
+        return max(self._LEAST, self._rate(task, expected))
+
+    def _rate(self, name: str, prior: float) -> float:
+        found, groups = self._counts.get(name, (0.0, 0.0))
+        return (found + prior) / (groups + 1)
+
+    def _of(self, task: str) -> str:
+        return f"category:{self._category(task)}"
 
     def draw(self, tasks: Sequence[str], wanted: int, seed: int) -> list[str]:
         """`wanted` different tasks by weight; if there are fewer tasks, they repeat.
@@ -197,7 +210,9 @@ class StepSampler:
         self.tasks: Callable[[int], list[str]] = self._drawn
         """The tasks of a step's episodes on this process, ordered by group."""
         self.overlong = OverlongPenalty(config.max_tokens, config.overlong_tokens)
-        self.contrast = TaskContrast() if config.task_sampling == "contrast" else None
+        self.contrast: TaskContrast | None = None
+        if config.task_sampling == "contrast":
+            self.contrast = TaskContrast(rollout_runner.tasks.category)
         self._pool: OversamplingPool | None = None
         if config.oversampling_ratio:
             self._pool = OversamplingPool(

@@ -36,27 +36,40 @@ def episode(task, reward, outcome="success", length=4) -> Trajectory:
 
 
 def test_a_task_whose_groups_teach_is_drawn_more_often_and_none_is_forgotten():
-    contrast = TaskContrast()
+    contrast = TaskContrast(str)  # each task is a category
     for _ in range(50):
         contrast.observe("always", informative=True)
         contrast.observe("never", informative=False)
     assert contrast.weight("new") == contrast.weight("always") == pytest.approx(1, abs=1e-3)
-    assert contrast.weight("never") == pytest.approx(1 / 6, abs=1e-3)
+    assert contrast.weight("never") == 0.05
     drawn = Counter(contrast.draw(["always", "never", "new"], 1, seed)[0] for seed in range(6000))
-    # In proportion to the weights: 6/13, 1/13 and 6/13, with 4 standard deviations.
-    for task, weight in {"always": 6, "never": 1, "new": 6}.items():
-        share = weight / 13
+    # In proportion to the weights, with 4 standard deviations.
+    for task, weight in {"always": 1, "never": 0.05, "new": 1}.items():
+        share = weight / 2.05
         assert drawn[task] / 6000 == pytest.approx(share, abs=4 * (share / 6000) ** 0.5)
     for _ in range(10):  # what was learned or forgotten counts again soon
         contrast.observe("always", informative=False)
     assert contrast.weight("always") < 0.3
 
 
+def test_a_new_task_is_judged_by_the_others_of_its_category():
+    contrast = TaskContrast(lambda task: task[0])
+    assert contrast.weight("a1") == contrast.weight("b1") == 1
+    for number in range(10):
+        contrast.observe(f"a{number}", informative=True)
+        contrast.observe(f"b{number}", informative=False)
+    assert contrast.weight("a99") == pytest.approx(1)
+    assert contrast.weight("b99") < 0.15
+    for _ in range(5):  # what is known of a task counts more than its category
+        contrast.observe("b99", informative=True)
+    assert contrast.weight("b99") > 0.7
+
+
 def test_draws_depend_on_the_seed_alone_and_a_step_names_a_task_once(tmp_path):
-    contrast = TaskContrast()
+    contrast = TaskContrast(lambda task: "all")
     contrast.observe("b", informative=False)
     contrast.save(tmp_path / "checkpoint-1")
-    again = TaskContrast()
+    again = TaskContrast(lambda task: "all")
     again.load(tmp_path / "checkpoint-1")
     for seed in range(20):
         drawn = contrast.draw(list("abcdef"), 4, seed)
