@@ -138,7 +138,7 @@ class TaskContrast:
     _CATEGORY_MEMORY = 0.98
     _LEAST = 0.05
 
-    def __init__(self, category: Callable[[str], str]) -> None:
+    def __init__(self, category: Callable[[str], str | None]) -> None:
         self._category = category
         self._counts: dict[str, tuple[float, float]] = {}
         """Task or `category:NAME` -> decayed a and n."""
