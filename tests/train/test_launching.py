@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from agentgym_train.config.methods import config_from
 from agentgym_train.runs import preflight
 from agentgym_train.runs.preflight import Place, launch_if_asked, place
 from tests.train.command import MAIN, Command, finish
+from tests.train.test_async_rollouts import MORE_SIGNAL
 from tests.train.test_run import write_config
 
 ROOT = Path(__file__).parents[2]
@@ -245,3 +247,30 @@ def test_processes_that_share_a_sharded_model_sample_unequally_often_without_wai
     )  # fmt: skip
     assert status == 0, output
     assert "rank 0 is done" in output and "rank 1 is done" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_two_processes_with_all_that_gives_more_signal_stay_one_run_and_resume(tmp_path):
+    changes = UNEVEN | MORE_SIGNAL | {"steps": 4, "save_every": 2, "learning_rate": 0.01}
+    changes |= {"eval_before": False, "eval_after": False}
+    config = write_config(tmp_path, **changes)
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    status, output = train_in(2, config, f"output_dir={whole}")
+    assert status == 0, output
+    rows, _ = RunStore.open(whole).metrics()
+    assert len(rows) == 4 and any(row["clip_ratio/region_mean"] > 0 for row in rows)
+    assert all({"kl", "entropy", "informative_groups"} <= row.keys() for row in rows)
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(resumed / "checkpoints" / "checkpoint-4")
+    shutil.rmtree(resumed / "model")
+    (resumed / "summary.json").unlink()
+    status, output = run("-c", MAIN, "train", "--resume", resumed, "--trust", "--num-processes", 2)
+    assert status == 0, output
+    first, second = (load_file(run / "model" / "model.safetensors") for run in (whole, resumed))
+    for name, weight in first.items():
+        assert weight.equal(second[name]), name
+    again, _ = RunStore.open(resumed).metrics()
+    for row, other in zip(rows, again, strict=True):
+        for name in ("success", "env_steps", "discarded_env_steps", "kl", "entropy"):
+            assert row[name] == other[name], name
