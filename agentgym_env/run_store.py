@@ -121,10 +121,13 @@ class RunStore:
         their tokens, and the metrics of later steps. They are appended to files of the same names
         in the folder `repeated`, which no command reads.
         """
-        end = self._cut(f"trajectories/{name}.jsonl", "step", steps)
+        end = self._first(f"trajectories/{name}.jsonl", "step", steps)
+        # The tokens first: where they end is known from the episodes. Killed here, it starts again.
         if end is not None:
-            self._cut(f"tokens/{name}.jsonl", "episode", end)
-        self._cut("metrics.jsonl", "step", steps + 1)
+            tokens = self._first(f"tokens/{name}.jsonl", "episode", end)
+            self._cut(f"tokens/{name}.jsonl", tokens)
+            self._cut(f"trajectories/{name}.jsonl", end)
+        self._cut("metrics.jsonl", self._first("metrics.jsonl", "step", steps + 1))
 
     def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
         """The metrics of all steps in order; for a repeated step, the last."""
@@ -143,31 +146,31 @@ class RunStore:
         """The episodes of `trajectories/NAME.jsonl`."""
         return read_lines(self.path / "trajectories" / f"{name}.jsonl", Trajectory)
 
-    def _cut(self, name: str, key: str, first: int) -> int | None:
-        """Move the lines of a file from the first one whose `key` is `first` or more.
-
-        Returns its offset, or None if there is no such line or no file. Other lines that cannot be
-        read stay.
-        """
+    def _first(self, name: str, key: str, least: int) -> int | None:
+        """The offset of the first line of a file whose `key` is `least` or more, if any."""
         path = self.path / name
         if not path.is_file():
             return None
         begin = 0
-        with path.open("r+b") as file:
+        with path.open("rb") as file:
             for line in file:
                 value = _value_of(line, key)
-                if isinstance(value, int) and value >= first:
-                    break
+                if isinstance(value, int) and value >= least:
+                    return begin
                 begin += len(line)
-            else:
-                return None
+        return None
+
+    def _cut(self, name: str, begin: int | None) -> None:
+        """Move the lines of a file from an offset on; None moves nothing."""
+        if begin is None:
+            return
+        with (self.path / name).open("r+b") as file:
             file.seek(begin)
             repeated = self.path / "repeated" / name
             repeated.parent.mkdir(parents=True, exist_ok=True)
             with repeated.open("ab") as copy:
                 shutil.copyfileobj(file, copy)
             file.truncate(begin)
-        return begin
 
     def _append(self, name: str, lines: Iterable[bytes]) -> list[int]:
         return append_lines(self.path / name, lines)

@@ -72,6 +72,11 @@ def check(
     # Log messages about the invalid actions would hide the results.
     logging.getLogger("agentgym_servers").setLevel(logging.CRITICAL)
     console = Console(highlight=False)
+    if exploit_out is not None:
+        if not (exploit or exploit_model):
+            raise BadRequest("--exploit-out needs --exploit")
+        if not exploit_out.absolute().parent.is_dir():
+            raise BadRequest(f"--exploit-out: there is no folder {exploit_out.absolute().parent}")
     if exploit or exploit_model:
         model = (
             model_attacker(exploit_model, os.environ.get(api_key_env)) if exploit_model else None

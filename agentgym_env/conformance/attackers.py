@@ -71,6 +71,7 @@ class Episode:
     actions: list[str] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     success: bool = False
+    ended: bool = False
     listed: list[str] = field(default_factory=list)
     """Available actions, of this turn or of one of the last ten."""
     crafted: bool = False

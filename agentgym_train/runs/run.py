@@ -109,7 +109,11 @@ def _checkpoint(store: RunStore, console: Console) -> str | None:
             f"start a new run with model {store.path}/model and another output_dir"
         )
     if checkpoint is None:
-        console.print(f"{store.path} has no checkpoint; starting at step 0.", soft_wrap=True)
+        console.print(
+            f"{store.path} has no checkpoint; starting at step 0. Figures and episodes of earlier "
+            f"steps, if any, are moved to {store.path}/repeated.",
+            soft_wrap=True,
+        )
     else:
         console.print(f"Resuming from {checkpoint}.", soft_wrap=True)
     return checkpoint
@@ -232,7 +236,7 @@ def train(
                 raise
             raise ConfigError(
                 f"{checkpoint} is damaged ({text}); delete it, and the run resumes from the one "
-                "before"
+                "before, or from step 0 if there is none"
             ) from error
     if stop.asked and trainer.state.global_step < trainer.args.max_steps:
         raise KeyboardInterrupt

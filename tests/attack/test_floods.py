@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,55 @@ def test_heads_and_bodies_that_stall_are_ended(server, ending):
     # Without its token, a request is answered before its body is read.
     assert set(statuses) in ({b"400"}, {b"401"})
     assert b"401" in statuses or time.monotonic() - began > HEAD_S - 1
+
+
+def test_trailers_that_never_end(server):
+    def sends(number: int) -> Iterator[bytes]:
+        yield POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"
+        while True:
+            yield b"a:\r\n" * 15_000
+
+    with under(server, 4, sends) as attack:
+        pass
+    assert set(attack.statuses()) <= {b"400", b"401"} and attack.statuses()
+
+
+def test_framing_that_never_becomes_a_body_is_ended(server):
+    def sends(number: int) -> Iterator[bytes]:
+        yield POST + b"Transfer-Encoding: chunked\r\n\r\n1"
+        while True:
+            time.sleep(0.2)
+            yield b";"
+
+    began = time.monotonic()
+    with under(server, 20, sends) as attack:
+        while len(attack.closed) < 20 and time.monotonic() - began < HEAD_S + 20:
+            time.sleep(0.1)
+    assert len(attack.closed) == 20
+
+
+def test_heads_of_many_fields(server):
+    with under(server, 200, lambda _: iter([POST + b"a:\r\n" * 15_000])) as attack:
+        pass
+    assert set(attack.statuses()) == {b"400"}
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_many_requests_at_once(server, reads):
+    with under(server, 40, lambda _: iter([b"GET / HTTP/1.1\r\n\r\n" * 13_000]), reads=reads):
+        pass
+
+
+def test_a_few_requests_at_once_are_all_answered(server):
+    name, port = server.address().removeprefix("http://").split(":")
+    request = f"GET /health HTTP/1.1\r\nHost: {name}\r\n\r\n".encode()
+    with socket.create_connection((name, int(port)), timeout=20) as connection:
+        connection.sendall(request * 4)
+        answered = b""
+        while answered.count(b"HTTP/1.1 200") < 4:
+            part = connection.recv(65_536)
+            assert part, answered
+            answered += part
 
 
 def test_bodies_that_stall_before_their_end(server):

@@ -59,10 +59,15 @@ def request_of(route: str, items: list[dict]) -> bytes:
 
 
 def test_batches_that_take_long(server):
-    """40 seconds of an expert's time per call, from eight clients at once."""
-    (named,) = sessions(server.address(), 1)
-    with under(server, 8, lambda _: iter([request_of("expert", [named] * 4000)])):
-        pass
+    """Each of 30 clients asks for 4,000 steps; who asks for a few does not wait for them."""
+    named = sessions(server.address(), 9)
+    many = [{**named[0], "turn": turn, "action": "wait"} for turn in range(1, 4001)]
+    with under(server, 30, lambda _: iter([request_of("step", many)])):
+        for count in (8, 9):
+            began = time.monotonic()
+            replies = post(server.address(), "expert", named[:count])
+            assert all(reply["action"] == "wait" for reply in replies)
+            assert time.monotonic() - began < 2
 
 
 def test_replies_that_are_not_read(server):

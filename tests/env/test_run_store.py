@@ -90,6 +90,33 @@ def test_steps_that_a_resumed_run_repeats_are_removed_everywhere(tmp_path):
     assert store.trajectories("train") == ([], []) and store.metrics() == ([], [])
 
 
+def test_steps_are_removed_everywhere_though_it_was_killed_in_between(tmp_path, monkeypatch):
+    store = RunStore.create(tmp_path / "run", {})
+    for step in range(3):
+        starts = store.append_trajectories("train", [replace(episode(f"{step}"), step=step)])
+        store.append_tokens("train", map(Kept, starts))
+        store.append_metrics({"step": step + 1})
+    cut, cuts = RunStore._cut, iter(range(9))
+    for killed_at in range(3):
+
+        def killed(self, name, begin, at=killed_at, count=cuts):
+            cut(self, name, begin)
+            if next(count) % 3 == at:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(RunStore, "_cut", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.keep_steps(2)
+        monkeypatch.setattr(RunStore, "_cut", cut)
+        store.keep_steps(2)
+        assert len(store.trajectories("train")[0]) == len(store.metrics()[0]) == 2
+        assert len((store.path / "tokens" / "train.jsonl").read_text().splitlines()) == 2
+        starts = store.append_trajectories("train", [replace(episode("2"), step=2)])
+        store.append_tokens("train", map(Kept, starts))
+        store.append_metrics({"step": 3})
+        cuts = iter(range(9))
+
+
 def test_an_evaluation_that_was_interrupted_is_not_stored_twice(tmp_path):
     store = RunStore.create(tmp_path / "run", {})
     store.append_trajectories("eval_before", [episode("1")])

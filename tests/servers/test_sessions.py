@@ -381,3 +381,12 @@ def test_task_lists_come_in_order_with_their_categories():
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(BadRequest):
         table_of(**settings)
+
+
+def test_a_session_that_was_closed_before_it_was_opened_does_not_open():
+    """A client that gave up closes by key; the opening may still be under way."""
+    table, key = table_of(), "k" * 16
+    assert [reply.closed for reply in table.close([SessionRequest(key)])] == [False]
+    (reply,) = table.create([CreateRequest(key=key)])
+    assert code(reply) == "bad_request" and len(table) == 0
+    assert table.create([CreateRequest(key="other" + key)])[0].session

@@ -40,6 +40,8 @@ class Attack:
         host, port = address.removeprefix("http://").split(":")
         self.ended = threading.Event()
         self.answers: list[bytes] = []
+        self.closed: list[int] = []
+        """The connections that the server has ended."""
         self._where, self._sends, self._reads = (host, int(port)), sends, reads
         self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(count)]
         for thread in self._threads:
@@ -54,7 +56,7 @@ class Attack:
                     if self.ended.is_set():
                         break
             except OSError:
-                pass  # the server has closed the connection, or reads no more of it
+                self.closed.append(number)  # the server reads no more of it
             if not self._reads:
                 self.ended.wait()
             while not self.ended.is_set():

@@ -109,3 +109,60 @@ class VisitLoosely(Visit):
 
     def is_there(self) -> bool:
         return self.target.removeprefix("http://") in self.url
+
+
+class PaysInTheEnd(TextEnv):
+    """Pays for each look, but only once the door is opened."""
+
+    instruction = "Say look or open."
+    tasks = TaskSet({"train": list("abcd"), "test": list("ef")})
+
+    def _reset(self, task: str) -> str:
+        self.looks = 0
+        return f"You stand before door {task}."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        self.looks += action == "look"
+        opened = action == "open"
+        return "A door.", opened * (0.8 + 0.2 * self.looks), opened
+
+    def success(self) -> bool:
+        """Whether the door is open."""
+        return self._over
+
+    def available_actions(self) -> list[str]:
+        """Both."""
+        return ["look", "open"]
+
+    def expert(self) -> Iterator[str]:
+        """Look once, then open."""
+        yield "look"
+        yield "open"
+
+
+class Graded(TextEnv):
+    """One answer, graded by its share of right letters, which ends the episode."""
+
+    instruction = "Answer with two letters."
+    tasks = TaskSet({"train": ["ab", "cd", "ef"], "test": ["gh"]})
+
+    def _reset(self, task: str) -> str:
+        self.letters, self.best = task, 0.0
+        return f"The letters are {task}."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        right = sum(a == b for a, b in zip(action, self.letters, strict=False))
+        self.best = right / 2 if len(action) == 2 else 0.0
+        return "Graded.", self.best, True
+
+    def success(self) -> bool:
+        """Whether both letters are right."""
+        return self.best == 1
+
+    def available_actions(self) -> list[str]:
+        """Some with one right letter."""
+        return ["ax", "cx", "ab", "xd"]
+
+    def expert(self) -> Iterator[str]:
+        """The letters."""
+        yield self.letters

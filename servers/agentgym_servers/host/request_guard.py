@@ -99,6 +99,13 @@ HEAD_S: Final = 10.0
 first byte of its body."""
 
 
+MAX_FIELDS: Final = 100
+"""Most header fields of a request, trailers included."""
+MAX_PIPELINED: Final = 8
+"""Most requests of a connection that wait for the reply to an earlier one."""
+FRAMING: Final = 8
+"""Bytes of framing for each byte of a chunked body, beyond `MAX_HEAD_BYTES`."""
+
 READ_S: Final = 30.0
 """Seconds that a client has to read a reply, and one more for each 64 KiB."""
 
@@ -110,6 +117,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """
 
     _head_bytes = 0
+    _fields = 0
+    _framing = 0
+    """Bytes since the head ended that are not of the body, less those that the body allows."""
     _head_ends: asyncio.TimerHandle | None = None
     _read_ends: asyncio.TimerHandle | None = None
     max_unread_bytes = 16 * 2**20
@@ -142,22 +152,55 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
             self._read_ends.cancel()
             self._read_ends = None
 
+    # httptools calls these two; h11 has limits of its own and takes one request at a time.
+    def on_message_begin(self) -> None:
+        """Reject too many requests that came at once."""
+        self._fields = 0
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError(f"more than {MAX_PIPELINED} requests wait for their replies")
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Reject a request with too many header fields."""
+        self._fields += 1
+        if self._fields > MAX_FIELDS:
+            raise ValueError(f"the request has more than {MAX_FIELDS} header fields")
+        super().on_header(name, value)
+
     def data_received(self, data: bytes) -> None:
-        """Parse what has arrived; reject a request whose head is too long."""
+        """Parse what has arrived; reject a request whose head or framing is too long."""
         before = self.cycle
-        if before is None or not before.more_body:
+        in_body = before is not None and before.more_body
+        known = len(before.body) if in_body else 0
+        if not in_body:
             self._head_bytes += len(data)
         super().data_received(data)
         if self.cycle is not before:
             self._head_is_over()
+            self._framing = 0
             if self.cycle.more_body and not self.cycle.body:
                 self._reject_later("The request's body did not begin")
+        elif in_body:
+            self._check_body(len(data), len(self.cycle.body) - known)
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._reject(f"The request's head is above {MAX_HEAD_BYTES} bytes.")
-        elif not self._head_bytes:
-            self._head_is_over()  # the body has begun
-        elif self._head_ends is None:
+        elif self._head_ends is None and self._head_bytes:
             self._reject_later("The request's head did not end")
+
+    def _check_body(self, received: int, body: int) -> None:
+        """Judge bytes that came after a head, `body` of which are of the request's body."""
+        if self.cycle.response_complete:
+            # uvicorn drops the rest of the body; what is not counted may not go on for ever.
+            if self._head_ends is None:
+                self._reject_later("The rest of the request's body did not end")
+            return
+        if body or not self.cycle.more_body:
+            self._head_is_over()
+        self._framing += received - body - FRAMING * body
+        if self._framing > MAX_HEAD_BYTES:
+            self._reject(f"The request's body has more than {MAX_HEAD_BYTES} bytes of framing.")
+        elif self._framing < 0:
+            self._framing = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers."""

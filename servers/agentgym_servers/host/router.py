@@ -16,11 +16,13 @@ from msgspec import UNSET
 
 from agentgym_env.wire import CloseReply, CreateReply
 from agentgym_servers.host import routes
-from agentgym_servers.host.batches import SLICE
+from agentgym_servers.host.batches import SLICE, ShortestFirst
 from agentgym_servers.host.codec import Codec
 from agentgym_servers.host.metrics import Figures
 
 _SEPARATOR = "."
+_SMALL = 32 * SLICE
+"""Items of a batch whose replies may be held besides those of the large ones."""
 _ELSEWHERE = frozenset({"too_many_sessions", "shutting_down"})
 """Why a process may refuse a session that another can take."""
 
@@ -61,16 +63,16 @@ class Router:
         self._partitions = list(partitions)
         self._count_codec = count_codec
         self._next = 0
-        self._large = asyncio.Semaphore(concurrent)
+        self._large = ShortestFirst(concurrent)
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to a batch of the route at `path`, in order.
 
         A few large batches are answered at a time, as their replies are held until all are there.
         """
-        if len(requests) <= SLICE:
+        if len(requests) <= _SMALL:
             return await self._ask(path, requests)
-        async with self._large:
+        async with self._large.turn(len(requests)):
             return await self._ask(path, requests)
 
     async def _ask(self, path: str, requests: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -117,6 +117,10 @@ Reply = ResetReply | StepReply | ExpertReply | ActionsReply
 A = TypeVar("A", ExpertReply, ActionsReply)
 
 
+_NEVER: Final = 4096
+"""How many keys are remembered that were closed before they were opened."""
+
+
 class SessionTable:
     """Creates, resets, steps and ends sessions; idle ones are dropped after `ttl_s` seconds.
 
@@ -146,6 +150,8 @@ class SessionTable:
         self._server_sessions = max_sessions if server_sessions is None else server_sessions
         self._ttl_s = ttl_s
         self._version = version
+        self._never: dict[str, None] = {}
+        """Keys that must not be opened any more, the oldest first."""
         self._name_prefix = name_prefix
         self._log_actions = log_actions
         self._log_steps = log_actions or logger.isEnabledFor(logging.DEBUG)
@@ -251,11 +257,17 @@ class SessionTable:
 
     def close(self, requests: Sequence[SessionRequest]) -> list[CloseReply]:
         """End sessions, by name or key; one that is not there is answered, not an error."""
-        prefix = self._name_prefix
-        return [
-            CloseReply(r.session, self._end(r.session) or self._end(prefix + r.session))
-            for r in requests
-        ]
+        return [CloseReply(r.session, self._close(r.session)) for r in requests]
+
+    def _close(self, name: str) -> bool:
+        keyed = self._name_prefix + name
+        if self._end(name) or self._end(keyed):
+            return True
+        # A session may be closed by its key before a late request opens it: it must not open then.
+        self._never[keyed] = None
+        if len(self._never) > _NEVER:
+            del self._never[next(iter(self._never))]
+        return False
 
     def reap(self) -> int:
         """End the expired sessions; return how many."""
@@ -295,6 +307,9 @@ class SessionTable:
             text = f"all {self._max_sessions} sessions are taken; close some or raise the limit"
             return CreateReply(error=WireError("too_many_sessions", text))
         name = self._name_prefix + (request.key or secrets.token_urlsafe(18))
+        if name in self._never:
+            text = "the session with this key is closed already; choose another"
+            return CreateReply(error=WireError("bad_request", text, cut(name)))
         if name in self._sessions:
             text = "there is a session with this key; choose another"
             return CreateReply(error=WireError("bad_request", text, cut(name)))

@@ -54,8 +54,11 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def max_socket_bytes(self) -> int | None:
-        """The longest message of a WebSocket; None where the protocol has none."""
-        return self.max_body_bytes if self.protocol == OPENENV else None
+        """The longest message of a WebSocket; None where the protocol has none.
+
+        It is an action. Nothing limits what unfinished messages hold together but their number.
+        """
+        return min(self.max_body_bytes, 2**20) if self.protocol == OPENENV else None
 
 
 def session_table(settings: ServeSettings, index: int | None = None) -> SessionTable:

@@ -17,6 +17,7 @@ import typer
 from agentgym_env.errors import AgentGymError, BadRequest
 from agentgym_env.wire import JSON, STATUS, ErrorBody, WireError
 from agentgym_servers.host.app import App, BodyReader, Receive, Send, content_length, headers_of
+from agentgym_servers.host.batches import ShortestFirst
 from agentgym_servers.host.logs import configure_logs
 from agentgym_servers.host.request_guard import (
     ALLOWED_HOST_HELP,
@@ -41,7 +42,8 @@ logger = logging.getLogger(__name__)
 MAX_HITS = 100_000
 """Most passages that one call may ask for, over all its queries."""
 MAX_QUERIES = 4096
-_SLICE = 256
+_SLICE = 16
+"""Queries that are searched before a shorter call may go first."""
 
 _METHODS = {PATH: "POST", "/health": "GET"}
 
@@ -116,21 +118,21 @@ def make_search_app(
 
 
 class _Searches:
-    """Searches in threads. Large calls wait for one another, and let others' searches pass."""
+    """Searches in threads; of the calls that wait, the one with the fewest queries goes first."""
 
     def __init__(self, retriever: Retriever, threads: int) -> None:
         self._retriever = retriever
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
-        self._large = asyncio.Lock()
+        self._places = ShortestFirst(threads)
 
     async def answer(self, query: Query) -> _Answer:
         """The answer to a valid query."""
         try:
-            if len(query.queries) <= _SLICE:
-                return _written(query, await self._search(query, 0))
             found: list[list[Hit]] = []
-            async with self._large:
-                for begin in range(0, len(query.queries), _SLICE):
+            count = len(query.queries)
+            async with self._places.turn(count) as turn:
+                for begin in range(0, count, _SLICE):
+                    await turn.give_way(count - begin)
                     found += await self._search(query, begin)
             return _written(query, found)
         except AgentGymError as error:
