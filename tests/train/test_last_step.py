@@ -21,7 +21,7 @@ STEPS, EPISODES = 3, 100
 EVALUATED = {"env": TEXTCRAFT, "eval_horizon": 8, "eval_before": False, "steps": STEPS}
 """An evaluation that takes seconds, so that a process can be killed in it."""
 # Entropy has a gradient whatever is played, so one step more is other weights.
-RL = {**EVALUATED, "save_every": 2, "trainer_args": {"entropy_coef": 0.01}}
+RL = {**EVALUATED, "save_every": 2, "entropy_bonus": 0.01}
 CHANGES = {
     "rl, one step ahead": {**RL, "async_steps": 1},
     "rl, lora": {**RL, "lora": {"r": 4}},
