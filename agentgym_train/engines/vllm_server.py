@@ -58,10 +58,11 @@ class VLLMWire:
         Raises `Unreachable` or `Broken`, and `ConfigError` if the server rejects the request.
         """
         try:
-            async with self._open().request(
-                "GET" if body is None else "POST", address + path, json=body
-            ) as response:
-                status, text = response.status, await response.text()
+            try:
+                status, text = await self._ask(address + path, body)
+            except aiohttp.ClientOSError:
+                # The server may have closed an idle connection just now: try a new one, once.
+                status, text = await self._ask(address + path, body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{address}: {type(error).__name__}: {error}") from error
         if status >= 500:
@@ -69,6 +70,11 @@ class VLLMWire:
         if status >= 400:
             raise ConfigError(f"{address}{path} was rejected with status {status}: {text[:300]}")
         return msgspec.json.decode(text) if text else None
+
+    async def _ask(self, url: str, body: Any) -> tuple[int, str]:
+        method = "GET" if body is None else "POST"
+        async with self._open().request(method, url, json=body) as response:
+            return response.status, await response.text()
 
     async def close(self) -> None:
         """Close the connections."""
