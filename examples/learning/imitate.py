@@ -1,7 +1,7 @@
 """Does it learn? SFT, DPO after SFT and AgentEvol, each next to its control.
 
-    python examples/learning/imitate.py --world courier --seeds 3 --out runs/imitation-courier
-    python examples/learning/imitate.py --world textcraft --seeds 3 --out runs/imitation
+    python examples/learning/imitate.py --world courier --out runs/imitation-courier
+    python examples/learning/imitate.py --world textcraft --out runs/imitation
 
 The runs are those of `examples/train/textcraft/{sft,dpo,evolve}.yaml`, for the courier with a few
 other values. All policies are evaluated on the same held-out tasks at one horizon, with the worlds
@@ -169,7 +169,10 @@ def main() -> int:
     )
     parser.add_argument("--world", choices=SETTINGS, default="textcraft")
     parser.add_argument("--until", choices=CONTROLS, help="leave out the arms after this one")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 1 to N (default: 3)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds (default: 5)")
+    parser.add_argument(
+        "--first-seed", type=int, default=11, help="the seeds before it were used for tuning"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs and figures")
     args = parser.parse_args()
     console, setting = Console(), SETTINGS[args.world]
@@ -179,7 +182,7 @@ def main() -> int:
         with RolloutRunner(setting.env, concurrency=64) as rollout_runner:
             results = [
                 evaluated(Arm(arm, seed, policy, steps), setting, args.out, rollout_runner, console)
-                for seed in range(1, args.seeds + 1)
+                for seed in range(args.first_seed, args.first_seed + args.seeds)
                 for arm, policy, steps in until(
                     args.until, Seed(seed, setting, args.out, console).policies()
                 )
@@ -251,8 +254,8 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
     runs: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         runs.setdefault(result["arm"], []).append(result)
-    seeds = len(next(iter(runs.values())))
-    head = ("success, seeds 1 to " + str(seeds), "mean", "compared with", "difference")
+    seeds = [run["seed"] for run in next(iter(runs.values()))]
+    head = (f"success, seeds {seeds[0]} to {seeds[-1]}", "mean", "compared with", "difference")
     yield f"| | {' | '.join(head)} | steps |"
     yield "|---|---|---:|---|---:|---:|"
     for arm, own in runs.items():

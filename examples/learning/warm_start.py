@@ -50,7 +50,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Lessons:
+class Shown:
     """What the policy is shown."""
 
     env_id: str
@@ -76,13 +76,13 @@ def main() -> None:
         Stage("read", args.read, 5e-3, 0.0),
         Stage("wander", args.wander, 2e-3, args.careless),
     )
-    reflections = Lessons(args.env, args.turns, tuple(stage for stage in stages if stage.steps))
-    words = texts(demonstrations(reflections, reflections.stages[-1], args.seed))
+    shown = Shown(args.env, args.turns, tuple(stage for stage in stages if stage.steps))
+    words = texts(demonstrations(shown, shown.stages[-1], args.seed))
     tokenizer = small_tokenizer(words, vocab_size=320)
     model = new_model(tokenizer, args.seed)
     fits = {
-        stage.name: fit(model, tokenizer, reflections, stage, args.seed + number, args.out)
-        for number, stage in enumerate(reflections.stages)
+        stage.name: fit(model, tokenizer, shown, stage, args.seed + number, args.out)
+        for number, stage in enumerate(shown.stages)
     }
     tokenizer.save_pretrained(args.out)
     (args.out / "training_args.bin").unlink(missing_ok=True)
@@ -108,13 +108,13 @@ def new_model(tokenizer: Any, seed: int) -> Qwen3ForCausalLM:
 
 
 def fit(
-    model: Any, tokenizer: Any, reflections: Lessons, stage: Stage, seed: int, out: Path
+    model: Any, tokenizer: Any, shown: Shown, stage: Stage, seed: int, out: Path
 ) -> dict[str, float]:
     """Take the model through one stage, in place; the figures of the fit."""
     episode_tokenizer = EpisodeTokenizer(tokenizer, PolicyConfig(instruction=""))
     rows = [
         training_row(tokens)
-        for episode in demonstrations(reflections, stage, seed)
+        for episode in demonstrations(shown, stage, seed)
         for tokens in episode_tokenizer.rows(episode)
     ]
     settings = SFTConfig(
@@ -131,23 +131,23 @@ def fit(
     return {"rows": len(rows), "train_loss": round(metrics["train_loss"], 4)}
 
 
-def demonstrations(reflections: Lessons, stage: Stage, seed: int) -> Iterator[Trajectory]:
+def demonstrations(shown: Shown, stage: Stage, seed: int) -> Iterator[Trajectory]:
     """A stage's episodes, all of training tasks."""
     rng = random.Random(seed)
-    env = env_class(reflections.env_id)()
+    env = env_class(shown.env_id)()
     tasks = env.tasks.split("train")
     for number in range(stage.steps * ROWS_PER_STEP):
         task = tasks[int(rng.random() * len(tasks))]
-        yield demonstrate(env, reflections, task, number, rng, stage.careless)
+        yield demonstrate(env, shown, task, number, rng, stage.careless)
 
 
 def demonstrate(
-    env: TextEnv, reflections: Lessons, task: str, seed: int, rng: random.Random, careless: float
+    env: TextEnv, shown: Shown, task: str, seed: int, rng: random.Random, careless: float
 ) -> Trajectory:
     """One episode in which a share of the moves is any that the world lists."""
     observation, info = env.reset(seed=seed, options={"task": task})
     turns, ended = [], False
-    while not ended and len(turns) < reflections.turns:
+    while not ended and len(turns) < shown.turns:
         choices = env.available_actions() or [""]
         action = (env.expert_action() if env.has_expert() else None) or ""
         if rng.random() < careless:
@@ -155,7 +155,7 @@ def demonstrate(
         answer, reward, ended, _, info = env.step(action)
         turns.append(Turn(action, action, answer, reward))
     return Trajectory(
-        env=reflections.env_id,
+        env=shown.env_id,
         task=task,
         seed=seed,
         instruction="",
@@ -163,7 +163,7 @@ def demonstrate(
         turns=turns,
         outcome=("success" if info["success"] else "failure") if ended else "horizon",
         policy=f"expert, careless {careless}",
-        horizon=reflections.turns,
+        horizon=shown.turns,
         success=bool(info["success"]),
     )
 
