@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,15 @@ class World:
     during: tuple[str, int]
     final: tuple[str, int]
     """Split and episodes per task of the evaluations during and after training."""
+    learning_rate: float
     number: int = 8
     """Evaluations during training, after the one before it."""
-    overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
 WORLDS = {
-    "tower": World("tower", "tower.yaml", (6, 14, 32), 20, 60_000, ("dev", 2), ("test", 4)),
+    "tower": World("tower", "tower.yaml", (6, 14, 32), 20, 60_000, ("dev", 2), ("test", 4), 1e-3),
     "textcraft": World(
-        "textcraft", "textcraft.yaml", (4, 8, 16), 20, 24_000, ("test", 1), ("test", 2), 6
+        "textcraft", "textcraft.yaml", (4, 8, 16), 20, 24_000, ("test", 1), ("test", 2), 5e-4, 6
     ),
 }
 
@@ -111,7 +111,7 @@ class Study:
         steps = _TRIAL_STEPS if self.trial else world.env_steps
         arguments = ALGORITHMS.get(algorithm, {}) if algorithm_args is None else algorithm_args
         values = {
-            **world.overrides,
+            "learning_rate": world.learning_rate,
             **(schedule(world, chosen) if chosen != CONTROL else schedule(world, "long")),
             "algorithm": algorithm,
             "algorithm_args": dict(arguments),
@@ -222,6 +222,14 @@ def settings_grid(study: Study, worlds: tuple[str, ...] = ("tower",)) -> Iterato
                 )
 
 
+def rate_grid(study: Study, worlds: tuple[str, ...] = ("tower",)) -> Iterator[Cell]:
+    """Part `rate`: a third of the learning rate, to see whether the answer hangs on it."""
+    for world in (WORLDS[name] for name in worlds):
+        for seed in study.seeds[:3]:
+            for name in ("short", "long", STAGED):
+                yield study.cell("rate", world, name, seed, learning_rate=world.learning_rate / 3)
+
+
 PUBLISHED = {"entropy_bonus": 0.001, "beta": 0.001}
 """The terms of AgentGym-RL's loss next to the reward's, for all three algorithms alike."""
 MASKED = "masked_reward:MaskedRewardReinforcePP"
@@ -245,6 +253,7 @@ PARTS = {
     "main": main_grid,
     "algorithms": algorithm_grid,
     "masked": masked_grid,
+    "rate": rate_grid,
     "settings": settings_grid,
     "map": map_grid,
 }
