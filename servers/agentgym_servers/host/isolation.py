@@ -85,7 +85,7 @@ class WorldProcess:
                 return replies + limit.rejected(path, requests[place:])
             async with self._turn:
                 part = await self._ask_one(path, request)
-            limit.add(part)
+            limit.add(path, part)
             replies += part
         return replies
 

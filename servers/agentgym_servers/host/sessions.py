@@ -39,7 +39,7 @@ from agentgym_env.wire import (
     WireError,
 )
 from agentgym_servers.host import routes
-from agentgym_servers.host.batches import Slices
+from agentgym_servers.host.batches import SLICE, Slices
 from agentgym_servers.host.codec import (
     Answer,
     Batch,
@@ -493,6 +493,8 @@ class Host:
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to a batch."""
+        if len(requests) <= SLICE:
+            return self.table.answer(path, requests)
         return await self._slices.answer(path, requests)
 
     async def figures(self) -> Figures:
