@@ -608,7 +608,11 @@ def models(
     table = Table("name", "kind", "what", "MB", "from")
     for model in found:
         table.add_row(
-            model.name, model.kind, model.about, f"{model.size_bytes / 1e6:.1f}", model.where
+            model.name,
+            model.kind,
+            f"damaged: {model.damage}" if model.damage else model.about,
+            f"{model.size_bytes / 1e6:.1f}",
+            model.where,
         )
     console.print(UncutTable(table))
     if all(model.name.startswith(STARTER) for model in found):

@@ -23,7 +23,7 @@ from rich.text import Text
 from agentgym_env.errors import ConfigError, UnknownEnvironment
 from agentgym_env.printable import one_line
 from agentgym_env.registration import full_id
-from agentgym_env.run_lock import folder_lock, is_unused
+from agentgym_env.run_lock import LOCK_FILE, folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, each_line, move_aside
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
@@ -291,6 +291,8 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
             move_aside(path)
         if (path / "run.json").is_file():
             store = RunStore.open(path)
+            if is_empty(store):
+                store.write_json("run.json", _facts(plan))
             _check_same(store, plan)
         elif not is_unused(path):
             raise ConfigError(f"{path} contains no evaluation; choose another folder")
@@ -299,6 +301,13 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
             store = RunStore(path)
             store.write_json("run.json", _facts(plan))
         yield store
+
+
+def is_empty(store: RunStore) -> bool:
+    """Whether an evaluation has no episode yet, because its policy could not be loaded, say."""
+    read_plan(store)
+    files = [path for path in store.path.rglob("*") if path.is_file()]
+    return all(file.name in ("run.json", LOCK_FILE) for file in files)
 
 
 def read_plan(store: RunStore) -> dict[str, Any]:
@@ -346,10 +355,20 @@ def _check_same(store: RunStore, plan: EvalPlan) -> None:
         raise ConfigError(
             f"{store.path} contains another evaluation: "
             + "; ".join(
-                f"{n} is {_short(before.get(n))} there, {_short(now[n])} here" for n in other
+                f"{n} is {_shown(n, before.get(n))} there, {_shown(n, now[n])} here" for n in other
             )
             + ". Choose another folder with --out, or move this one aside with --fresh"
         )
+
+
+def _shown(name: str, value: Any) -> str:
+    """A value of a plan, for an error."""
+    if name == "policies" and isinstance(value, list):
+        return ", ".join(
+            f"{p['label']}={p['policy']}" + (f" (weights {p['weights']})" if p["weights"] else "")
+            for p in value
+        )
+    return _short(value)
 
 
 def _facts(plan: EvalPlan) -> dict[str, Any]:
