@@ -173,7 +173,7 @@ def damage_of(folder: Path) -> str:
     """
     settings = folder / (ADAPTERS if has_adapters(folder) else WHOLE)
     if not _values(settings):
-        return f"{settings.name} is no JSON object, or an empty one"
+        return f"{settings.name} is not a JSON object, or it is empty"
     weights = [file for file in sorted(folder.iterdir()) if file.suffix in _WEIGHTS]
     if not weights:
         return "it contains no weights"

@@ -90,7 +90,7 @@ def test_a_chat_template_that_never_ends(sound, tmp_path):
 @pytest.mark.parametrize(
     "file, content, said",
     [
-        ("config.json", b"[1]", "config.json is no JSON object"),
+        ("config.json", b"[1]", "config.json is not a JSON object"),
         ("model.safetensors", b"", "model.safetensors is cut off"),
         ("model.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00[[[[[[[[", "model.safetensors is"),
         ("model.safetensors", None, "it contains no weights"),
