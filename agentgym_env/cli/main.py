@@ -158,7 +158,8 @@ def envs(
     table = Table("id", "splits", "missing")
     extras = set()
     for row in rows:
-        splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())
+        sizes = row["splits"] | row["selections"]
+        splits = ", ".join(f"{name} {size}" for name, size in sizes.items())
         missing = row["missing"] or ""
         extra = extra_in(missing)
         if extra is not None:
@@ -201,6 +202,7 @@ def _describe(entry: EnvEntry) -> dict[str, Any]:
         # Somebody's broken environment must not hide the others.
         known = isinstance(error, AgentGymError)
         missing = str(error) if known else f"{type(error).__name__}: {error}"
-        return {"id": entry.env_id, "splits": {}, "missing": missing}
+        return {"id": entry.env_id, "splits": {}, "selections": {}, "missing": missing}
     sizes = {name: len(ids) for name, ids in tasks.splits.items()}
-    return {"id": entry.env_id, "splits": sizes, "missing": None}
+    selected = {name: len(ids) for name, ids in tasks.selections.items()}
+    return {"id": entry.env_id, "splits": sizes, "selections": selected, "missing": None}
