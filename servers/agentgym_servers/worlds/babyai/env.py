@@ -12,7 +12,6 @@ from gymnasium.envs.registration import load_env_creator
 
 from agentgym_env.errors import MissingExtra
 from agentgym_env.text_env import TaskSet, TextEnv
-from agentgym_servers.worlds.paper import paper_numbers, paper_selections
 from agentgym_servers.worlds.babyai.oracle import follow_bot
 from agentgym_servers.worlds.babyai.view import (
     DROP,
@@ -24,6 +23,7 @@ from agentgym_servers.worlds.babyai.view import (
     Seen,
     View,
 )
+from agentgym_servers.worlds.paper import paper_numbers, paper_selections
 
 try:
     import minigrid.envs.babyai.core.roomgrid_level as roomgrid_level

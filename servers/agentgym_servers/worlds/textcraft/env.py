@@ -60,7 +60,7 @@ class TextCraft(TextEnv):
     | `train` | 444 | 102 | 238 | 95 | 9 |
     | `test` | 100 | 23 | 53 | 22 | 2 |
     | `paper` | 100 | 31 | 41 | 25 | 3 |
-    | `paper_train` | 374 | 94 | 250 | 22 | 8 |
+    | `paper_train` | 374 | 94 | 232 | 47 | 1 |
 
     `paper` and `paper_train` are the tasks of arXiv:2509.08755 (docs/paper_tasks.md); they overlap
     `train` and `test`.

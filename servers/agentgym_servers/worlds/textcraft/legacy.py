@@ -1,7 +1,7 @@
 """What AgentGym's TextCraft answers to a command, rejections included.
 
-Differences from our own commands: only exact spelling counts, an item needs no known name until
-it is used, and nothing says which of several reasons a rejection has.
+Commands are in lower case and begin at the first character, a kind of item can be named in neither
+`get` nor `craft`, and an amount has no limit.
 """
 
 from __future__ import annotations
