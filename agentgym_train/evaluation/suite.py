@@ -244,7 +244,7 @@ def _play_world(
         clean = set(runner.tasks.selections.get(_CLEAN, ())) if split == _SPLIT else set()
     return WorldResult(
         world, horizon=horizon, split=split, tasks=len(ids), env_kwargs=kwargs, reports=reports,
-        differences=_differences(plan, world, split, kwargs, len(ids)), skipped=skipped,
+        differences=_differences(plan, world, split, kwargs), skipped=skipped,
         clean={label: _success(episodes, clean) for label, episodes in played.items() if clean},
         unsolved={label: _unsolved(episodes) for label, episodes in played.items()},
     )  # fmt: skip
@@ -274,7 +274,7 @@ def suite_tasks(tasks: TaskSet, world: SuiteWorld) -> tuple[Sequence[str], str]:
 
 
 def _differences(
-    plan: SuitePlan, world: SuiteWorld, split: str, kwargs: Mapping[str, Any], tasks: int
+    plan: SuitePlan, world: SuiteWorld, split: str, kwargs: Mapping[str, Any]
 ) -> list[str]:
     found = list(world.always)
     if world.legacy and not kwargs.get("legacy"):
@@ -286,7 +286,7 @@ def _differences(
     if plan.horizon not in (None, world.horizon):
         found.append(f"{plan.horizon} turns; in the paper's scripts {world.horizon}")
     if plan.limit is not None:
-        found.append(f"the first {tasks} tasks only")
+        found.append(f"the first {plan.limit} tasks of each world only")
     samples = any(plan.specs[policy.label].name.samples_tokens for policy in plan.policies)
     if samples and plan.policy.temperature != _TEMPERATURE:
         found.append(f"temperature {plan.policy.temperature:g}; in the paper 1")

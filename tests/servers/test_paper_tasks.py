@@ -135,7 +135,10 @@ LEGACY = [
     ("Inventory", "Could not execute Inventory"),
     ("inventory please", "Inventory: [oak log] (2) "),
     ("craft oak planks", "Could not execute craft oak planks"),
-    ("craft 4 oak planks using 9 oak log", "Could not find enough items to craft minecraft:oak_planks"),
+    (
+        "craft 4 oak planks using 9 oak log",
+        "Could not find enough items to craft minecraft:oak_planks",
+    ),
     ("craft 1 planks using 9 oak log", "Could not find enough items to craft None"),
     ("craft 4 oak planks using oak log", "Wrong item format: oak log"),
     (
