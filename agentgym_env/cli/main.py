@@ -150,6 +150,7 @@ def envs(
     """List the registered environments.
 
     Shows the id, the splits with their numbers of tasks, and the extra that is missing, if any.
+    `--json` adds the selections, such as the paper's tasks.
     """
     rows = [_describe(entry) for entry in registered()]
     if as_json:
@@ -158,8 +159,7 @@ def envs(
     table = Table("id", "splits", "missing")
     extras = set()
     for row in rows:
-        sizes = row["splits"] | row["selections"]
-        splits = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())
         missing = row["missing"] or ""
         extra = extra_in(missing)
         if extra is not None:
