@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -62,9 +63,8 @@ def eval_starts(
     per_category: int | None = None,
 ) -> list[EpisodeSpec]:
     """`samples` episodes of each task of a split, or of its first ones; see `first_tasks`."""
-    return starts_of(
-        tasks, first_tasks(tasks, tasks.split(split), limit, per_category), samples, seed
-    )
+    ids = first_tasks(tasks, tasks.split(split), limit, per_category)
+    return starts_of(tasks, ids, samples, seed, split)
 
 
 def first_tasks(
@@ -96,7 +96,7 @@ def chosen_tasks(
         ids = [task for text in named for task in _named_tasks(known, text)]
         ids = list(dict.fromkeys(known.canonical(task) for task in ids))
         splits = {known.split_of(task) for task in ids}
-        split = splits.pop() if len(splits) == 1 else "several"
+        split = splits.pop() if len(splits) == 1 else SEVERAL
     if not ids:
         raise ConfigError(f"{'--tasks' if named else f'split {split!r}'} has no task")
     return list(first_tasks(known, ids, limit, per_category)), split
@@ -123,23 +123,53 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
         except LookupError as error:
             raise ConfigError(f"--tasks {text!r} is not a file, and {error}") from error
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--tasks {text!r} cannot be read: {error}") from error
-    found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if content.lstrip().startswith("["):
+        found = _item_ids(text, content)
+    else:
+        lines = (line.strip() for line in content.splitlines())
+        found = [line for line in lines if line and not line.startswith("#")]
     for task in found:
         known.split_of(task)
     return found
 
 
-def starts_of(tasks: TaskSet, ids: Sequence[str], samples: int, seed: int) -> list[EpisodeSpec]:
-    """`samples` episodes per task. The seed of each depends on seed, task and sample alone."""
+def _item_ids(name: str, content: str) -> list[str]:
+    """The tasks of AgentGym's files: a JSON list of objects with an `item_id`."""
+    try:
+        rows = msgspec.json.decode(content, type=list[_Item])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"--tasks {name!r} is not a JSON list of objects with an item_id: {error}"
+        ) from error
+    return [row.item_id for row in rows]
+
+
+class _Item(msgspec.Struct):
+    """A row of AgentGym's files; the rest of it is not used."""
+
+    item_id: str
+
+
+SEVERAL: Final = "several"
+"""The split in the record of an evaluation whose tasks are in several."""
+
+
+def starts_of(
+    tasks: TaskSet, ids: Sequence[str], samples: int, seed: int, split: str = SEVERAL
+) -> list[EpisodeSpec]:
+    """`samples` episodes per task. The seed of each depends on seed, task and sample alone.
+
+    They have the split that was asked for, or with `SEVERAL` each its task's own.
+    """
     return [
         EpisodeSpec(
             task=task,
             seed=draw_seed("eval", seed, task, sample),
             sample=sample,
-            split=tasks.split_of(task),
+            split=tasks.split_of(task) if split == SEVERAL else split,
             category=tasks.category(task),
         )
         for task in ids
@@ -500,7 +530,7 @@ def play_policies(
 ) -> dict[str, list[EpisodeFigures]]:
     """Label -> episodes. Policies play one after another, so only one model is in memory."""
     env_instruction = rollout_runner.card.instruction
-    starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed)
+    starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed, plan.split)
     return {
         policy.label: play_rest(
             store,
