@@ -47,6 +47,8 @@ class Stage:
     learning_rate: float
     careless: float
     """Share of the demonstrated moves that are any of the world's."""
+    turns: int
+    """Most of an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,6 @@ class Shown:
     """What the policy is shown."""
 
     env_id: str
-    turns: int
-    """Most of an episode."""
     stages: tuple[Stage, ...]
 
 
@@ -66,19 +66,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--env", default="courier:Courier")
     parser.add_argument("--turns", type=int, default=12, help="most of a demonstration")
+    parser.add_argument("--read-turns", type=int, help="most in the first stage; default: as many")
     parser.add_argument("--read", type=int, default=100, help="steps of the first stage, or 0")
     parser.add_argument("--wander", type=int, default=100, help="steps of the second stage")
     parser.add_argument("--careless", type=float, default=0.5, help="in the second stage")
+    parser.add_argument("--vocab-size", type=int, default=320, help="most of the tokenizer")
     args = parser.parse_args()
     quiet_libraries()
     began = time.monotonic()
     stages = (
-        Stage("read", args.read, 5e-3, 0.0),
-        Stage("wander", args.wander, 2e-3, args.careless),
+        Stage("read", args.read, 5e-3, 0.0, args.read_turns or args.turns),
+        Stage("wander", args.wander, 2e-3, args.careless, args.turns),
     )
-    shown = Shown(args.env, args.turns, tuple(stage for stage in stages if stage.steps))
+    shown = Shown(args.env, tuple(stage for stage in stages if stage.steps))
     words = texts(demonstrations(shown, shown.stages[-1], args.seed))
-    tokenizer = small_tokenizer(words, vocab_size=320)
+    tokenizer = small_tokenizer(words, vocab_size=args.vocab_size)
     model = new_model(tokenizer, args.seed)
     fits = {
         stage.name: fit(model, tokenizer, shown, stage, args.seed + number, args.out)
@@ -138,32 +140,32 @@ def demonstrations(shown: Shown, stage: Stage, seed: int) -> Iterator[Trajectory
     tasks = env.tasks.split("train")
     for number in range(stage.steps * ROWS_PER_STEP):
         task = tasks[int(rng.random() * len(tasks))]
-        yield demonstrate(env, shown, task, number, rng, stage.careless)
+        yield demonstrate(env, shown.env_id, task, number, rng, stage)
 
 
 def demonstrate(
-    env: TextEnv, shown: Shown, task: str, seed: int, rng: random.Random, careless: float
+    env: TextEnv, env_id: str, task: str, seed: int, rng: random.Random, stage: Stage
 ) -> Trajectory:
     """One episode in which a share of the moves is any that the world lists."""
     observation, info = env.reset(seed=seed, options={"task": task})
     turns, ended = [], False
-    while not ended and len(turns) < shown.turns:
+    while not ended and len(turns) < stage.turns:
         choices = env.available_actions() or [""]
         action = (env.expert_action() if env.has_expert() else None) or ""
-        if rng.random() < careless:
+        if rng.random() < stage.careless:
             action = choices[int(rng.random() * len(choices))]
         answer, reward, ended, _, info = env.step(action)
         turns.append(Turn(action, action, answer, reward))
     return Trajectory(
-        env=shown.env_id,
+        env=env_id,
         task=task,
         seed=seed,
         instruction="",
         observation=observation,
         turns=turns,
         outcome=("success" if info["success"] else "failure") if ended else "horizon",
-        policy=f"expert, careless {careless}",
-        horizon=shown.turns,
+        policy=f"expert, careless {stage.careless}",
+        horizon=stage.turns,
         success=bool(info["success"]),
     )
 
