@@ -214,7 +214,8 @@ class _Described:
         for tasks in self._description().tasks:
             if tasks.split == split:
                 return tasks
-        names = ", ".join(map(repr, self.card().splits))
+        card = self.card()
+        names = ", ".join(map(repr, (*card.splits, *card.selections)))
         raise UnknownSplit(f"no split {split!r}; available: {names}")
 
     def unsendable(self, reply: Any, error: Exception) -> Any:

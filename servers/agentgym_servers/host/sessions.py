@@ -193,10 +193,16 @@ class SessionTable:
         return self._card
 
     def task_list(self, split: str) -> TaskList:
-        """The tasks of one split and their categories; raises `UnknownSplit`."""
+        """The tasks of one split or selection; raises `UnknownSplit`."""
         ids = self._tasks.split(split)
         categories = {task: self._tasks.category(task) for task in ids}
-        return TaskList(split, list(ids), {t: c for t, c in categories.items() if c is not None})
+        known = set(ids)
+        return TaskList(
+            split,
+            list(ids),
+            {task: category for task, category in categories.items() if category is not None},
+            {alias: task for alias, task in self._tasks.aliases.items() if task in known},
+        )
 
     def create(self, requests: Sequence[CreateRequest]) -> list[CreateReply]:
         """Open sessions, up to the limit."""
@@ -439,6 +445,7 @@ class SessionTable:
             has_expert=env.has_expert(),
             max_sessions=self._server_sessions,
             version=self._version,
+            selections={name: len(ids) for name, ids in env.tasks.selections.items()},
         )
 
 
