@@ -157,15 +157,20 @@ def peak() -> float:
     return torch.cuda.max_memory_allocated() if ON_GPU else _status("VmHWM")
 
 
-def make_trainer(kind: type[GRPOTrainer], size: dict[str, int]) -> Any:
+def make_trainer(
+    kind: type[GRPOTrainer], size: dict[str, int], attention: str | None = None
+) -> Any:
     """A trainer over a model whose weights depend on the size alone."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        **size, intermediate_size=3 * size["hidden_size"], num_attention_heads=4,
-        num_key_value_heads=4, head_dim=size["hidden_size"] // 4, tie_word_embeddings=True,
-    )  # fmt: skip
+    shape = {
+        "intermediate_size": 3 * size["hidden_size"], "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": size["hidden_size"] // 4, **size,
+    }  # fmt: skip
+    model = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True))
+    if attention is not None:
+        model.set_attn_implementation(attention)
     trainer = kind(
-        model=Qwen3ForCausalLM(config),
+        model=model,
         processing_class=tokenizer(),
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(), num_generations=4, use_cpu=not ON_GPU, bf16=ON_GPU,
