@@ -3,8 +3,8 @@
     python examples/learning/against_sft.py --world courier --out runs/against-sft-courier
     python examples/learning/against_sft.py --world textcraft --out runs/against-sft
 
-Every arm starts from the warm policy. SFT goes on with the demonstrations that made the policy
-what it is, or with the expert's, for as much processor time as RL took in the run of the same seed.
+Every arm starts from the warm policy. SFT has more of the demonstrations that made the policy what
+it is, or the expert's, for as much processor time as RL took in the run of the same seed.
 Making demonstrations costs SFT nothing, playing counts for RL. All policies are evaluated on the
 same held-out tasks at one horizon, with the worlds and draws of their seed. What is done is not
 done again: the same command goes on after Ctrl-C.
@@ -22,27 +22,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import warm_start
 from experiment import RESULT, Arm, final_evaluation, play
 from figures import Row, row_of
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
-
-import warm_start
 
 from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore, run_metadata
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig, SFTConfig, read_config
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
-from agentgym_train.models.loading import quiet_libraries
+from agentgym_train.models.loading import load_policy, load_tokenizer, quiet_libraries
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.runs.preflight import world_of
 from agentgym_train.trainers.sft import imitate
 from examples import textcraft_warm_start
 
+HERE = Path(__file__).resolve().parent
 BEFORE, SAME, EXPERT = "the policy before", "more of the same imitation", "imitation of the expert"
 RL, PLAIN = "GRPO", "GRPO without the options"
 ARMS = (BEFORE, RL, PLAIN, SAME, EXPERT)
@@ -64,7 +60,7 @@ class Setting:
     rows: Callable[[Any, bool, int, int], Rows]
     """(tokenizer, of the expert?, rows, seed) -> rows of SFT."""
     rates: dict[str, float]
-    """Learning rate of each SFT arm: that of the stage of the warm-up it goes on with."""
+    """Learning rate of each SFT arm: that of the stage of the warm-up which it repeats."""
 
 
 def courier_rows(tokenizer: Any, of_expert: bool, count: int, seed: int) -> Rows:
@@ -193,20 +189,19 @@ class Runs:
         )
 
     def _before(self, arm: Arm) -> dict[str, Any]:
-        store = RunStore.create(arm.path, run_metadata(arm.config.as_dict()))
-        (store.path / "model").symlink_to(Path(arm.config.model).resolve())
-        return self._evaluated(arm, steps=0, processor_seconds=0.0)
+        RunStore.create(arm.path, run_metadata(arm.config.as_dict()))
+        return self._evaluated(arm, arm.config.model, steps=0, processor_seconds=0.0)
 
     def _sft(self, arm: Arm, of_expert: bool) -> dict[str, Any]:
         budget = self.result(RL)["processor_seconds"]
-        tokenizer = AutoTokenizer.from_pretrained(arm.config.model)
+        tokenizer = load_tokenizer(arm.config.model)
         _, pilot = self._imitate(arm, tokenizer, of_expert, PILOT_STEPS)
         steps = max(1, round(budget / (pilot / PILOT_STEPS)))
         model, spent = self._imitate(arm, tokenizer, of_expert, steps)
         store = RunStore.create(arm.path, run_metadata(arm.config.as_dict()))
         model.save_pretrained(store.path / "model")
         tokenizer.save_pretrained(store.path / "model")
-        return self._evaluated(arm, steps=steps, processor_seconds=round(spent, 1))
+        return self._evaluated(arm, None, steps=steps, processor_seconds=round(spent, 1))
 
     def _imitate(self, arm: Arm, tokenizer: Any, of_expert: bool, steps: int) -> tuple[Any, float]:
         """The policy after so many steps of SFT, and the processor seconds they took."""
@@ -217,15 +212,15 @@ class Runs:
             model=arm.config.model, data=[arm.name], output_dir=str(self.out / "sft"),
             learning_rate=self.setting.rates[arm.name], warmup_steps=min(20, steps // 5),
             rows_per_step=rows_per_step, steps=steps, seed=seed,
-            trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01},
+            trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01, "logging_strategy": "no"},
         )  # fmt: skip
-        model = AutoModelForCausalLM.from_pretrained(arm.config.model)
+        model, _ = load_policy(arm.config.model)
         began = time.process_time()
         imitate(model, tokenizer, rows, settings)
         return model, time.process_time() - began
 
-    def _evaluated(self, arm: Arm, **figures: Any) -> dict[str, Any]:
-        report = final_evaluation(arm, self.runner)
+    def _evaluated(self, arm: Arm, model: str | None, **figures: Any) -> dict[str, Any]:
+        report = final_evaluation(arm, self.runner, model)
         RunStore.open(arm.path).write_json(
             RESULT,
             {
