@@ -42,8 +42,8 @@ HERE = Path(__file__).resolve().parent
 BEFORE, SAME, EXPERT = "the policy before", "more of the same imitation", "imitation of the expert"
 RL, PLAIN = "GRPO", "GRPO without the options"
 ARMS = (BEFORE, RL, PLAIN, SAME, EXPERT)
-PILOT_STEPS = 10
-"""Of SFT, to measure what a step costs."""
+PILOT_STEPS = (10, 50)
+"""Of SFT; the difference between the two tells what a step costs once all is warm."""
 
 Rows = list[dict[str, list[int]]]
 
@@ -195,8 +195,9 @@ class Runs:
     def _sft(self, arm: Arm, of_expert: bool) -> dict[str, Any]:
         budget = self.result(RL)["processor_seconds"]
         tokenizer = load_tokenizer(arm.config.model)
-        _, pilot = self._imitate(arm, tokenizer, of_expert, PILOT_STEPS)
-        steps = max(1, round(budget / (pilot / PILOT_STEPS)))
+        short, long = (self._imitate(arm, tokenizer, of_expert, n)[1] for n in PILOT_STEPS)
+        a_step = (long - short) / (PILOT_STEPS[1] - PILOT_STEPS[0])
+        steps = max(1, round((budget - short) / a_step) + PILOT_STEPS[0])
         model, spent = self._imitate(arm, tokenizer, of_expert, steps)
         store = RunStore.create(arm.path, run_metadata(arm.config.as_dict()))
         model.save_pretrained(store.path / "model")
