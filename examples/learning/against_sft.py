@@ -91,7 +91,8 @@ SETTINGS = {
     "textcraft": Setting(
         HERE.parent / "train" / "textcraft" / "quickstart.yaml", (),
         ("minibatches_per_rollout=1", "resampling_ratio=0", "task_sampling=uniform", "steps=108",
-         "horizon_every=36", "save_every=20"),
+         "horizon_every=36", "save_every=20",
+         "learning_rate=5e-4", "trainer_args={lr_scheduler_type: linear}"),
         textcraft_rows, {SAME: 5e-4, EXPERT: 1.5e-3},
     ),
 }  # fmt: skip
