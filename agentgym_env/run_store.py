@@ -129,6 +129,17 @@ class RunStore:
             self._cut(f"trajectories/{name}.jsonl", end)
         self._cut("metrics.jsonl", self._first("metrics.jsonl", "step", steps + 1))
 
+    def set_aside(self, *names: str) -> None:
+        """Move files and folders into the folder `repeated`, in place of those of earlier calls."""
+        for name in names:
+            path, repeated = self.path / name, self.path / "repeated" / name
+            if not path.exists():
+                continue
+            repeated.parent.mkdir(parents=True, exist_ok=True)
+            if repeated.is_dir():
+                shutil.rmtree(repeated)
+            path.replace(repeated)
+
     def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
         """The metrics of all steps in order; for a repeated step, the last."""
         path, broken = self.path / "metrics.jsonl", []

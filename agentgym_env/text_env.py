@@ -37,6 +37,8 @@ class TaskSet:
     """Task ids in named splits that share no task, with optional categories for evaluation tables.
 
     `aliases` are other names that `reset` accepts, such as another project's numbers.
+    `selections` are further lists by name, such as another project's evaluation tasks: they are
+    used like splits, but may share tasks with splits and with each other, or have their own.
 
     Order is part of the contract: `split("test")[0]` is the same task on every machine.
     """
@@ -46,21 +48,26 @@ class TaskSet:
         splits: Mapping[str, Sequence[str]],
         categories: Mapping[str, str] | None = None,
         aliases: Mapping[str, str] | None = None,
+        selections: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         if not splits or not any(splits.values()):
             raise ValueError("a TaskSet needs at least one split with one task")
         self._splits = MappingProxyType({name: tuple(ids) for name, ids in splits.items()})
+        self._selections = MappingProxyType(
+            {name: tuple(ids) for name, ids in (selections or {}).items()}
+        )
         self._split_of: dict[str, str] = {}
         for name, ids in self._splits.items():
             for task in ids:
-                if not isinstance(task, str):
-                    raise TypeError(f"task ids are strings, got {task!r} in split {name!r}")
+                _check_is_text(task, name)
                 if task in self._split_of:
                     raise ValueError(
                         f"task {task!r} is listed twice: in split {self._split_of[task]!r} and in "
                         f"{name!r}; splits share no task"
                     )
                 self._split_of[task] = name
+        for name, ids in self._selections.items():
+            self._add_selection(name, ids)
         self._categories = MappingProxyType(dict(categories or {}))
         self._aliases = MappingProxyType(dict(aliases or {}))
 
@@ -69,6 +76,20 @@ class TaskSet:
         """Split name -> its task ids, in order."""
         return self._splits
 
+    def _add_selection(self, name: str, ids: Sequence[str]) -> None:
+        if name in self._splits:
+            raise ValueError(f"{name!r} is a split and a selection; give them different names")
+        if not ids or len(set(ids)) < len(ids):
+            raise ValueError(f"selection {name!r} is empty, or lists a task twice")
+        for task in ids:
+            _check_is_text(task, name)
+            self._split_of.setdefault(task, name)
+
+    @property
+    def selections(self) -> Mapping[str, tuple[str, ...]]:
+        """Selection name -> its task ids, in order."""
+        return self._selections
+
     @property
     def aliases(self) -> Mapping[str, str]:
         """Alias -> task id."""
@@ -76,23 +97,26 @@ class TaskSet:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Every task id, split after split."""
+        """Every task id, split after split, then those that only selections have."""
         return tuple(self._split_of)
 
     def split(self, name: str) -> tuple[str, ...]:
-        """The task ids of one split; raises `UnknownSplit`."""
-        if name not in self._splits:
-            raise UnknownSplit(
-                f"no split {name!r}; available: {', '.join(map(repr, self._splits))}"
-            )
-        return self._splits[name]
+        """The task ids of one split or selection; raises `UnknownSplit`."""
+        found = self._splits if name in self._splits else self._selections
+        if name not in found:
+            known = ", ".join(map(repr, [*self._splits, *self._selections]))
+            raise UnknownSplit(f"no split {name!r}; available: {known}")
+        return found[name]
 
     def canonical(self, task: str) -> str:
         """The id of a task, given by its id or an alias."""
         return self._aliases.get(task, task)
 
     def split_of(self, task: str) -> str:
-        """The split of `task`; raises `UnknownTask` with the nearest ids."""
+        """The split of `task`, or its selection if it is in no split.
+
+        Raises `UnknownTask` with the nearest ids.
+        """
         task = self.canonical(task)
         if task not in self._split_of:
             near = difflib.get_close_matches(str(task)[:100], self._split_of, n=3)
@@ -111,6 +135,11 @@ class TaskSet:
 
     def __len__(self) -> int:
         return len(self._split_of)
+
+
+def _check_is_text(task: object, split: str) -> None:
+    if not isinstance(task, str):
+        raise TypeError(f"task ids are strings, got {task!r} in split {split!r}")
 
 
 OPTION_KEYS = frozenset({"task", "split"})
@@ -408,9 +437,10 @@ def choose_task(
     if task is None:
         ids = tasks.split(default_split if split is None else split)
         return ids[int(random.Random(f"task/{episode_seed}").random() * len(ids))]
-    if split is not None and tasks.split_of(task) != split:
-        raise BadRequest(f"task {task!r} is in split {tasks.split_of(task)!r}, not in {split!r}")
-    tasks.split_of(task)
+    home = tasks.split_of(task)
+    selected = tasks.selections.get(split or "", ())
+    if split not in (None, home) and tasks.canonical(task) not in selected:
+        raise BadRequest(f"task {task!r} is in split {home!r}, not in {split!r}")
     return tasks.canonical(str(task))
 
 

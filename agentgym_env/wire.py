@@ -189,14 +189,18 @@ class EnvCard(Struct, frozen=True):
     """Maximum items of one call."""
     protocol: int = PROTOCOL_VERSION
     version: str = ""
+    selections: dict[str, int] = {}
+    """Further lists of tasks by name, which are used like splits; they may share tasks."""
 
 
 class TaskList(Struct, frozen=True):
-    """`GET /v1/tasks?split=`: the ids of one split in order, and their categories."""
+    """`GET /v1/tasks?split=`: the ids of one split or selection in order, and their categories."""
 
     split: str
     tasks: list[str]
     categories: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    """Alias -> one of the ids."""
 
 
 class ErrorBody(Struct, frozen=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -27,6 +27,7 @@ from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.options import (
     ChatTemplateKwargs,
     EnvOptions,
+    EvalEnvOptions,
     FilterOptions,
     Instruction,
     PolicyOptions,
@@ -46,6 +47,7 @@ from agentgym_train.evaluation.evaluate import (
     play_policies,
     policy_plans,
 )
+from agentgym_train.evaluation.suite import SUITES, SuitePlan, run_suite
 from agentgym_train.evaluation.tables import check_baseline, comparisons_of, conclude, reports_of
 from agentgym_train.rollout.policy_spec import FORMS, PolicyName, PolicySpec, parse_labelled
 from agentgym_train.rollout.runner import RolloutRunner
@@ -173,7 +175,7 @@ def collect(
 
     config = CollectConfig(
         **policy_options.values(), env=env_options.env, model=policy, output_dir=str(out),
-        split=split, n=n, samples=samples, horizon=env_options.horizon, seed=env_options.seed,
+        split=split, n=n, samples=samples, horizon=env_options.max_turns, seed=env_options.seed,
         env_kwargs=env_options.kwargs(), servers=env_options.server or [],
         wrappers=env_options.wrappers(), keep=EpisodeFilter(**asdict(filter_options)),
     )  # fmt: skip
@@ -316,7 +318,7 @@ _COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 
 @with_option_groups
 def evaluate(
-    env_options: EnvOptions,
+    env_options: EvalEnvOptions,
     policy: Annotated[
         list[str],
         typer.Option(help=f"{_POLICIES}; LABEL=POLICY sets its name in the report; repeatable."),
@@ -325,7 +327,16 @@ def evaluate(
     tasks: Annotated[
         list[str] | None,
         typer.Option(
-            help="Tasks instead of a split: an id, or a file with one id per line; repeatable."
+            help="Tasks instead of a split: an id, a file with one id per line, or a file of "
+            "AgentGym's with item ids; repeatable."
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        choice_option(
+            SUITES,
+            "Evaluate in several environments at once, with their tasks and turn limits, and with "
+            "--env-kwargs by environment",
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per task, for pass@k.")] = 1,
@@ -410,7 +421,20 @@ def evaluate(
         )
         for label, name in named
     }  # fmt: skip
+    if suite is not None:
+        _check_suite_options(env_options, split, tasks, per_category, baseline, json_path)
+        suite_plan = SuitePlan(
+            policy=shared, policies=policies, specs=specs, env_kwargs=env_options.kwargs(),
+            horizon=env_options.horizon, samples=samples, seed=env_options.seed, limit=limit,
+            concurrency=concurrency or 256,
+        )  # fmt: skip
+        path = out or suite_plan.folder()
+        with _resumable(path):
+            run_suite(suite_plan, path, Console(), fresh=fresh)
+        return
     env, wrappers = env_options.env, env_options.wrappers()
+    if not env:
+        raise ConfigError("name an environment with --env, or use --suite paper")
     instruction = policy_options.instruction
     with (
         RolloutRunner(
@@ -427,7 +451,7 @@ def evaluate(
         instruction = runner.card.instruction if instruction is None else instruction
         plan = EvalPlan(
             env=runner.card.env, env_kwargs=env_options.kwargs(), env_version=runner.card.version,
-            split=split, tasks=ids, samples=samples, horizon=env_options.horizon,
+            split=split, tasks=ids, samples=samples, horizon=env_options.max_turns,
             seed=env_options.seed, policy=replace(shared, instruction=instruction),
             policies=policies, wrappers=wrappers,
         )  # fmt: skip
@@ -447,16 +471,42 @@ def _carry_out(
     console = Console()
     path = out or plan.folder()
     with eval_store(path, plan, fresh=fresh) as store:
-        try:
+        with _resumable(path):
             played = play_policies(store, plan, rollout_runner, specs, console)
-        except KeyboardInterrupt:
-            console.print(
-                f"Interrupted. Finished episodes are in {path}. Resume with the same command.",
-                soft_wrap=True, markup=False,
-            )  # fmt: skip
-            raise typer.Exit(INTERRUPTED) from None
         reports = reports_of(plan, played)
         conclude(store, plan, reports, comparisons_of(plan, played, baseline), console, json_path)
+
+
+@contextmanager
+def _resumable(path: Path) -> Iterator[None]:
+    """Report Ctrl-C, and exit with its status."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console().print(
+            f"Interrupted. Finished episodes are in {path}. Resume with the same command.",
+            soft_wrap=True, markup=False,
+        )  # fmt: skip
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _check_suite_options(
+    env_options: EvalEnvOptions,
+    split: str,
+    tasks: list[str] | None,
+    per_category: int | None,
+    baseline: str | None,
+    json_path: Path | None,
+) -> None:
+    given = {
+        "--env": env_options.env, "--server": env_options.server,
+        "--token-file": env_options.token_file, "--wrapper": env_options.wrapper,
+        "--split": split != "test", "--tasks": tasks, "--per-category": per_category,
+        "--baseline": baseline, "--json": json_path,
+    }  # fmt: skip
+    for option, value in given.items():
+        if value:
+            raise ConfigError(f"a suite has its own environments and tasks; leave out {option}")
 
 
 def _api_key(name: PolicyName, variable: str | None) -> str | None:
@@ -608,7 +658,11 @@ def models(
     table = Table("name", "kind", "what", "MB", "from")
     for model in found:
         table.add_row(
-            model.name, model.kind, model.about, f"{model.size_bytes / 1e6:.1f}", model.where
+            model.name,
+            model.kind,
+            f"damaged: {model.damage}" if model.damage else model.about,
+            f"{model.size_bytes / 1e6:.1f}",
+            model.where,
         )
     console.print(UncutTable(table))
     if all(model.name.startswith(STARTER) for model in found):

@@ -290,7 +290,7 @@ def tools(card: EnvCard, *, named: bool) -> list[dict[str, Any]]:
             "inputSchema": _object(
                 seed={"type": "integer", "minimum": 0, "maximum": MAX_SEED},
                 task={"type": "string", "description": "A task's id; left out, one is drawn."},
-                split={"type": "string", "enum": list(card.splits)},
+                split={"type": "string", "enum": [*card.splits, *card.selections]},
                 **extra,
             ),
             "outputSchema": _object(

@@ -58,7 +58,8 @@ class OpenEnvTasks:
         if asked == "list_environments":
             return Reply(200, [self._name])
         if asked == "splits":
-            names = self._served.card().splits
+            card = self._served.card()
+            names = (*card.splits, *card.selections)
             kinds = {name: name if name in _KINDS else "validation" for name in names}
             return Reply(200, [{"name": name, "type": kind} for name, kind in kinds.items()])
         given = read_json(body, "body")

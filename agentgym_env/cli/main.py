@@ -150,6 +150,7 @@ def envs(
     """List the registered environments.
 
     Shows the id, the splits with their numbers of tasks, and the extra that is missing, if any.
+    `--json` adds the selections, such as the paper's tasks.
     """
     rows = [_describe(entry) for entry in registered()]
     if as_json:
@@ -201,6 +202,7 @@ def _describe(entry: EnvEntry) -> dict[str, Any]:
         # Somebody's broken environment must not hide the others.
         known = isinstance(error, AgentGymError)
         missing = str(error) if known else f"{type(error).__name__}: {error}"
-        return {"id": entry.env_id, "splits": {}, "missing": missing}
+        return {"id": entry.env_id, "splits": {}, "selections": {}, "missing": missing}
     sizes = {name: len(ids) for name, ids in tasks.splits.items()}
-    return {"id": entry.env_id, "splits": sizes, "missing": None}
+    selected = {name: len(ids) for name, ids in tasks.selections.items()}
+    return {"id": entry.env_id, "splits": sizes, "selections": selected, "missing": None}

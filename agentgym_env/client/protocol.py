@@ -370,7 +370,7 @@ def card(pool: ServerPool[Any]) -> Operation[EnvCard]:
             )
         elif first is None:
             first = (found, server.address)
-        elif (found.env, found.splits) != (first[0].env, first[0].splits):
+        elif _served(found) != _served(first[0]):
             raise BadRequest(
                 f"{first[1]} serves {first[0].env} and {server.address} serves {found.env}; the "
                 "servers of one client must serve the same environment"
@@ -396,15 +396,22 @@ def tasks(pool: ServerPool[Any], split: str) -> Operation[TaskList]:
 
 
 def task_set(pool: ServerPool[Any]) -> Operation[TaskSet]:
-    """Every split with its tasks and categories."""
+    """Every split and selection with its tasks, their categories and aliases."""
     described = yield from card(pool)
-    splits: dict[str, list[str]] = {}
+    lists: dict[str, list[str]] = {}
     categories: dict[str, str] = {}
-    for name in described.splits:
+    aliases: dict[str, str] = {}
+    for name in (*described.splits, *described.selections):
         found = yield from tasks(pool, name)
-        splits[name] = found.tasks
+        lists[name] = found.tasks
         categories.update(found.categories)
-    return TaskSet(splits, categories)
+        aliases.update(found.aliases)
+    selections = {name: lists.pop(name) for name in described.selections}
+    return TaskSet(lists, categories, aliases, selections)
+
+
+def _served(found: EnvCard) -> tuple[Any, ...]:
+    return found.env, found.splits, found.selections
 
 
 def reset(items: Sequence[ResetItem]) -> Operation[list[ResetReply | AgentGymError]]:

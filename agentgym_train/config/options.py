@@ -12,7 +12,17 @@ import re
 import types
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, fields
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 import yaml
@@ -166,6 +176,9 @@ ChatTemplateKwargs = Annotated[
 ]
 
 
+_MAX_TURNS: Final = 50
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvOptions:
     """The options of `eval` and `collect` that describe the environment."""
@@ -183,8 +196,15 @@ class EnvOptions:
             "'{wrapper: module:Class, scale: 2}', as in a config file; repeatable.",
         ),
     ] = None
-    horizon: Annotated[int, typer.Option(min=1, help="Maximum turns per episode.")] = 50
+    horizon: Annotated[
+        int | None, typer.Option(min=1, help="Maximum turns per episode. Default: 50.")
+    ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed for tasks, environments and sampling.")] = 0
+
+    @property
+    def max_turns(self) -> int:
+        """Maximum turns per episode."""
+        return self.horizon or _MAX_TURNS
 
     def kwargs(self) -> dict[str, Any]:
         """The keyword arguments of the environment."""
@@ -197,6 +217,13 @@ class EnvOptions:
     def wrappers(self) -> list[Any]:
         """The wrappers as in a config file: names, or mappings of a name and its arguments."""
         return [_wrapper_spec(text) for text in self.wrapper or []]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalEnvOptions(EnvOptions):
+    """The options of `eval`: without an environment for a suite of them."""
+
+    env: Annotated[str, typer.Option(help="Id of the environment; not with --suite.")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -23,7 +24,7 @@ from rich.text import Text
 from agentgym_env.errors import ConfigError, UnknownEnvironment
 from agentgym_env.printable import one_line
 from agentgym_env.registration import full_id
-from agentgym_env.run_lock import folder_lock, is_unused
+from agentgym_env.run_lock import LOCK_FILE, folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, each_line, move_aside
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
@@ -62,9 +63,8 @@ def eval_starts(
     per_category: int | None = None,
 ) -> list[EpisodeSpec]:
     """`samples` episodes of each task of a split, or of its first ones; see `first_tasks`."""
-    return starts_of(
-        tasks, first_tasks(tasks, tasks.split(split), limit, per_category), samples, seed
-    )
+    ids = first_tasks(tasks, tasks.split(split), limit, per_category)
+    return starts_of(tasks, ids, samples, seed, split)
 
 
 def first_tasks(
@@ -96,7 +96,7 @@ def chosen_tasks(
         ids = [task for text in named for task in _named_tasks(known, text)]
         ids = list(dict.fromkeys(known.canonical(task) for task in ids))
         splits = {known.split_of(task) for task in ids}
-        split = splits.pop() if len(splits) == 1 else "several"
+        split = splits.pop() if len(splits) == 1 else SEVERAL
     if not ids:
         raise ConfigError(f"{'--tasks' if named else f'split {split!r}'} has no task")
     return list(first_tasks(known, ids, limit, per_category)), split
@@ -123,23 +123,53 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
         except LookupError as error:
             raise ConfigError(f"--tasks {text!r} is not a file, and {error}") from error
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--tasks {text!r} cannot be read: {error}") from error
-    found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if content.lstrip().startswith("["):
+        found = _item_ids(text, content)
+    else:
+        lines = (line.strip() for line in content.splitlines())
+        found = [line for line in lines if line and not line.startswith("#")]
     for task in found:
         known.split_of(task)
     return found
 
 
-def starts_of(tasks: TaskSet, ids: Sequence[str], samples: int, seed: int) -> list[EpisodeSpec]:
-    """`samples` episodes per task. The seed of each depends on seed, task and sample alone."""
+def _item_ids(name: str, content: str) -> list[str]:
+    """The tasks of AgentGym's files: a JSON list of objects with an `item_id`."""
+    try:
+        rows = msgspec.json.decode(content, type=list[_Item])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"--tasks {name!r} is not a JSON list of objects with an item_id: {error}"
+        ) from error
+    return [row.item_id for row in rows]
+
+
+class _Item(msgspec.Struct):
+    """A row of AgentGym's files; the rest of it is not used."""
+
+    item_id: str
+
+
+SEVERAL: Final = "several"
+"""The split in the record of an evaluation whose tasks are in several."""
+
+
+def starts_of(
+    tasks: TaskSet, ids: Sequence[str], samples: int, seed: int, split: str = SEVERAL
+) -> list[EpisodeSpec]:
+    """`samples` episodes per task. The seed of each depends on seed, task and sample alone.
+
+    They have the split that was asked for, or with `SEVERAL` each its task's own.
+    """
     return [
         EpisodeSpec(
             task=task,
             seed=draw_seed("eval", seed, task, sample),
             sample=sample,
-            split=tasks.split_of(task),
+            split=tasks.split_of(task) if split == SEVERAL else split,
             category=tasks.category(task),
         )
         for task in ids
@@ -291,6 +321,8 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
             move_aside(path)
         if (path / "run.json").is_file():
             store = RunStore.open(path)
+            if is_empty(store):
+                store.write_json("run.json", _facts(plan))
             _check_same(store, plan)
         elif not is_unused(path):
             raise ConfigError(f"{path} contains no evaluation; choose another folder")
@@ -299,6 +331,13 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
             store = RunStore(path)
             store.write_json("run.json", _facts(plan))
         yield store
+
+
+def is_empty(store: RunStore) -> bool:
+    """Whether an evaluation has no episode yet, because its policy could not be loaded, say."""
+    read_plan(store)
+    files = [path for path in store.path.rglob("*") if path.is_file()]
+    return all(file.name in ("run.json", LOCK_FILE) for file in files)
 
 
 def read_plan(store: RunStore) -> dict[str, Any]:
@@ -346,10 +385,20 @@ def _check_same(store: RunStore, plan: EvalPlan) -> None:
         raise ConfigError(
             f"{store.path} contains another evaluation: "
             + "; ".join(
-                f"{n} is {_short(before.get(n))} there, {_short(now[n])} here" for n in other
+                f"{n} is {_shown(n, before.get(n))} there, {_shown(n, now[n])} here" for n in other
             )
             + ". Choose another folder with --out, or move this one aside with --fresh"
         )
+
+
+def _shown(name: str, value: Any) -> str:
+    """A value of a plan, for an error."""
+    if name == "policies" and isinstance(value, list):
+        return ", ".join(
+            f"{p['label']}={p['policy']}" + (f" (weights {p['weights']})" if p["weights"] else "")
+            for p in value
+        )
+    return _short(value)
 
 
 def _facts(plan: EvalPlan) -> dict[str, Any]:
@@ -481,7 +530,7 @@ def play_policies(
 ) -> dict[str, list[EpisodeFigures]]:
     """Label -> episodes. Policies play one after another, so only one model is in memory."""
     env_instruction = rollout_runner.card.instruction
-    starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed)
+    starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed, plan.split)
     return {
         policy.label: play_rest(
             store,

@@ -117,6 +117,55 @@ def bar_chart(reports: Mapping[str, EvalReport], path: Path) -> None:
         figure.savefig(path, dpi=130)
 
 
+Bar = tuple[float, Interval | None]
+"""A value and its interval."""
+
+
+def grouped_bars(
+    ours: Mapping[str, Sequence[Bar | None]],
+    others: Mapping[str, Sequence[Bar | None]],
+    groups: Sequence[str],
+    path: Path,
+) -> None:
+    """Bars of success in groups, as PNG: `ours` in colors, then `others` hatched in greys.
+
+    A bar that is None is left out.
+    """
+    from matplotlib.figure import Figure
+
+    rows = {**ours, **others}
+    thick = 0.84 / len(rows)
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    axis = figure.subplots()
+    for number, (label, bars) in enumerate(rows.items()):
+        there = [(place, bar) for place, bar in enumerate(bars) if bar is not None]
+        grey = 0.92 - 0.5 * (number - len(ours)) / max(1, len(others))
+        style: dict[str, Any] = {"color": _COLORS[number % len(_COLORS)]}
+        if label in others:
+            style = {"color": str(grey), "hatch": "//", "edgecolor": "#888888", "linewidth": 0.4}
+        spans = [(value, interval or (value, value)) for _, (value, interval) in there]
+        axis.bar(
+            [place - 0.42 + thick * (number + 0.5) for place, _ in there],
+            [value for value, _ in spans],
+            width=thick * 0.92,
+            yerr=[
+                [max(0.0, value - low) for value, (low, _) in spans],
+                [max(0.0, high - value) for value, (_, high) in spans],
+            ],
+            error_kw={"elinewidth": 0 if label in others else 1, "ecolor": "#333333"},
+            label=_plain(label),
+            **style,
+        )
+    axis.set_xticks(range(len(groups)), groups)
+    axis.set_ylim(0, 1.02)
+    axis.set_ylabel("success")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", alpha=0.25)
+    axis.set_axisbelow(True)
+    figure.legend(loc="outside lower left", frameon=False, ncols=3, fontsize="small")
+    figure.savefig(path, dpi=130)
+
+
 def _reference_lines(axis: Any, env: str, groups: list[str]) -> None:
     for number, paper in enumerate(paper_figures(env)):
         color, dashes = _LINES[number % len(_LINES)]

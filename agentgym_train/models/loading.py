@@ -343,7 +343,7 @@ def _load_errors(name: str) -> Iterator[None]:
     except AgentGymError:
         raise
     except Exception as error:  # damaged files make the libraries raise anything
-        reason = str(error).strip().partition("\n")[0][:300]
+        reason = " ".join(str(error).split())[:300]
         if not isinstance(error, OSError | ValueError):
             reason = f"{type(error).__name__}: {reason}"
         raise ConfigError(

@@ -161,6 +161,57 @@ def check_folder(path_or_id: str) -> None:
             "a model, or a hub id"
         )
     _check_bases(path)
+    wrong = damage_of(path) if is_model(path) else ""
+    if wrong:
+        raise ConfigError(f"cannot load {path_or_id!r}: {wrong}; train or copy the model again")
+
+
+def damage_of(folder: Path) -> str:
+    """What is wrong with the files of a model's folder, as far as it shows without loading it.
+
+    Empty if nothing is: settings are JSON objects, weights are complete, and there is a tokenizer.
+    """
+    settings = folder / (ADAPTERS if has_adapters(folder) else WHOLE)
+    if not _values(settings):
+        return f"{settings.name} is not a JSON object, or it is empty"
+    weights = [file for file in sorted(folder.iterdir()) if file.suffix in _WEIGHTS]
+    if not weights:
+        return "it contains no weights"
+    for file in weights:
+        if file.suffix == ".safetensors" and not _is_complete(file):
+            return f"{file.name} is cut off or damaged"
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        shards = _values(index).get("weight_map")
+        if not isinstance(shards, dict):
+            return f"{index.name} contains no weight_map"
+        for name in sorted(set(map(str, shards.values()))):
+            if not (folder / name).is_file():
+                return f"{name}, which {index.name} lists, is missing"
+    if settings.name == WHOLE and not any(map(_is_of_tokenizer, folder.iterdir())):
+        return "it contains no tokenizer"
+    return ""
+
+
+def _is_of_tokenizer(file: Path) -> bool:
+    return file.name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece")) or (
+        file.suffix in (".model", ".tiktoken")
+    )
+
+
+def _is_complete(file: Path) -> bool:
+    """Whether a safetensors file is as long as its header says."""
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if not 2 <= length <= min(size - 8, _MAX_HEADER):
+                return False
+            header = json.loads(opened.read(length))
+        tensors = [value for name, value in header.items() if name != "__metadata__"]
+        end = max((tensor["data_offsets"][1] for tensor in tensors), default=0)
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError):
+        return False
+    return bool(end == size - 8 - length)
 
 
 def _check_bases(folder: Path) -> None:
@@ -180,6 +231,9 @@ Kind = Literal["whole", "adapters", "gguf"]
 
 _WEIGHTS: Final = (".safetensors", ".bin", ".gguf")
 
+_MAX_HEADER: Final = 100_000_000
+"""The longest header that safetensors itself accepts."""
+
 _DEPTH: Final = 5
 
 _LEFT_OUT: Final = frozenset({"node_modules", "site-packages", "__pycache__", "build", "dist"})
@@ -198,6 +252,8 @@ class LocalModel:
     """Size of the weights."""
     where: str
     """`folder`, `package` or `cache`."""
+    damage: str = ""
+    """What is wrong with its files; empty if nothing is."""
 
 
 def find_local_models(folders: Sequence[Path]) -> list[LocalModel]:
@@ -259,8 +315,8 @@ def _of_folder(name: str, folder: Path, where: str) -> LocalModel:
     weights = [file for file in folder.iterdir() if file.suffix in _WEIGHTS and file.is_file()]
     size = sum(file.stat().st_size for file in weights)
     if has_adapters(folder):
-        return LocalModel(name, "adapters", f"of {_base(folder)}", size, where)
-    return LocalModel(name, "whole", _architecture(folder), size, where)
+        return LocalModel(name, "adapters", f"of {_base(folder)}", size, where, damage_of(folder))
+    return LocalModel(name, "whole", _architecture(folder), size, where, damage_of(folder))
 
 
 def _base(folder: Path) -> str:
@@ -275,7 +331,7 @@ def _architecture(folder: Path) -> str:
 def _values(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}  # an incomplete or broken folder must not hide the others
     return values if isinstance(values, dict) else {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,17 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.server_token import token_of_file
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import CONFIGS, DEFAULT, AgentEvolConfig, stored_config
+from agentgym_train.config.methods import (
+    CONFIGS,
+    DEFAULT,
+    AgentEvolConfig,
+    RLConfig,
+    stored_config,
+)
 from agentgym_train.config.values import local_path
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
+
+logger = logging.getLogger(__name__)
 
 ASKED: Final = "AGENTGYM_PROCESSES"
 
@@ -249,8 +258,28 @@ def prepared(
     if not is_loaded:
         config.check_model()
     if isinstance(config, AgentEvolConfig):
-        return Worlds(config, processes)
-    return world_of(config, processes) if config.env else None
+        worlds = Worlds(config, processes)
+        for world, runner in worlds:
+            warn_of_trained_tasks(runner, world.split, world.eval_split)
+        return worlds
+    if not config.env:
+        return None
+    rollout_runner = world_of(config, processes)
+    if isinstance(config, RLConfig):
+        warn_of_trained_tasks(rollout_runner, config.split, config.eval_split)
+    return rollout_runner
+
+
+def warn_of_trained_tasks(rollout_runner: RolloutRunner, split: str, eval_split: str) -> None:
+    """Log a warning if tasks of the evaluation are trained on, as selections allow."""
+    tasks = rollout_runner.tasks
+    trained = set(tasks.split(split)).intersection(tasks.split(eval_split))
+    if trained and place().is_first:
+        logger.warning(
+            "%s: %d of the %d tasks of eval_split %r are also in split %r, which is trained on; "
+            "success on them does not show success on new tasks",
+            rollout_runner.env_id, len(trained), len(tasks.split(eval_split)), eval_split, split,
+        )  # fmt: skip
 
 
 def world_of(config: RunConfig, processes: int = 1) -> RolloutRunner:

@@ -110,8 +110,8 @@ def _checkpoint(store: RunStore, console: Console) -> str | None:
         )
     if checkpoint is None:
         console.print(
-            f"{store.path} has no checkpoint; starting at step 0. Figures and episodes of earlier "
-            f"steps, if any, are moved to {store.path}/repeated.",
+            f"{store.path} has no checkpoint; starting at step 0. Figures, episodes and a model "
+            f"of earlier steps, if any, are moved to {store.path}/repeated.",
             soft_wrap=True,
         )
     else:

@@ -39,6 +39,10 @@ class Shown:
     """Metrics whose names start with one of these are not written; all others are."""
 
 
+_RESULTS = ("model", "eval_after.json", "trajectories/eval_after.jsonl", "summary.json")
+"""What a run has once it is trained."""
+
+
 class Metrics(TrainerCallback):
     """Writes each step's metrics to the run store and shows them next to the progress bar."""
 
@@ -59,6 +63,9 @@ class Metrics(TrainerCallback):
         """Remove what later steps have stored, and start the bar at the current step."""
         # Here the checkpoint is loaded: a resume that fails before has removed nothing.
         self._store.keep_steps(state.global_step)
+        if state.global_step < state.max_steps:
+            # The run is trained further: what it ended with before is no result of it any more.
+            self._store.set_aside(*_RESULTS)
         self._progress.update(self._bar, total=state.max_steps, completed=state.global_step)
         self._progress.start_task(self._bar)
 

@@ -114,7 +114,10 @@ def test_a_seed_chooses_the_task_as_everywhere(own_server):
 def test_a_vector_is_made_one_by_one(own_server):
     envs = gymnasium.make_vec(TEXTCRAFT, num_envs=2, vectorization_mode="sync", server=own_server)
     envs.reset(seed=0)
-    assert envs.step(["inventory", "get 1 oak logs"])[0] == ("Inventory: empty", "Got 1 oak logs")
+    assert envs.step(["inventory", "get 1 oak logs"])[0] == (
+        "Inventory: You are not carrying anything.",
+        "Got 1 oak logs",
+    )
     envs.close()
     with pytest.raises(BadRequest, match="vectorization_mode='sync'"):
         gymnasium.make_vec(TEXTCRAFT, num_envs=2, server=own_server)

@@ -12,6 +12,7 @@ import pytest
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.models.loading import load_policy
+from agentgym_train.models.local import find_local_models
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 
@@ -84,3 +85,34 @@ def test_a_chat_template_that_never_ends(sound, tmp_path):
         assert seconds < 60
         sys.stdout.write(f"{words[0]} ended after {seconds:.0f} s: {output.splitlines()[-1]}\n")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "file, content, said",
+    [
+        ("config.json", b"[1]", "config.json is not a JSON object"),
+        ("model.safetensors", b"", "model.safetensors is cut off"),
+        ("model.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00[[[[[[[[", "model.safetensors is"),
+        ("model.safetensors", None, "it contains no weights"),
+        ("tokenizer*", None, "it contains no tokenizer"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"a": "b.safetensors"}}',
+            "b.safetensors",
+        ),
+        ("model.safetensors.index.json", b"[]", "contains no weight_map"),
+    ],
+)
+def test_damage_shows_without_loading_the_model(sound, tmp_path, file, content, said):
+    folder = tmp_path / "model"
+    shutil.copytree(sound, folder)
+    if content is None:
+        for path in folder.glob(file):
+            path.unlink()
+    else:
+        (folder / file).write_bytes(content)
+    found = {model.name: model.damage for model in find_local_models([tmp_path, sound])}
+    assert said in found[str(folder)] and found[str(sound)] == ""
+    with pytest.raises(ConfigError, match="cannot load") as caught:
+        load_policy(str(folder))
+    assert said in str(caught.value)

@@ -57,7 +57,8 @@ def test_it_is_a_project_and_the_entry_point_names_the_class(installed):
 def test_every_command_knows_it_once_it_is_installed(installed, tmp_path):
     env_id, site, _ = installed
     rows = json.loads(run("envs", "--json", cwd=tmp_path, path=site))
-    assert {"id": env_id, "splits": {"train": 80, "test": 20}, "missing": None} in rows
+    sizes = {"splits": {"train": 80, "test": 20}, "selections": {}}
+    assert {"id": env_id, **sizes, "missing": None} in rows
     checked = run("check", "my-maze", "--sessions", "8", cwd=tmp_path, path=site)
     assert "FAIL" not in checked and checked.count("ok  ") == len(RULES)
     report = tmp_path / "out.json"

@@ -3,7 +3,8 @@
 import pytest
 
 from agentgym_env import TaskSet
-from agentgym_env.errors import UnknownSplit, UnknownTask
+from agentgym_env.errors import BadRequest, UnknownSplit, UnknownTask
+from agentgym_env.text_env import choose_task
 
 TASKS = TaskSet({"train": ["b", "a"], "test": ["c"]}, {"a": "easy"})
 
@@ -43,3 +44,38 @@ def test_a_task_in_two_splits_is_refused():
 def test_a_task_id_that_is_no_text_is_refused():
     with pytest.raises(TypeError, match="strings, got 1"):
         TaskSet({"train": [1]})
+
+
+def test_a_selection_is_used_like_a_split_and_may_share_its_tasks():
+    tasks = TaskSet({"train": ["a", "b"], "test": ["c"]}, selections={"known": ["c", "a", "d"]})
+    assert tasks.split("known") == ("c", "a", "d") and dict(tasks.splits).keys() == {
+        "train",
+        "test",
+    }
+    assert [tasks.split_of(task) for task in "acd"] == ["train", "test", "known"]
+    assert tasks.ids == ("a", "b", "c", "d") and "d" in tasks
+    with pytest.raises(UnknownSplit, match="available: 'train', 'test', 'known'"):
+        tasks.split("unknown")
+
+
+@pytest.mark.parametrize(
+    ("selections", "reason"),
+    [
+        ({"test": ["a"]}, "'test' is a split and a selection"),
+        ({"known": ["a", "a"]}, "'known' is empty, or lists a task twice"),
+        ({"known": []}, "'known' is empty, or lists a task twice"),
+    ],
+)
+def test_a_selection_has_its_own_name_and_each_task_once(selections, reason):
+    with pytest.raises(ValueError, match=reason):
+        TaskSet({"train": ["a"], "test": ["c"]}, selections=selections)
+
+
+def test_an_episode_takes_a_task_from_a_selection():
+    tasks = TaskSet({"train": ["a", "b"]}, aliases={"x_1": "b"}, selections={"known": ["b", "d"]})
+    drawn = {choose_task(tasks, "train", seed, {"split": "known"}) for seed in range(20)}
+    assert drawn == {"b", "d"}
+    for split in ("train", "known", None):
+        assert choose_task(tasks, "train", 0, {"task": "x_1", "split": split}) == "b"
+    with pytest.raises(BadRequest, match="'a' is in split 'train', not in 'known'"):
+        choose_task(tasks, "train", 0, {"task": "a", "split": "known"})

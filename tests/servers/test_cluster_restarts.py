@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+import requests
 
 from agentgym_env import EnvClient, EnvironmentLost
 from agentgym_env.wire import CloseReply, CreateReply, CreateRequest, SessionRequest, WireError
@@ -298,7 +299,7 @@ async def test_the_process_that_replaces_a_peer_is_reached_by_the_first_call(tmp
         await ended.wait()
         writer.close()
 
-    peer = _Peer(tmp_path / "1.sock")
+    peer = _Peer(tmp_path, 1)
     for _ in range(2):
         ended = asyncio.Event()
         async with await asyncio.start_unix_server(answer, tmp_path / "1.sock"):
@@ -318,3 +319,33 @@ def test_sessions_wait_for_the_worker_that_has_room_for_them(start):
         sessions = client.open_many(6)
         assert sorted(session.state.name[0] for session in sessions) == list("000111")
     assert served.stop() == 0
+
+
+def counters(address):
+    """The counters of the whole server, from whichever process answers."""
+    page = requests.get(address + "/metrics", timeout=10, headers={"Connection": "close"}).text
+    rows = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in rows if name != "agentgym_sessions"}
+
+
+def test_counters_never_fall_when_workers_are_killed(start):
+    served = start("worlds:Guess", "--port", "0", "--workers", str(WORKERS))
+    address, before = served.address(), {}
+    pids = {child.pid for child in children_of(served)}
+    for _ in range(WORKERS):
+        with EnvClient(address) as client:
+            sessions = open_on_all(client)
+            step_all(client, sessions)
+        told = counters(address)
+        assert told["agentgym_steps_total"] == before.get("agentgym_steps_total", 0) + WORKERS
+        kill(children_of(served)[0])
+        for _ in range(40):  # while it is away, and when it is back
+            now = counters(address)
+            assert all(now[name] >= value for name, value in told.items()), (told, now)
+            told = now
+        next_child(served, pids)
+        before = told
+    deadline = time.monotonic() + 20
+    while counters(address)["agentgym_restarts_total"] < WORKERS:
+        assert time.monotonic() < deadline, "not every start was counted"
+        time.sleep(0.05)

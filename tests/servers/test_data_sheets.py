@@ -15,7 +15,7 @@ SECTIONS = (
     "Description", "Observation", "Actions", "Rewards", "Termination", "Tasks", "Arguments",
     "Data", "Registered id",
 )  # fmt: skip
-SPLIT = re.compile(r"\| `(train|dev|test)` \|(.*)\|")
+SPLIT = re.compile(r"\| `(train|dev|test|paper\w*)` \|(.*)\|")
 SHEETS = {
     entry.env_id: entry
     for entry in registration.registered()
@@ -65,9 +65,9 @@ def test_a_data_sheet_has_the_number_of_tasks_of_each_split(env_id):
         pytest.skip(f"its figures cannot be counted: {error}")
     if env_id in ("agentgym/Search-v0", "agentgym/WebArena-v0"):
         # One row a corpus, or a kind of sites.
-        rows = {split: sections["Tasks"] for split in tasks.splits}
+        rows = {split: sections["Tasks"] for split in (*tasks.splits, *tasks.selections)}
     else:
         rows = dict(SPLIT.findall(sections["Tasks"]))
-    assert set(rows) == set(tasks.splits)
-    for split, ids in tasks.splits.items():
+    assert set(rows) == {*tasks.splits, *tasks.selections}
+    for split, ids in {**tasks.splits, **tasks.selections}.items():
         assert len(ids) in numbers(rows[split]), split

@@ -225,3 +225,22 @@ def test_a_model_killed_in_the_middle_gives_the_figures_of_one_that_was_not(tmp_
     torn = Path(model) / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-8] + b"otherone")
     assert "policies is" in run(tmp_path, *words, "--out", "whole", status=2)
+
+
+@pytest.mark.slow
+def test_a_policy_that_cannot_be_loaded_leaves_nothing_that_blocks_the_next_one(tmp_path):
+    save_tiny_policy(tmp_path / "bad")
+    weights = tmp_path / "bad" / "model.safetensors"
+    whole = weights.read_bytes()
+    words = [*TEXTCRAFT[:-1], "bad", "--limit", "1", "--horizon", "1", "--out", "here"]
+    weights.write_bytes(whole[:2000])
+    assert "model.safetensors is cut off" in run(tmp_path, *words, status=2)
+    config = tmp_path / "bad" / "config.json"
+    sizes = json.loads(config.read_text())
+    weights.write_bytes(whole)
+    config.write_text(json.dumps({**sizes, "hidden_size": 999}))
+    assert "cannot load" in run(tmp_path, *words, status=2)
+    config.write_text(json.dumps(sizes))
+    run(tmp_path, *words)
+    said = run(tmp_path, *words, "--policy", "expert", status=2)
+    assert "policies is bad=hf:bad (weights " in said and "expert=expert here" in said, said

@@ -151,6 +151,7 @@ def test_a_name_that_is_none_is_refused():
 
 
 def test_a_folder_with_no_causal_model_is_refused(tmp_path):
+    save_tiny_policy(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "no-such-kind"}')
     with pytest.raises(BadRequest, match="as a causal language model"):
         load_policy(str(tmp_path))

@@ -6,6 +6,7 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.rollout.policy_spec import PolicyName, parse_labelled, parse_policy
+from tests.train.small import save_tiny_policy
 
 
 def test_every_form_is_read_and_written_back():
@@ -52,8 +53,6 @@ def test_a_label_stands_before_an_equals_sign_unless_it_is_a_folders_own(tmp_pat
     assert parse_labelled("random") == ("random", PolicyName("random"))
     address = "openai:m@http://h/v1?key=2"
     assert parse_labelled(address) == (address, PolicyName("openai", "m", "http://h/v1?key=2"))
-    folder = tmp_path / "lr=0.1"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    save_tiny_policy(tmp_path / "lr=0.1")
     monkeypatch.chdir(tmp_path)
     assert parse_labelled("lr=0.1") == ("lr=0.1", PolicyName("hf", "lr=0.1"))

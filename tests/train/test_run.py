@@ -297,6 +297,7 @@ def test_a_resume_that_fails_or_is_refused_loses_nothing(whole_run, tmp_path):
         status, output = finish(Command("train", "--resume", run))
         assert status == 2 and "Traceback" not in output, output
         assert "checkpoint-2 is damaged" in output.replace("\n", "")
+        assert (run / "model").is_dir() and (run / "eval_after.json").is_file()
         assert texts(run, "train") == before and len(RunStore.open(run).metrics()[0]) == 4
     weights.write_bytes(whole)
     status, output = finish(Command("train", "--resume", run))
@@ -304,6 +305,9 @@ def test_a_resume_that_fails_or_is_refused_loses_nothing(whole_run, tmp_path):
     assert texts(run, "train") == before
     moved = (run / "repeated" / "trajectories" / "train.jsonl").read_text().splitlines()
     assert len(moved) == len(before) // 2
+    # The model and the evaluation after training are new; those of the first time are set aside.
+    for name in ("model", "eval_after.json", "trajectories/eval_after.jsonl"):
+        assert (run / name).exists() and (run / "repeated" / name).exists()
 
     shutil.rmtree(run / "checkpoints")
     args = replace(read_config(run / "config.yaml"), output_dir=str(run))

@@ -151,47 +151,33 @@ async def _serve_call(
         or codec.unauthorized(scope["path"], headers.get(b"authorization", ""))
         or codec.too_large(declared)
     )
-    if error is not None:
-        await _send(send, scope, codec.fail(error))
+    body, held = (error, 0) if error else await bodies.read(receive, declared)
+    if body is None:
         return
-    body, held = await bodies.read(receive, declared)
     try:
         if isinstance(body, bytes):
             content_type = headers.get(b"content-type", "")
-            body = (
-                codec.too_large(len(body))
-                or check_content_type(scope["method"], body, content_type, accepted)
-                or body
+            error = codec.too_large(len(body)) or check_content_type(
+                scope["method"], body, content_type, accepted
             )
+            body = error or body
         if isinstance(body, bytes):
-            answered = await answer(_http_call(scope, headers, body))
-        elif body is not None:
+            call = HttpCall(
+                scope["method"],
+                scope["path"],
+                scope["query_string"].decode("latin-1"),
+                body,
+                content_type,
+                headers.get(b"accept", ""),
+                headers.get(b"authorization", ""),
+                headers,
+            )
+            answered = await answer(call)
+        else:
             answered = codec.fail(body)
     finally:
         if held:
             await bodies.give_back(held)
-    if body is not None:
-        await _send(send, scope, answered)
-
-
-def _http_call(
-    scope: MutableMapping[str, Any], headers: Mapping[bytes, str], body: bytes
-) -> HttpCall:
-    return HttpCall(
-        scope["method"],
-        scope["path"],
-        scope["query_string"].decode("latin-1"),
-        body,
-        headers.get(b"content-type", ""),
-        headers.get(b"accept", ""),
-        headers.get(b"authorization", ""),
-        headers,
-    )
-
-
-async def _send(
-    send: Send, scope: MutableMapping[str, Any], answered: Answer | HeadedAnswer
-) -> None:
     own_fields: Sequence[tuple[bytes, bytes]] = ()
     if isinstance(answered, HeadedAnswer):
         own_fields = answered.headers

@@ -13,12 +13,18 @@ from typing import Any, Final
 from agentgym_env.wire import CloseReply, CreateReply, StepReply, WireError
 from agentgym_servers.host import routes
 
+_OBSERVED: Final = frozenset({routes.RESET.path, routes.STEP.path})
 _GIVES: Final = {route.path: route.gives for route in routes.ROUTES if route.takes is not None}
 
 SLICE: Final = 8
-"""Items of a batch that are answered without a pause; fewer where they take long."""
+"""Items that the first slice of a batch has; the next ones have more or fewer, by what it cost."""
+_LONGEST_SLICE: Final = 64
+_SLICE_CHARS: Final = 2**20
+"""Characters of text above which slices become shorter."""
 PAUSE_AFTER_S: Final = 0.005
-"""Others are answered after so many seconds."""
+"""Others are answered after so many seconds; slices that take longer become shorter."""
+_GROWTH: Final = 4
+"""How many times as long the next slice may be, if it then costs no more than that."""
 _ITERATIONS: Final = 4
 """Iterations of the event loop in each pause: it may accept only one connection in each."""
 MAX_REPLY_CHARS: Final = 16 * 2**20
@@ -111,31 +117,42 @@ class Slices:
         self._answer = answer
         self._processes = processes
         self._large = ShortestFirst()
+        self._sizes: dict[str, int] = {}
+        """Items of the next slice, by route."""
 
     async def answer(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to a batch of the route at `path`, in order."""
-        if len(requests) <= SLICE:
-            return self._answer(path, requests)
+        if len(requests) <= self._sizes.get(path, SLICE):
+            return self._part(path, requests, ReplyLimit(self._processes))
         async with self._large.turn(len(requests)) as turn:
             replies: list[Any] = []
             limit = ReplyLimit(self._processes)
-            size, paused = SLICE, time.monotonic()
+            paused = time.monotonic()
             while len(replies) < len(requests):
                 if limit.reached:
                     return replies + limit.rejected(path, requests[len(replies) :])
-                began = time.monotonic()
-                part = self._answer(path, requests[len(replies) : len(replies) + size])
-                limit.add(part)
-                replies += part
-                now = time.monotonic()
-                if now - began > PAUSE_AFTER_S:
-                    size = max(1, size // 2)
-                if now - paused > PAUSE_AFTER_S:
+                size = self._sizes.get(path, SLICE)
+                replies += self._part(path, requests[len(replies) : len(replies) + size], limit)
+                if time.monotonic() - paused > PAUSE_AFTER_S:
                     for _ in range(_ITERATIONS):
                         await asyncio.sleep(0)
                     await turn.give_way(len(requests) - len(replies))
                     paused = time.monotonic()
             return replies
+
+    def _part(self, path: str, requests: Sequence[Any], limit: ReplyLimit) -> list[Any]:
+        """The replies to a slice, whose cost decides how long the next one is."""
+        began = time.monotonic()
+        replies = self._answer(path, requests)
+        cost = max(
+            (time.monotonic() - began) / PAUSE_AFTER_S, limit.add(path, replies) / _SLICE_CHARS
+        )
+        size = self._sizes.get(path, SLICE)
+        if cost > 1:
+            self._sizes[path] = max(1, len(requests) // 2)
+        elif len(requests) == size and cost * _GROWTH < 1:
+            self._sizes[path] = min(size * _GROWTH, _LONGEST_SLICE)
+        return replies
 
 
 class ReplyLimit:
@@ -149,11 +166,15 @@ class ReplyLimit:
         """Whether further items are rejected."""
         return self._left <= 0
 
-    def add(self, replies: Sequence[Any]) -> None:
-        """Count replies."""
-        for reply in replies:
-            self._left -= len(getattr(reply, "observation", None) or "")
-            self._left -= sum(map(len, getattr(reply, "actions", None) or ()))
+    def add(self, path: str, replies: Sequence[Any]) -> int:
+        """Count replies of the route at `path`; their characters."""
+        characters = 0
+        if path in _OBSERVED:
+            characters = sum([len(reply.observation) for reply in replies])
+        elif path == routes.ACTIONS.path:
+            characters = sum(sum(map(len, reply.actions or ())) for reply in replies)
+        self._left -= characters
+        return characters
 
     def rejected(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to items that are not carried out."""

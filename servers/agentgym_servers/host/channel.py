@@ -113,7 +113,8 @@ def answer(table: SessionTable, figures: Figures, ask: Ask) -> bytes:
     """The frame that answers a question about `table`."""
     if ask.path == DESCRIBE:
         card = table.card()
-        body = encode(Description(card, [table.task_list(split) for split in card.splits]))
+        names = (*card.splits, *card.selections)
+        body = encode(Description(card, [table.task_list(name) for name in names]))
     elif ask.path == FIGURES:
         body = encode(table.figures() + figures)
     else:

@@ -17,15 +17,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from agentgym_env.wire import decode
+from agentgym_env.wire import decode, encode
 from agentgym_servers.host import routes
 from agentgym_servers.host.batches import SLICE, failed_replies
 from agentgym_servers.host.channel import (
     FIGURES,
+    Answer,
     Ask,
     Channel,
     answer,
     answer_with,
+    pack,
     read_frame,
     read_replies,
     read_requests,
@@ -54,18 +56,45 @@ def cluster_service(settings: ServeSettings, index: int, folder: Path) -> Router
         processes=settings.workers,
     )
     partitions = [
-        _Own(host, _socket_path(folder, index)) if i == index else _Peer(_socket_path(folder, i))
-        for i in range(settings.workers)
+        _Own(host, folder, i) if i == index else _Peer(folder, i) for i in range(settings.workers)
     ]
     return Router(host.codec, partitions, count_codec=False, concurrent=1)
+
+
+class _Ledger:
+    """What the process of a partition has counted, its predecessors included.
+
+    It is kept in a file whenever it is told, so no counter ever falls: what a killed process
+    counted since it was last asked is missing.
+    """
+
+    def __init__(self, folder: Path, index: int) -> None:
+        self._path = folder / f"{index}.figures"
+
+    def read(self) -> Figures | None:
+        """What was last told, without open sessions; None if nothing was."""
+        try:
+            told = msgspec.json.decode(self._path.read_bytes(), type=Figures)
+        except FileNotFoundError:
+            return None
+        return msgspec.structs.replace(told, sessions=0)
+
+    def write(self, figures: Figures) -> None:
+        """Keep what is told now."""
+        new = self._path.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(figures))
+        new.replace(self._path)
 
 
 class _Own:
     """This process's own sessions, which its peers may use too."""
 
-    def __init__(self, host: Host, socket_path: Path) -> None:
+    def __init__(self, host: Host, folder: Path, index: int) -> None:
         self._host = host
-        self._socket_path = socket_path
+        self._socket_path = _socket_path(folder, index)
+        self._ledger = _Ledger(folder, index)
+        past = self._ledger.read()
+        self._past = Figures() if past is None else past + Figures(restarts=1)
         self._server: asyncio.Server | None = None
         self._visitors: set[asyncio.StreamWriter] = set()
         self._answering: set[asyncio.Task[None]] = set()
@@ -74,16 +103,20 @@ class _Own:
         return await self._host.ask(path, requests)
 
     async def figures(self) -> Figures:
-        return await self._host.figures()
+        figures = self._past + await self._host.figures()
+        self._ledger.write(figures)
+        return figures
 
     async def start(self) -> None:
         await self._host.start()
         self._socket_path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._receive, self._socket_path)
+        await self.figures()  # so that a successor knows it is one
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
+            await self.figures()
         for visitor in list(self._visitors):
             visitor.close()
         await self._host.stop()
@@ -93,7 +126,10 @@ class _Own:
         try:
             while True:
                 ask = msgspec.msgpack.decode(await read_frame(reader), type=Ask)
-                if ask.body.count(b"{") > SLICE:
+                if ask.path == FIGURES:
+                    writer.write(pack(Answer(ask.number, encode(await self.figures()))))
+                    await writer.drain()
+                elif ask.body.count(b"{") > SLICE:
                     # Others' questions are answered in between.
                     task = asyncio.create_task(self._answer_in_slices(ask, writer))
                     self._answering.add(task)
@@ -116,8 +152,9 @@ class _Own:
 class _Peer:
     """The sessions of another process."""
 
-    def __init__(self, socket_path: Path) -> None:
-        self._socket_path = socket_path
+    def __init__(self, folder: Path, index: int) -> None:
+        self._socket_path = _socket_path(folder, index)
+        self._ledger = _Ledger(folder, index)
         self._channel: Channel | None = None
         self._connecting = asyncio.Lock()
 
@@ -130,7 +167,7 @@ class _Peer:
 
     async def figures(self) -> Figures:
         body = await self._ask(FIGURES, b"")
-        return Figures() if body is None else decode(body, Figures)
+        return self._ledger.read() or Figures() if body is None else decode(body, Figures)
 
     async def start(self) -> None:
         """A peer is called when it is needed."""

@@ -232,7 +232,8 @@ class Codec:
         except ValueError:
             splits = []
         if len(splits) != 1:
-            names = ", ".join(self.session_store.card().splits)
+            card = self.session_store.card()
+            names = ", ".join((*card.splits, *card.selections))
             return self.fail(
                 WireError("bad_request", f"name one split: /v1/tasks?split=NAME, of {names}"),
                 wanted,

@@ -85,7 +85,7 @@ class WorldProcess:
                 return replies + limit.rejected(path, requests[place:])
             async with self._turn:
                 part = await self._ask_one(path, request)
-            limit.add(part)
+            limit.add(path, part)
             replies += part
         return replies
 
@@ -214,7 +214,8 @@ class _Described:
         for tasks in self._description().tasks:
             if tasks.split == split:
                 return tasks
-        names = ", ".join(map(repr, self.card().splits))
+        card = self.card()
+        names = ", ".join(map(repr, (*card.splits, *card.selections)))
         raise UnknownSplit(f"no split {split!r}; available: {names}")
 
     def unsendable(self, reply: Any, error: Exception) -> Any:

@@ -117,7 +117,6 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """
 
     _head_bytes = 0
-    _fields = 0
     _framing = 0
     """Bytes since the head ended that are not of the body, less those that the body allows."""
     _head_ends: asyncio.TimerHandle | None = None
@@ -155,15 +154,13 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     # httptools calls these two; h11 has limits of its own and takes one request at a time.
     def on_message_begin(self) -> None:
         """Reject too many requests that came at once."""
-        self._fields = 0
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError(f"more than {MAX_PIPELINED} requests wait for their replies")
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Reject a request with too many header fields."""
-        self._fields += 1
-        if self._fields > MAX_FIELDS:
+        if len(self.headers) >= MAX_FIELDS:
             raise ValueError(f"the request has more than {MAX_FIELDS} header fields")
         super().on_header(name, value)
 

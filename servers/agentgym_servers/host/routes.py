@@ -142,7 +142,7 @@ def openapi_document(card: EnvCard) -> dict[str, Any]:
     schema_of = dict(zip(map(str, kinds), schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in ROUTES:
-        operation = _operation(route, schema_of, list(card.splits))
+        operation = _operation(route, schema_of, [*card.splits, *card.selections])
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",

@@ -39,7 +39,7 @@ from agentgym_env.wire import (
     WireError,
 )
 from agentgym_servers.host import routes
-from agentgym_servers.host.batches import Slices
+from agentgym_servers.host.batches import SLICE, Slices
 from agentgym_servers.host.codec import (
     Answer,
     Batch,
@@ -193,10 +193,16 @@ class SessionTable:
         return self._card
 
     def task_list(self, split: str) -> TaskList:
-        """The tasks of one split and their categories; raises `UnknownSplit`."""
+        """The tasks of one split or selection; raises `UnknownSplit`."""
         ids = self._tasks.split(split)
         categories = {task: self._tasks.category(task) for task in ids}
-        return TaskList(split, list(ids), {t: c for t, c in categories.items() if c is not None})
+        known = set(ids)
+        return TaskList(
+            split,
+            list(ids),
+            {task: category for task, category in categories.items() if category is not None},
+            {alias: task for alias, task in self._tasks.aliases.items() if task in known},
+        )
 
     def create(self, requests: Sequence[CreateRequest]) -> list[CreateReply]:
         """Open sessions, up to the limit."""
@@ -439,6 +445,7 @@ class SessionTable:
             has_expert=env.has_expert(),
             max_sessions=self._server_sessions,
             version=self._version,
+            selections={name: len(ids) for name, ids in env.tasks.selections.items()},
         )
 
 
@@ -493,6 +500,8 @@ class Host:
 
     async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
         """The replies to a batch."""
+        if len(requests) <= SLICE:
+            return self.table.answer(path, requests)
         return await self._slices.answer(path, requests)
 
     async def figures(self) -> Figures:

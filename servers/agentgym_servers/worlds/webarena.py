@@ -44,6 +44,7 @@ from agentgym_servers.web.sites.site_map import SiteMap, embedded_sites, origins
 from agentgym_servers.web.tasks.scripts import Goto, Step, action_of
 from agentgym_servers.web.tasks.tasks import WebTask, packaged_tasks
 from agentgym_servers.web.text_browser.browser import TextBrowser
+from agentgym_servers.worlds.paper import paper_selections
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +195,12 @@ class RealArena:
         self.tasks: Mapping[str, WebTask] = {
             name: task for name, task in named.items() if name not in self.left_out
         }
+        numbered = {task.task_id: name for name, task in self.tasks.items()}
         self.task_set = TaskSet(
             {"test": list(self.tasks)},
             {name: "+".join(task.sites) for name, task in self.tasks.items()},
+            {f"webarena_{number}": name for number, name in numbered.items()},
+            paper_selections("webarena", numbered),
         )
         self.experts: Mapping[str, Sequence[Step]] = {}
 

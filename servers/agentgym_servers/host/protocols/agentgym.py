@@ -324,9 +324,10 @@ class SearchQAApi(OriginalApi):
 
 
 class TextCraftApi(OriginalApi):
-    """TextCraft's."""
+    """TextCraft's, in its own wording."""
 
     greeting = "This is environment TextCraft."
+    env_kwargs = {"legacy": True}  # noqa: RUF012
 
     def own_routes(self) -> Routes:
         """Its routes."""

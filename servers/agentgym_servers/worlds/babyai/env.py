@@ -23,6 +23,7 @@ from agentgym_servers.worlds.babyai.view import (
     Seen,
     View,
 )
+from agentgym_servers.worlds.paper import paper_numbers, paper_selections
 
 try:
     import minigrid.envs.babyai.core.roomgrid_level as roomgrid_level
@@ -67,9 +68,17 @@ def babyai_tasks() -> TaskSet:
         name: [f"{level}/{seed}" for level in level_ids() for seed in seeds]
         for name, seeds in (("train", TRAIN_SEEDS), ("test", TEST_SEEDS))
     }
-    categories = {task: task.partition("/")[0] for ids in splits.values() for task in ids}
-    numbers = range(len(ORIGINAL_LEVELS) * TEST_SEEDS.stop)
-    return TaskSet(splits, categories, {f"babyai_{n}": original_task(n) for n in numbers})
+    # The paper's tasks have some seeds that are in no split.
+    numbers = {*range(len(ORIGINAL_LEVELS) * TEST_SEEDS.stop), *paper_numbers("babyai")}
+    numbered = {n: original_task(n) for n in sorted(numbers)}
+    selections = paper_selections("babyai", numbered)
+    every = [*splits.values(), *selections.values()]
+    return TaskSet(
+        splits,
+        categories={task: task.partition("/")[0] for ids in every for task in ids},
+        aliases={f"babyai_{n}": task for n, task in numbered.items()},
+        selections=selections,
+    )
 
 
 def original_task(data_idx: int) -> str:
@@ -148,6 +157,11 @@ class BabyAI(TextEnv):
     |---|---|---|
     | `train` | 0 to 199 | 19,200 |
     | `test` | 200 to 204 | 480 |
+    | `paper` | 45 to 321 | 90 |
+    | `paper_train` | 0 to 278 | 810 |
+
+    `paper` and `paper_train` are the tasks of arXiv:2509.08755 (docs/paper_tasks.md); they overlap
+    `train` and `test`.
 
     ## Arguments
     - `legacy` (default `False`): words observations as AgentGym does, and like there hides the

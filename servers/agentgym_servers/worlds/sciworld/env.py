@@ -62,6 +62,12 @@ class SciWorld(TextEnv):
     | `train` | 3,592 |
     | `dev` | 1,796 |
     | `test` | 1,819 |
+    | `paper` | 200 |
+    | `paper_train` | 2,120 |
+    | `paper_clean` | 139 |
+
+    `paper` and `paper_train` are the tasks of arXiv:2509.08755 (docs/paper_tasks.md); they overlap
+    the other splits, and share 61 tasks. `paper_clean` is `paper` without these.
 
     ## Arguments
     - `simplifications` (default `""`): `easy`, or some of `teleportAction`, `openDoors`,

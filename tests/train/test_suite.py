@@ -1,0 +1,224 @@
+"""`agentgym eval --suite paper` and AgentGym's files of item ids."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from agentgym_env.cli import main
+from agentgym_env.errors import BadRequest, ConfigError, UnknownTask
+from agentgym_env.run_store import RunStore
+from agentgym_env.text_env import TaskSet
+from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.evaluation import suite
+from agentgym_train.evaluation.evaluate import chosen_tasks, eval_starts, policy_plans
+from agentgym_train.evaluation.suite import (
+    PAPER_ROWS,
+    WORLDS,
+    SuitePlan,
+    SuiteWorld,
+    WorldResult,
+    run_suite,
+    suite_grid,
+    suite_tasks,
+)
+from agentgym_train.rollout.policy_spec import PolicySpec, parse_policy
+from agentgym_train.runs.preflight import prepared
+
+KNOWN = TaskSet(
+    {"train": ["a", "b"], "test": ["c"]},
+    aliases={"world_0": "a", "world_1": "c"},
+    selections={"paper": ["c", "a"]},
+)
+BY_NAME = {world.name: world for world in WORLDS}
+
+
+def exit_of(*words: str) -> int:
+    """The exit status of a command."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)
+
+
+def plan_of(*names: str, **settings) -> SuitePlan:
+    named = [(name, parse_policy(name)) for name in names]
+    return SuitePlan(
+        policy=PolicyConfig(), policies=policy_plans(named),
+        specs={name: PolicySpec(PolicyConfig(model=name)) for name in names}, **settings,
+    )  # fmt: skip
+
+
+def test_agentgyms_item_ids_are_read_in_order_and_once(tmp_path):
+    rows = [{"item_id": "world_1", "conversations": None}, {"item_id": "world_0"}]
+    path = tmp_path / "world_test.json"
+    path.write_text(f"\n {json.dumps([*rows, rows[0]])}")
+    assert chosen_tasks(KNOWN, [str(path)], "test", None, None) == (["c", "a"], "several")
+    path.write_text(json.dumps(rows[:1]))
+    assert chosen_tasks(KNOWN, [str(path)], "train", None, None) == (["c"], "test")
+
+
+@pytest.mark.parametrize("text", ['[{"id": "world_1"}]', '["world_1"]', "[{", '[{"item_id": 1}]'])
+def test_a_file_that_is_not_agentgyms_is_refused(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ConfigError, match="is not a JSON list of objects with an item_id"):
+        chosen_tasks(KNOWN, [str(tmp_path / "x.json")], "test", None, None)
+
+
+def test_an_item_id_of_another_world_is_refused(tmp_path):
+    (tmp_path / "x.json").write_text('[{"item_id": "babyai_3"}]')
+    with pytest.raises(UnknownTask, match="'babyai_3'"):
+        chosen_tasks(KNOWN, [str(tmp_path / "x.json")], "test", None, None)
+
+
+def test_episodes_record_the_split_that_was_asked_for():
+    starts = eval_starts(KNOWN, "paper", 1, seed=0)
+    assert [(start.task, start.split) for start in starts] == [("c", "paper"), ("a", "paper")]
+    # The seed of an episode does not depend on it.
+    assert starts[0].seed == eval_starts(KNOWN, "test", 1, seed=0)[0].seed
+
+
+def test_an_evaluation_of_item_ids_plays_the_papers_tasks(tmp_path):
+    items = [{"item_id": f"textcraft_{number}"} for number in (0, 533)]
+    (tmp_path / "textcraft_test.json").write_text(json.dumps(items))
+    base = ["eval", "--env", "textcraft", "--policy", "expert", "--horizon", "30"]
+    base += ["--env-kwargs", '{"legacy": true}']
+    tasks = ["--tasks", str(tmp_path / "textcraft_test.json"), "--out", str(tmp_path / "ids")]
+    assert exit_of(*base, *tasks) == 0
+    split = ["--split", "paper", "--limit", "2", "--out", str(tmp_path / "paper")]
+    assert exit_of(*base, *split) == 0
+    played, _ = RunStore.open(tmp_path / "ids").trajectories("expert")
+    assert len({t.task for t in played}) == 2 and all(t.success for t in played)
+    assert any("Crafted 4 minecraft:" in turn.observation for t in played for turn in t.turns)
+    played, _ = RunStore.open(tmp_path / "paper").trajectories("expert")
+    assert {t.split for t in played} == {"paper"} and len(played) == 2
+
+
+def test_the_papers_tasks_are_used_or_those_that_stand_in_for_them():
+    assert suite_tasks(KNOWN, BY_NAME["TextCraft"]) == (("c", "a"), "paper")
+    ids = [f"{site}/{number}" for site in ("shop", "map") for number in range(10)]
+    own = TaskSet({"test": ids}, {task: task.partition("/")[0] for task in ids})
+    world = SuiteWorld("X", "x", 5, stand_in="others", quotas={"shop": 2, "map": 3})
+    chosen = (["shop/0", "shop/5", "map/0", "map/3", "map/6"], "test")
+    assert suite_tasks(own, world) == chosen
+    with pytest.raises(ConfigError, match="10 of 12 others of shop could stand in"):
+        suite_tasks(own, SuiteWorld("X", "x", 5, quotas={"shop": 12}))
+    with pytest.raises(ConfigError, match="its tasks lack some of the paper's"):
+        suite_tasks(TaskSet({"test": ids}), BY_NAME["SciWorld"])
+
+
+def test_the_suite_has_the_papers_sizes_and_a_row_for_each_of_its_models():
+    assert [(world.name, world.horizon) for world in WORLDS] == [
+        ("TextCraft", 30), ("BabyAI", 20), ("SciWorld", 30), ("WebArena", 15), ("Search", 30),
+    ]  # fmt: skip
+    assert sum(BY_NAME["WebArena"].quotas.values()) == 50
+    assert sum(BY_NAME["Search"].quotas.values()) == 400
+    for row in PAPER_ROWS.values():
+        assert set(row) == set(BY_NAME)
+    assert PAPER_ROWS["AgentGym-RL 7B, ScalingInter"]["TextCraft"] == 0.91
+
+
+def test_a_world_that_cannot_run_is_reported_with_the_reason_and_no_zero(
+    tmp_path, monkeypatch, capsys
+):
+    """The suite over two worlds, the other of which lacks what it needs."""
+    broken = SuiteWorld("SciWorld", "agentgym/Nowhere-v0", 30)
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], broken))
+    out = tmp_path / "suite"
+    words = ["eval", "--suite", "paper", "--policy", "expert", "--policy", "random"]
+    assert exit_of(*words, "--limit", "6", "--out", str(out)) == 0
+    text = capsys.readouterr().out
+    assert "not run" in text and "paper" in text
+    found = json.loads((out / "suite.json").read_text())["worlds"]
+    assert "agentgym/Nowhere-v0" in found["SciWorld"]["not_run"]
+    assert found["SciWorld"]["reports"] == {}
+    crafted = found["TextCraft"]
+    assert crafted["not_run"] is None and crafted["split"] == "paper" and crafted["tasks"] == 6
+    assert crafted["reports"]["expert"]["success"] == 1.0
+    assert crafted["reports"]["random"]["horizon"] == 30
+    assert "the first 6 tasks of each world only" in crafted["differences"]
+    assert set(crafted["unsolved"]) == {"expert", "random"} and not crafted["unsolved"]["expert"]
+    for name in ("suite.md", "suite.png", "textcraft/report.json"):
+        assert (out / name).stat().st_size > 100
+    before = (out / "textcraft/trajectories/expert.jsonl").read_bytes()
+    assert exit_of(*words, "--limit", "6", "--out", str(out)) == 0  # resumed: nothing is played
+    assert (out / "textcraft/trajectories/expert.jsonl").read_bytes() == before
+
+
+def test_if_no_world_can_run_it_is_an_error(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    monkeypatch.setattr(suite, "WORLDS", (SuiteWorld("SciWorld", "agentgym/Nowhere-v0", 30),))
+    with pytest.raises(ConfigError, match="no world can be run; SciWorld: "):
+        run_suite(plan_of("expert"), tmp_path, Console(quiet=True))
+    assert not (tmp_path / "suite.json").exists()
+
+
+def test_each_difference_is_marked_in_the_header_and_explained_once():
+    results = [
+        WorldResult(BY_NAME["TextCraft"], horizon=30, split="paper", differences=["x", "y"]),
+        WorldResult(BY_NAME["BabyAI"], horizon=20, split="paper", differences=["y"]),
+        WorldResult(BY_NAME["SciWorld"], not_run="no Java"),
+    ]
+    grid, notes = suite_grid(["expert"], results)
+    assert list(grid.header) == ["", "TextCraft [1] [2]", "BabyAI [2]", "SciWorld [3]"]
+    assert notes[:3] == ["[1] x", "[2] y", "[3] not run: no Java"]
+    assert grid.rows[-1] == ["AgentGym-RL 7B, ScalingInter (paper)", "0.910", "0.967", "0.570"]
+    assert "expert" in [row[0] for row in grid.rows]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--suite", "paper", "--env", "textcraft"], "leave out --env"),
+        (["--suite", "paper", "--tasks", "stick"], "leave out --tasks"),
+        (["--suite", "paper", "--server", "http://127.0.0.1:1"], "leave out --server"),
+        (["--suite", "papers"], "did you mean paper"),
+        (["--suite", "paper", "--env-kwargs", '{"legacy": true}'], "an object for each world"),
+        ([], "name an environment with --env, or use --suite paper"),
+    ],
+)
+def test_options_that_do_not_fit_a_suite_are_refused(capsys, words, told):
+    assert exit_of("eval", "--policy", "random", *words) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def rl_config(folder: Path, **settings) -> RLConfig:
+    return RLConfig(
+        model="starter:textcraft/warm_policy", env="agentgym/TextCraft-v0",
+        output_dir=str(folder), **settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("split", "shared"), [("train", "84 of the 100 tasks"), ("paper_train", None), ("paper", "100")]
+)
+def test_a_run_that_trains_on_its_evaluation_tasks_warns(tmp_path, caplog, split, shared):
+    config = rl_config(tmp_path, split=split, eval_split="paper")
+    with caplog.at_level(logging.WARNING, logger="agentgym_train.runs.preflight"):
+        runner = prepared(config)
+    assert runner is not None
+    runner.__exit__(None, None, None)
+    told = " ".join(caplog.messages)
+    assert (shared in told and "also in split" in told) if shared else not told
+
+
+def test_an_agent_evol_run_warns_as_well(tmp_path, caplog):
+    config = AgentEvolConfig(
+        model="starter:textcraft/warm_policy", output_dir=str(tmp_path),
+        env="agentgym/TextCraft-v0", eval_split="paper",
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING, logger="agentgym_train.runs.preflight"):
+        worlds = prepared(config)
+    worlds.__exit__(None, None, None)
+    assert "84 of the 100 tasks" in caplog.text
+
+
+def test_the_settings_of_a_world_reach_it(tmp_path):
+    with pytest.raises(BadRequest, match="an object for each world"):
+        plan_of("expert", env_kwargs={"chess": {}})
+    one, other = (plan_of("expert", env_kwargs={"textcraft": {"legacy": v}}) for v in (True, False))
+    assert one.folder() != other.folder() and one.folder().parent == Path("runs/eval")
