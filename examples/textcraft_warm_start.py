@@ -94,20 +94,7 @@ def main() -> None:
 
 def fit(model: Any, tokenizer: Any, stage: Stage, seed: int, out: Path) -> dict[str, float]:
     """Take the model through one stage, in place; the figures of the fit."""
-
-    def is_trained(turn: Turn) -> bool:
-        return stage.trains_aimless or not turn.info
-
-    episode_tokenizer = EpisodeTokenizer(
-        tokenizer, PolicyConfig(instruction=""), is_trained=is_trained
-    )
-    rows = [
-        training_row(tokens)
-        for episode in demonstrations(stage, seed)
-        for tokens in episode_tokenizer.rows(episode)
-    ]
-    rows = [row for row in rows if len(row["input_ids"]) <= MAX_ROW_TOKENS]
-    rows = by_length(rows, ROWS_PER_STEP, random.Random(seed))
+    rows = rows_of(tokenizer, stage, seed)
     settings = SFTConfig(
         model=str(out),
         data=["the expert"],
@@ -125,6 +112,24 @@ def fit(model: Any, tokenizer: Any, stage: Stage, seed: int, out: Path) -> dict[
         "tokens": sum(len(row["input_ids"]) for row in rows),
         "train_loss": round(metrics["train_loss"], 4),
     }
+
+
+def rows_of(tokenizer: Any, stage: Stage, seed: int) -> list[dict[str, list[int]]]:
+    """A stage's rows of SFT, without those that are too long."""
+
+    def is_trained(turn: Turn) -> bool:
+        return stage.trains_aimless or not turn.info
+
+    episode_tokenizer = EpisodeTokenizer(
+        tokenizer, PolicyConfig(instruction=""), is_trained=is_trained
+    )
+    rows = [
+        training_row(tokens)
+        for episode in demonstrations(stage, seed)
+        for tokens in episode_tokenizer.rows(episode)
+    ]
+    rows = [row for row in rows if len(row["input_ids"]) <= MAX_ROW_TOKENS]
+    return by_length(rows, ROWS_PER_STEP, random.Random(seed))
 
 
 def demonstrations(stage: Stage, seed: int) -> Iterator[Trajectory]:

@@ -136,10 +136,15 @@ def train_to_budget(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     return True
 
 
-def final_evaluation(arm: Arm, rollout_runner: RolloutRunner) -> dict[str, Any]:
-    """What `agentgym eval --seed SEED` finds: every run draws its own evaluation episodes."""
+def final_evaluation(
+    arm: Arm, rollout_runner: RolloutRunner, model: str | None = None
+) -> dict[str, Any]:
+    """What `agentgym eval --seed SEED` finds: every run draws its own evaluation episodes.
+
+    It is of the run's own model, or another.
+    """
     config = arm.config
-    policy = policy_of(config, str(arm.path / "model"))
+    policy = policy_of(config, model or str(arm.path / "model"))
     report, _ = evaluate(
         rollout_runner,
         policy.actors(config.eval_temperature),

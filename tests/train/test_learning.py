@@ -120,3 +120,26 @@ def test_a_comparison_runs_once_and_shows_what_is_done_the_second_time(words, ar
     if "--schedule" in words:
         assert all(20 <= row["env_steps"] < 20 + 2 * 3 for row in rows), rows
     assert "seed 11: success" in shown[0] and "seed 11: success" not in shown[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sft_gets_as_much_processor_time_as_rl_and_nothing_runs_twice(tmp_path):
+    command = [
+        sys.executable, str(FOLDER / "against_sft.py"), "--world", "courier", "--seeds", "1",
+        "--out", str(tmp_path), "steps=2", "eval_samples=1",
+    ]  # fmt: skip
+    first = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert first.returncode == 0, first.stdout + first.stderr
+    results = {r["arm"]: r for r in json.loads((tmp_path / "against_sft.json").read_text())}
+    rl, same = results["GRPO"], results["more of the same imitation"]
+    assert rl["steps"] == 2 and rl["env_steps"] > 0 and 0 < rl["informative_groups"] <= 1
+    assert same["steps"] > 10, "SFT has no episodes to play, so it takes more steps"
+    assert same["processor_seconds"] == pytest.approx(rl["processor_seconds"], rel=0.5)
+    expert = results["imitation of the expert"]["success"]
+    assert expert > results["the policy before"]["success"] + 0.2
+    weights = (tmp_path / "GRPO-11" / "model" / "model.safetensors").stat().st_mtime_ns
+    again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    said = again.stdout.splitlines()
+    assert [line for line in first.stdout.splitlines() if line in said] == said
+    assert (tmp_path / "GRPO-11" / "model" / "model.safetensors").stat().st_mtime_ns == weights
