@@ -35,7 +35,9 @@ class Check:
 
     def __init__(self, name: str, doc: str | None, argv: Sequence[str] | None = None) -> None:
         parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
-        parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of NAME.json")
+        parser.add_argument(
+            "--out", type=Path, default=Path("runs/gpu"), help="folder of NAME.json"
+        )
         parser.add_argument("--tiny", action="store_true", help="small sizes, to test it on a CPU")
         args = parser.parse_args(argv)
         self.name = name

@@ -43,7 +43,12 @@ def rates(
     """Tokens a second of each engine, or why there are none."""
     draw = random.Random(0)
     episodes = [
-        [Turn([draw.randrange(3, vocabulary) for _ in range(context)], Sampling(tokens, 1.0, (), n))]
+        [
+            Turn(
+                [draw.randrange(3, vocabulary) for _ in range(context)],
+                Sampling(tokens, 1.0, (), n),
+            )
+        ]
         for n in range(conversations)
     ]
     # On a GPU the manager takes as many blocks as fit.
@@ -51,9 +56,9 @@ def rates(
     ways = {
         "hf engine": lambda: asyncio.run(ours(model, 0, episodes)).seconds,
         "generate": lambda: generate(model, episodes, tokens),
-        "continuous batching": lambda: asyncio.run(
-            theirs(model, 0, episodes, max_batch_tokens=4096, **blocks)
-        ).seconds,
+        "continuous batching": lambda: (
+            asyncio.run(theirs(model, 0, episodes, max_batch_tokens=4096, **blocks)).seconds
+        ),
     }
     found: dict[str, Any] = {}
     for _ in range(1 if check.tiny else 3):

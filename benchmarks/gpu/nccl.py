@@ -46,11 +46,12 @@ def main() -> None:
         same = all(torch.equal(w, p) for w, p in zip(weights, model.parameters(), strict=True))
         dist.destroy_process_group()
     run = check.out / "nccl-run"
+    processes = "single_gpu" if ON_GPU else "cpu_two_processes"
     launched = check.agentgym(
         "train", "starter:textcraft/quickstart.yaml", f"output_dir={run}", "steps=2",
         "eval_before=false", "eval_after=false", "prompts_per_step=2", "num_generations=2",
         "minibatches_per_rollout=1",
-        "--accelerate", f"starter:accelerate/{'single_gpu' if ON_GPU else 'cpu_two_processes'}.yaml",
+        "--accelerate", f"starter:accelerate/{processes}.yaml",
     )  # fmt: skip
     check.write(
         backend=backend, weights_unchanged=same, seconds_for_all_weights=seconds,

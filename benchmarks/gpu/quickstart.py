@@ -1,6 +1,6 @@
 """The quickstart on a GPU: success before and after, and seconds a step.
 
-    python benchmarks/gpu/quickstart.py
+python benchmarks/gpu/quickstart.py
 """
 
 from __future__ import annotations

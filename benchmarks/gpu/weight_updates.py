@@ -1,6 +1,6 @@
 """How long an update of the weights takes: to a file, from a file, and to a colocated vLLM.
 
-    python benchmarks/gpu/weight_updates.py
+python benchmarks/gpu/weight_updates.py
 """
 
 from __future__ import annotations
