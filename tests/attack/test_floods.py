@@ -94,6 +94,17 @@ def test_many_requests_at_once(server, reads):
         pass
 
 
+@pytest.mark.parametrize("number", [8, 1_000])
+def test_large_replies_that_nobody_reads(server, number):
+    token = b"Authorization: Bearer secret-of-the-server\r\n"
+    # Each reply has an error for every item, a megabyte in all.
+    body = b"[" + b",".join([b'{"session":"x","turn":0,"action":""}'] * 4096) + b"]"
+    post = POST + token + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    with under(server, 200, lambda _: iter([post] * number), reads=False):
+        pass
+
+
 def test_a_few_requests_at_once_are_all_answered(server):
     name, port = server.address().removeprefix("http://").split(":")
     request = f"GET /health HTTP/1.1\r\nHost: {name}\r\n\r\n".encode()

@@ -15,7 +15,12 @@ from typing import Any, Final, Protocol
 from agentgym_env.wire import JSON, MSGPACK, WireError
 from agentgym_servers.host.codec import Answer, Batch, Codec, Scrape
 from agentgym_servers.host.metrics import Figures
-from agentgym_servers.host.request_guard import RequestGuard, check_content_type
+from agentgym_servers.host.request_guard import (
+    CONNECTION,
+    LimitedProtocol,
+    RequestGuard,
+    check_content_type,
+)
 from agentgym_servers.host.routes import METHOD_OF
 
 Message = MutableMapping[str, Any]
@@ -144,6 +149,9 @@ async def _serve_call(
     receive: Receive,
     send: Send,
 ) -> None:
+    connection: LimitedProtocol | None = scope.get(CONNECTION)
+    if connection is not None and not await connection.wait_until_read():
+        return
     headers = headers_of(scope)
     declared = content_length(headers)
     error = (
@@ -192,8 +200,12 @@ async def _serve_call(
         fields.append((b"www-authenticate", b"Bearer"))
     if status == 405 and scope["path"] in METHOD_OF:
         fields.append((b"allow", METHOD_OF[scope["path"]].encode()))
+    if connection is not None:
+        connection.reply_bytes = len(content)
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": content})
+    if connection is not None:
+        connection.reply_bytes = 0
 
 
 def headers_of(scope: MutableMapping[str, Any]) -> dict[bytes, str]:
@@ -218,17 +230,20 @@ class BodyReader:
 
     A body has to arrive within 30 seconds, and one more for each 64 KiB. Bodies above 64 KiB wait
     for their turn if others, unfinished or not yet answered, already hold 64 MiB; smaller ones
-    never wait.
+    never wait. 64 of them are answered at a time, since what is decoded from them, and their
+    replies, are several times as long.
     """
 
     FREE_BYTES: Final = 65_536
     HELD_BYTES: Final = 64 * 2**20
     SECONDS: Final = 30.0
+    ANSWERED: Final = 64
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._left = max(self.HELD_BYTES, limit)
         self._returned = asyncio.Condition()
+        self._answered = asyncio.Semaphore(self.ANSWERED)
 
     async def read(
         self, receive: Receive, declared: int = 0
@@ -242,26 +257,30 @@ class BodyReader:
         if message["type"] == "http.disconnect":
             return None, 0
         begin: bytes = message.get("body", b"")
-        if not message.get("more_body"):
+        more = message.get("more_body", False)
+        if not more and len(begin) <= self.FREE_BYTES:
             return begin, 0
-        return await self._read_rest(begin, receive, declared)
+        return await self._read_rest(begin, more, receive, declared)
 
     async def _read_rest(
-        self, begin: bytes, receive: Receive, declared: int
+        self, begin: bytes, more: bool, receive: Receive, declared: int
     ) -> tuple[bytes | WireError | None, int]:
         now = asyncio.get_running_loop().time
-        chunks, size, held, more = [begin], len(begin), 0, True
+        chunks, size, held = [begin], len(begin), 0
         body: bytes | WireError | None = None
         try:
             async with asyncio.timeout(self.SECONDS) as deadline:
                 ends = now() + self.SECONDS
-                while more and size <= self._limit:
+                while size <= self._limit:
                     if not held and max(size, declared) > self.FREE_BYTES:
                         deadline.reschedule(None)
                         began = now()
                         # Without a length, it may become as long as is allowed.
-                        held = await self._hold(min(declared or self._limit, self._limit))
+                        whole = declared or (self._limit if more else size)
+                        held = await self._hold(min(whole, self._limit))
                         ends += now() - began
+                    if not more:
+                        break
                     deadline.reschedule(ends + size / self.FREE_BYTES)
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -269,17 +288,24 @@ class BodyReader:
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
                     more = message.get("more_body", False)
+                if held:
+                    deadline.reschedule(None)
+                    await self._answered.acquire()
             body = b"".join(chunks)
         except TimeoutError:
             body = WireError("bad_request", "the body did not arrive in time")
         finally:
             if held and not isinstance(body, bytes):
-                await self.give_back(held)
+                await self._return(held)
                 held = 0
         return body, held
 
     async def give_back(self, size: int) -> None:
         """The request that held so many bytes is answered."""
+        self._answered.release()
+        await self._return(size)
+
+    async def _return(self, size: int) -> None:
         self._left += size
         async with self._returned:
             self._returned.notify_all()

@@ -106,6 +106,11 @@ MAX_PIPELINED: Final = 8
 FRAMING: Final = 8
 """Bytes of framing for each byte of a chunked body, beyond `MAX_HEAD_BYTES`."""
 
+UNCOUNTED_BYTES: Final = 4096
+"""What a connection may hold of replies that its client has not read, without being counted."""
+CONNECTION: Final = "agentgym.connection"
+"""The key of a request's ASGI scope that has its `LimitedProtocol`."""
+
 READ_S: Final = 30.0
 """Seconds that a client has to read a reply, and one more for each 64 KiB."""
 
@@ -125,6 +130,22 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """What the replies that clients have not read may hold together."""
     _unread: ClassVar[dict[LimitedProtocol, None]] = {}
     """The connections whose clients do not read, the longest waiting first."""
+    reply_bytes = 0
+    """The length of a reply of which only the head is written so far; the application sets it."""
+
+    async def wait_until_read(self) -> bool:
+        """Wait until the client has read the earlier replies; whether it is still there.
+
+        Until then no other reply is computed for it, which would wait in memory.
+        """
+        if self.flow.write_paused:
+            await self.flow.drain()
+        return not self.transport.is_closing()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Count what the client has not read from a few kilobytes on."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(UNCOUNTED_BYTES)
 
     def pause_writing(self) -> None:
         """Wait for the client to read; hang up if it does not, or if too many do not."""
@@ -143,7 +164,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         super().resume_writing()
 
     def _unread_bytes(self) -> int:
-        return sum(other.transport.get_write_buffer_size() for other in self._unread)
+        return sum(
+            other.transport.get_write_buffer_size() + other.reply_bytes for other in self._unread
+        )
 
     def _reply_is_read(self) -> None:
         self._unread.pop(self, None)
@@ -157,6 +180,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError(f"more than {MAX_PIPELINED} requests wait for their replies")
         super().on_message_begin()
+        self.scope[CONNECTION] = self
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Reject a request with too many header fields."""
