@@ -92,10 +92,10 @@ class RemoteEnv(gymnasium.Env[str, str]):
         self._session: Session | None = None
         self._observation = ""
         self._closed = False
-        self._client, self._local = connect(
-            env_id, server, env_kwargs, token=token, timeout_s=timeout_s, retries=retries
-        )
         self._limits = CallLimits(timeout_s, retries)
+        self._client, self._local = connect(
+            env_id, server, env_kwargs, token=token, limits=self._limits
+        )
         try:
             card = checked_card(self._client, env_id)
         except BaseException:
@@ -217,11 +217,15 @@ def connect(
     env_kwargs: Mapping[str, Any],
     *,
     token: str | None,
-    timeout_s: float,
-    retries: int,
+    limits: CallLimits,
 ) -> tuple[EnvClient, LocalServer | None]:
     """A client of the given servers, and the local server if one is needed."""
+    timeout_s, retries = limits.timeout_s, limits.retries
     if server == INPROCESS:
+        if limits != CallLimits():
+            raise BadRequest(
+                "timeout_s and retries apply to servers only; leave them out for server='inprocess'"
+            )
         make = env_class_with(env_id, env_kwargs)
         return EnvClient(in_process(lambda: make(**env_kwargs), env_id)), None
     if server is None:

@@ -79,10 +79,10 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         self._mode = AutoresetMode(autoreset_mode)
         self.metadata = {**TextEnv.metadata, "autoreset_mode": self._mode}
         self._max_turns = max_episode_steps if max_episode_steps != -1 else None
-        self._client, self._local = connect(
-            env_id, server, env_kwargs, token=token, timeout_s=timeout_s, retries=retries
-        )
         self._limits = CallLimits(timeout_s, retries)
+        self._client, self._local = connect(
+            env_id, server, env_kwargs, token=token, limits=self._limits
+        )
         try:
             card = checked_card(self._client, env_id)
         except BaseException:

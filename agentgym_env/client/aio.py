@@ -48,12 +48,12 @@ class AsyncEnvClient:
         timeout_s: float = 60.0,
         retries: int = 3,
     ) -> None:
+        self._limits = CallLimits(timeout_s, retries)
         connect = partial(
             AsyncHttpTransport, token=resolve_token(token), timeout_s=timeout_s, retries=retries
         )
         self._pool: ServerPool[AsyncTransport] = pool_of(servers, connect)
         self._card: EnvCard | None = None
-        self._limits = CallLimits(timeout_s, retries)
         self._opening = _Gathering(self._open_batch, abandon=self._abandon)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._gatherings: dict[Server[AsyncTransport], ServerGatherings] = {

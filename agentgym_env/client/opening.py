@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from agentgym_env.client.protocol import Operation, Server, ServerPool, SessionState, close, post
 from agentgym_env.client.transports import pause_before_attempt
-from agentgym_env.errors import AgentGymError, EnvironmentLost
+from agentgym_env.errors import AgentGymError, BadRequest, EnvironmentLost
 from agentgym_env.wire import CloseReply, CreateReply, CreateRequest, SessionRequest
 
 _UNCERTAIN = frozenset({"unanswered", "timeout"})
@@ -22,10 +22,17 @@ _Parcels = list[tuple[Server[Any], list[CreateRequest]]]
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """Limits of each call of a client."""
+    """Limits of each call of a client; raises `BadRequest` if they are none."""
 
-    timeout_s: float
-    retries: int
+    timeout_s: float = 60.0
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        seconds, retries = self.timeout_s, self.retries
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise BadRequest(f"timeout_s is a number of seconds above 0, got {seconds!r}")
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise BadRequest(f"retries is a whole number, at least 0, got {retries!r}")
 
 
 def open_sessions(

@@ -46,13 +46,13 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         timeout_s: float = 60.0,
         retries: int = 3,
     ) -> None:
+        self._limits = CallLimits(timeout_s, retries)
         connect = partial(
             HttpTransport, token=resolve_token(token), timeout_s=timeout_s, retries=retries
         )
         self._pool: ServerPool[Transport] = pool_of(servers, connect)
         count = len(self._pool.servers)
         self._threads = ThreadPoolExecutor(count) if count > 1 else None
-        self._limits = CallLimits(timeout_s, retries)
         self._card: EnvCard | None = None
 
     def card(self) -> EnvCard:

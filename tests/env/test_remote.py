@@ -103,6 +103,21 @@ def test_a_server_of_another_type_is_refused(make, server):
         make(GUESS, server=server)
 
 
+@pytest.mark.parametrize("make", [RemoteEnv, RemoteVectorEnv])
+@pytest.mark.parametrize(
+    "limits", [{"timeout_s": "x"}, {"timeout_s": float("nan")}, {"timeout_s": 0}, {"retries": -1},
+               {"retries": 1.5}, {"retries": True}],
+)  # fmt: skip
+def test_limits_of_calls_are_checked(make, limits):
+    with pytest.raises(BadRequest, match=f"{next(iter(limits))} is a "):
+        make(GUESS, server="http://127.0.0.1:9", **limits)
+
+
+def test_a_vector_in_process_has_no_limits_of_calls():
+    with pytest.raises(BadRequest, match="apply to servers only"):
+        RemoteVectorEnv(GUESS, server="inprocess", timeout_s=5)
+
+
 @pytest.mark.parametrize("name", ["timeout_s", "retries"])
 def test_an_option_for_servers_is_named_as_such_in_process(name):
     with pytest.raises(BadRequest, match=f"{name} applies to servers only"):
