@@ -65,8 +65,8 @@ class Setting:
 
 def courier_rows(tokenizer: Any, of_expert: bool, count: int, seed: int) -> Rows:
     """Rows of the warm-up's last stage, or of the expert alone."""
-    stage = warm_start.Stage("more", -(-count // 16), 0.0, 0.0 if of_expert else 0.5)
-    shown = warm_start.Shown("courier:Courier", 12, (stage,))
+    stage = warm_start.Stage("more", -(-count // 16), 0.0, 0.0 if of_expert else 0.5, 12)
+    shown = warm_start.Shown("courier:Courier", (stage,))
     tokens = EpisodeTokenizer(tokenizer, PolicyConfig(instruction=""))
     episodes = warm_start.demonstrations(shown, stage, seed)
     rows = [training_row(row) for episode in episodes for row in tokens.rows(episode)]
