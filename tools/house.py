@@ -115,7 +115,8 @@ def step_files() -> list[str]:
 
     RLTrainer.training_step = noted  # type: ignore[method-assign,assignment]
     with tempfile.TemporaryDirectory() as folder:
-        words = ["steps=1", "prompts_per_step=2", "num_generations=2", f"output_dir={folder}/run"]
+        words = ["steps=1", "prompts_per_step=2", "num_generations=2", "minibatches_per_rollout=1"]
+        words += ["eval_before=false", "eval_after=false", f"output_dir={folder}/run"]
         example = ROOT / "examples" / "train" / "textcraft" / "quickstart.yaml"
         with AgentTrainer(args=read_config(example, words)) as trainer:
             trainer.train()
