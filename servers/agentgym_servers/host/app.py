@@ -186,6 +186,19 @@ async def _serve_call(
     finally:
         if held:
             await bodies.give_back(held)
+    status, fields, content = _reply_of(answered, scope["path"])
+    if connection is not None:
+        connection.reply_bytes = len(content)
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": content})
+    if connection is not None:
+        connection.reply_bytes = 0
+
+
+def _reply_of(
+    answered: Answer | HeadedAnswer, path: str
+) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Status, header fields and content of the reply."""
     own_fields: Sequence[tuple[bytes, bytes]] = ()
     if isinstance(answered, HeadedAnswer):
         own_fields = answered.headers
@@ -198,14 +211,9 @@ async def _serve_call(
     ]
     if status == 401:
         fields.append((b"www-authenticate", b"Bearer"))
-    if status == 405 and scope["path"] in METHOD_OF:
-        fields.append((b"allow", METHOD_OF[scope["path"]].encode()))
-    if connection is not None:
-        connection.reply_bytes = len(content)
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": content})
-    if connection is not None:
-        connection.reply_bytes = 0
+    if status == 405 and path in METHOD_OF:
+        fields.append((b"allow", METHOD_OF[path].encode()))
+    return status, fields, content
 
 
 def headers_of(scope: MutableMapping[str, Any]) -> dict[bytes, str]:
