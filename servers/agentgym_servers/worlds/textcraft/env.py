@@ -101,8 +101,8 @@ class TextCraft(TextEnv):
 
     def _reset(self, task: str) -> str:
         self._goal = task
-        self._original = LegacyInventory(self._book)
-        self._inventory: dict[str, int] = self._original.held if self._legacy else {}
+        self._original = LegacyInventory(self._book) if self._legacy else None
+        self._inventory: dict[str, int] = {} if self._original is None else self._original.held
         # AgentGym draws the list with a fixed seed.
         draw = random.Random(f"legacy/{task}") if self._legacy else self.rng
         self._recipes = shown_recipes(self._book, task, draw)
@@ -114,7 +114,7 @@ class TextCraft(TextEnv):
         self._invalid = True  # until something comes of it
         if len(action) > _MAX_COMMAND:
             return f"That command is too long; the most is {_MAX_COMMAND} characters.", 0.0, False
-        if self._legacy:
+        if self._original is not None:
             observation, possible = self._original.carry_out(action)
             self._invalid, self._crafted_goal = not possible, self._original.crafted == self._goal
             return observation, float(self._crafted_goal), self._crafted_goal
