@@ -100,7 +100,10 @@ def plot(store: RunStore, title: str) -> Path | None:
 
 
 def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """The plot of an RL run. Rewards outside 0 to 1 have a separate axis."""
+    """The plot of an RL run. Rewards outside 0 to 1 have a separate axis.
+
+    Where groups were replaced, success includes them and the reward does not.
+    """
     from matplotlib.figure import Figure
 
     steps = [row["step"] for row in rows]
@@ -109,12 +112,14 @@ def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     rewards = [row["reward"] for row in rows]
     of_reward = upper if min(rewards) >= 0 and max(rewards) <= 1 else upper.twinx()
     # Reward is dashed and on top: with a reward for success only the two lines coincide.
+    replaced = any(row.get("discarded_env_steps") for row in rows)
+    of_all, of_kept = (", all groups", ", groups trained on") if replaced else ("", "")
     drawn = []
-    for axis, name, color, dashes in (
-        (upper, "success", "#00798c", "-"),
-        (of_reward, "reward", "#d1495b", "--"),
+    for axis, name, color, dashes, of in (
+        (upper, "success", "#00798c", "-", of_all),
+        (of_reward, "reward", "#d1495b", "--", of_kept),
     ):
-        drawn += _smoothed(axis, rows, name, color, dashes, label=name)
+        drawn += _smoothed(axis, rows, name, color, dashes, label=name + of)
     upper.set_ylim(-0.02, 1.02)
     upper.set_ylabel("mean over the step's episodes")
     if of_reward is not upper:
@@ -130,7 +135,7 @@ def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     lower.step(steps, horizons, where="post", color="#30343f", label="horizon")
     lower.plot(steps, [row["turns"] for row in rows], color="#edae49", label="turns taken")
     lower.set_ylabel("turns")
-    lower.set_xlabel("optimizer step")
+    lower.set_xlabel("step (one rollout each)")
     lower.set_ylim(bottom=0)
     lower.legend(loc="lower right", frameon=False, ncols=2)
     _plain_axes(upper, lower)
