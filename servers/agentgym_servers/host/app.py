@@ -238,14 +238,14 @@ class BodyReader:
 
     A body has to arrive within 30 seconds, and one more for each 64 KiB. Bodies above 64 KiB wait
     for their turn if others, unfinished or not yet answered, already hold 64 MiB; smaller ones
-    never wait. 64 of them are answered at a time, since what is decoded from them, and their
+    never wait. 16 of them are answered at a time, since what is decoded from them, and their
     replies, are several times as long.
     """
 
     FREE_BYTES: Final = 65_536
     HELD_BYTES: Final = 64 * 2**20
     SECONDS: Final = 30.0
-    ANSWERED: Final = 64
+    ANSWERED: Final = 16
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -25,7 +25,7 @@ PAUSE_AFTER_S: Final = 0.005
 """Others are answered after so many seconds; slices that take longer become shorter."""
 _GROWTH: Final = 4
 """How many times as long the next slice may be, if it then costs no more than that."""
-_ITERATIONS: Final = 4
+_ITERATIONS: Final = 16
 """Iterations of the event loop in each pause: it may accept only one connection in each."""
 MAX_REPLY_CHARS: Final = 16 * 2**20
 """Characters of text after which the further items of a batch are rejected."""
