@@ -21,6 +21,7 @@ Kept = Mapping[str, Any]
 """A cell of the summary."""
 STAGED_SCHEDULES = ("stepwise", "linear", "adaptive")
 FIXED_SCHEDULES = ("short", "medium", "long")
+SUMMARY = "summary.json"
 FALL = 0.10
 """A run whose success ends so far below its peak has collapsed."""
 
@@ -48,7 +49,7 @@ def write(out: Path, command: str) -> list[Path]:
     """Write summary.json, tables.md and the plots of all finished cells; returns their paths."""
     from plots import draw
 
-    cells = read_cells(out)
+    cells = [_rounded(cell) for cell in read_cells(out)]
     if not cells:
         return []
     summary = {
@@ -57,19 +58,48 @@ def write(out: Path, command: str) -> list[Path]:
         "worlds": {name: world_summary(part) for name, part in _by(cells, "world").items()},
         "cells": cells,
     }
-    path, tables = out / "summary.json", out / "tables.md"
-    path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    path, tables = out / SUMMARY, out / "tables.md"
+    path.write_text(_written(summary), encoding="utf-8")
     tables.write_text("\n".join([*markdown(summary), "", f"```\n{command}\n```"]) + "\n")
     return [path, tables, *draw(out, cells)]
 
 
 def read_cells(out: Path) -> list[dict[str, Any]]:
-    """All finished cells in a folder of the study, in the order of their names."""
-    cells = []
-    for path in sorted(out.glob(f"*/*/{RESULT}")):
+    """All finished cells in a folder of the study, in the order of their names.
+
+    Those that only its summary has were run elsewhere.
+    """
+    cells = {cell["name"]: cell for cell in summarized(out)}
+    for path in out.glob(f"*/*/{RESULT}"):
         kept = json.loads(path.read_text(encoding="utf-8"))
-        cells.append(cell_summary(f"{path.parts[-3]}/{path.parts[-2]}", kept))
+        name = f"{path.parts[-3]}/{path.parts[-2]}"
+        cells[name] = cell_summary(name, kept)
+    return [cells[name] for name in sorted(cells)]
+
+
+def summarized(out: Path) -> list[dict[str, Any]]:
+    """The cells in a folder's summary; none if it has no summary."""
+    path = out / SUMMARY
+    if not path.exists():
+        return []
+    cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return cells
+
+
+def _written(summary: Mapping[str, Any]) -> str:
+    """The summary as JSON, a line for each cell, numbers with five digits."""
+    head = {k: v for k, v in summary.items() if k != "cells"}
+    text = json.dumps(_rounded(head), indent=1)
+    cells = ",\n".join(json.dumps(cell) for cell in summary["cells"])
+    return f'{text[:-2]},\n "cells": [\n{cells}\n]\n}}\n'
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(part) for name, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def cell_summary(name: str, kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,8 +124,11 @@ def cell_summary(name: str, kept: Mapping[str, Any]) -> dict[str, Any]:
             name: _mean(training[name])
             for name in ("turns", "entropy", "grad_norm", "informative_groups", "reward")
         },
-        "training": training,
+        "training": {name: training[name] for name in training if name not in _TIMES},
     }
+
+
+_TIMES = ("seconds", "rollout_seconds")
 
 
 def late_change(curve: Sequence[float]) -> float:
@@ -268,7 +301,12 @@ def _tests_table(world: Mapping[str, Any]) -> Iterator[str]:
     falls = ", ".join(
         f"{name} {world['collapsed'][name]} of {count}" for name, count in world["seeds"].items()
     )
-    yield f"\nRuns that end at least {FALL:.2f} below their peak: {falls}."
+    yield f"\nRuns that end at least {FALL:.2f} below their peak: {falls}.\n"
+    changes = (
+        f"{name} {mean:+.3f} ({low:+.3f} to {high:+.3f})"
+        for name, (mean, low, high) in world["late_change"].items()
+    )
+    yield f"Late change: {', '.join(changes)}."
 
 
 def _shown(interval: tuple[float, float, float]) -> str:

@@ -37,11 +37,13 @@ def main() -> int:
             for cell in cells:
                 print(cell.name)
             return 0
+        from analysis import summarized
         from cell import play
 
+        elsewhere = {cell["name"] for cell in summarized(args.out)}
         began = time.monotonic()
         for number, cell in enumerate(cells if not args.report else (), 1):
-            if cell.result() is not None:
+            if cell.name in elsewhere or cell.result() is not None:
                 continue
             result = play(cell, console)
             shown = " ".join(f"{h}: {v:.3f}" for h, v in result["final"]["success"].items())

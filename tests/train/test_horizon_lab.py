@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -244,6 +245,41 @@ def test_success_within_fewer_turns_is_read_from_longer_episodes(lab):
     cell = lab["cell"]
     assert cell.within(episodes, 3) == [1, 0, 0] and cell.within(episodes, 8) == [1, 1, 0]
     assert cell.by_task(episodes, 3) == {"a": 0.5, "b": 0.0}
+
+
+def published(lab) -> dict:
+    return json.loads((FOLDER / "results" / lab["analysis"].SUMMARY).read_text(encoding="utf-8"))
+
+
+def test_the_published_tables_follow_from_the_published_cells(lab, tmp_path):
+    shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
+    command = published(lab)["command"]
+    written = lab["analysis"].write(tmp_path, command)
+    tables, known = (folder / "tables.md" for folder in (tmp_path, FOLDER / "results"))
+    assert tables.read_text() == known.read_text()
+    assert json.loads((tmp_path / "summary.json").read_text()) == published(lab)
+    assert {path.name for path in written} >= {"main-tower-grpo.png"}
+
+
+def test_the_docs_have_the_published_figures(lab):
+    page = (FOLDER.parents[1] / "docs" / "horizon.md").read_text()
+    arms = lab["analysis"]._by(
+        [c for c in published(lab)["cells"] if (c["part"], c["world"]) == ("main", "tower")],
+        "schedule",
+    )
+    for name, arm in arms.items():
+        shown = "long, learning rate 0" if name == lab["plan"].CONTROL else name
+        found = [lab["analysis"].final_success(c) for c in sorted(arm, key=lambda c: c["seed"])]
+        assert f"| {shown} | {' '.join(f'{value:.3f}' for value in found)} |" in page
+
+
+def test_cells_that_were_run_elsewhere_are_not_run_again(lab, tmp_path):
+    shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
+    words = ["--part", "main", "--world", "tower", "--out", str(tmp_path)]
+    command = [sys.executable, str(FOLDER / "study.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not list(tmp_path.glob("main/*")) and (tmp_path / "tables.md").is_file()
 
 
 def study(*words: str, out: Path) -> list[str]:
