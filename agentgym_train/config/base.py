@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -177,14 +177,15 @@ class RunConfig(PolicyConfig):
     learning_rate: float = 1e-6
     """Peak learning rate."""
     warmup_steps: int = 0
-    """Optimizer steps over which the learning rate rises."""
+    """Steps over which the learning rate rises; the first step has a learning rate of 0. In RL a
+    step is a rollout with all its updates."""
     lora: dict[str, Any] | None = None
     """Train LoRA adapters: fields of PEFT's LoraConfig, such as `{r: 16}`. The saved model is the
     adapters. Null trains all weights."""
     trainer_args: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the method's TRL config, by TRL's names."""
     save_every: int = 50
-    """Optimizer steps between checkpoints."""
+    """Steps between checkpoints; in RL a step is a rollout with all its updates."""
 
     eval_split: str = "test"
     """Held-out split that is evaluated before and after training."""
@@ -314,9 +315,17 @@ def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
     try:
         config = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"invalid config: {error}") from error
+        raise ConfigError(f"invalid config: {error}{_choices(error, kind)}") from error
     config.check_required()
     return config
+
+
+def _choices(error: Exception, kind: type) -> str:
+    """What a key may be, where it is one of a few texts."""
+    key = str(error).rpartition("`$.")[2].rstrip("`")
+    named = next((f.type for f in fields(kind) if f.name == key), None)
+    hint = get_type_hints(kind)[key] if named is not None else None
+    return f"; choose from {', '.join(get_args(hint))}" if get_origin(hint) is Literal else ""
 
 
 def check_trainer_args(trainer_args: Mapping[str, Any], **ours: str) -> None:

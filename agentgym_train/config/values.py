@@ -108,7 +108,7 @@ def starters() -> list[str]:
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML with 1e-6 as a number, as in YAML 1.2; PyYAML alone parses it as a string."""
+    """Parse YAML 1.2, where 1e-6 is a number and `off` is text; PyYAML alone differs in both."""
     return yaml.load(text, Loader=_Loader)
 
 
@@ -291,6 +291,15 @@ class _Loader(yaml.SafeLoader):
     pass
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0] != "tag:yaml.org,2002:bool"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"),
+    list("tTfF"),
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),

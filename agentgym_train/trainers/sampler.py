@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from agentgym_env.errors import teaches
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.rollout.actors import ActorFactory, draw_seed
@@ -242,8 +241,9 @@ class StepSampler:
                 self.bar.end()
 
     def is_informative(self, group: Sequence[Trajectory]) -> bool:
-        """Whether the episodes of a group that teach differ in return."""
-        returns = {self.overlong.shaped_return(t) for t in group if teaches(t.outcome)}
+        """Whether the episodes of a group that are trained on differ in return."""
+        trained = self._config.train_outcomes
+        returns = {self.overlong.shaped_return(t) for t in group if t.outcome in trained}
         return len(returns) > 1
 
     def groups(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:

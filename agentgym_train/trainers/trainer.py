@@ -71,7 +71,7 @@ class StepTokens:
     """Counts of a step's sampled tokens; the tokens stay in the process that sampled them."""
 
     sampled: int
-    """Sampled tokens of the episodes that are not lost."""
+    """Sampled tokens of the episodes that are not lost, those of replaced groups included."""
     behind: int
     """Sum over those tokens of the policy's age in optimizer steps when it sampled them."""
     dropped: int
@@ -110,21 +110,22 @@ def step_metrics(
     """The metrics of a step's episodes of all processes; means exclude lost episodes.
 
     `discarded` are episodes of groups that were replaced. They count in `success`, since the other
-    groups are not a fair sample, and in `env_steps`.
+    groups are not a fair sample, in `env_steps`, and among the lost and the retried.
     """
+    played = [*trajectories, *discarded]
     kept = [t for t in trajectories if teaches(t.outcome)]
     figures = {
-        "success": _mean([t.success for t in [*kept, *discarded] if teaches(t.outcome)]),
+        "success": _mean([t.success for t in played if teaches(t.outcome)]),
         "horizon": horizon,
         "turns": _mean([len(t.turns) for t in kept]),
-        "env_steps": _env_steps(trajectories) + _env_steps(discarded),
+        "env_steps": _env_steps(played),
         "discarded_env_steps": _env_steps(discarded),
         "sampled_tokens": tokens.sampled,
         "staleness": tokens.behind / max(1, tokens.sampled),
         "dropped": tokens.dropped,
         "rollout_seconds": tokens.seconds,
-        "lost": len(trajectories) - len(kept),
-        "retried": sum(t.attempts > 1 for t in trajectories),
+        "lost": sum(not teaches(t.outcome) for t in played),
+        "retried": sum(t.attempts > 1 for t in played),
     }
     for outcome, count in Counter(t.outcome for t in trajectories).items():
         figures[f"outcome/{outcome}"] = count / len(trajectories)
@@ -377,7 +378,7 @@ class RLTrainer(PackedUpdate):
         """Whether the mean entropy of the previous step was below `entropy_floor`."""
         floor = self.config.entropy_floor
         known = [row["entropy"] for row in self.state.log_history if "entropy" in row]
-        return floor is None or not known or known[-1] < floor
+        return floor is None or bool(known and known[-1] < floor)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         # Write our files first: a checkpoint counts as complete once TRL's files exist.
@@ -481,7 +482,8 @@ class RLTrainer(PackedUpdate):
         light = [without_tokens(t) for t in played.trajectories]
         discarded = [without_tokens(t) for t in played.discarded]
         step = self.state.global_step
-        own = StepTokens.of(played.trajectories, step, self.episodes.dropped, seconds)
+        everything = [*played.trajectories, *played.discarded]
+        own = StepTokens.of(everything, step, self.episodes.dropped, seconds)
         shares = gathered((light, own, sizes, discarded))
         everyone = [t for share, *_ in shares for t in share]
         replaced = [t for *_, share in shares for t in share]
@@ -492,7 +494,7 @@ class RLTrainer(PackedUpdate):
             self._metrics["train"][name].append(value)
         if self.accelerator.is_main_process:
             self._starts = self.store.append_trajectories("train", everyone)
-        check_lost(everyone, step, self.config.max_lost_rate)
+        check_lost([*everyone, *replaced], step, self.config.max_lost_rate)
         self.horizon.observe(step, figures["success"])
         return [max(found) for found in zip(*(sizes for _, _, sizes, _ in shares), strict=True)]
 

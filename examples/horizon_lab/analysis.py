@@ -252,6 +252,7 @@ def _corrected(
 
 def markdown(summary: Mapping[str, Any]) -> Iterator[str]:
     """The tables of all parts."""
+    yield "# Results of the horizon lab\n"
     yield f"{len(summary['cells'])} cells, {summary['hours']:.1f} hours of training."
     for (part, world), cells in _by(summary["cells"], "part", "world").items():
         yield f"\n## {part}, {world}\n"

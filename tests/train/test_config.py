@@ -94,6 +94,14 @@ def test_a_learning_rate_is_a_number_however_it_is_written(file, word):
     assert read_config(file, ["--learning_rate", word]).learning_rate == pytest.approx(1e-6)
 
 
+def test_words_that_old_yaml_takes_for_booleans_are_texts(file):
+    setting = "importance_sampling_correction"
+    assert read_config(file, [f"{setting}=off"]).importance_sampling_correction == "off"
+    with pytest.raises(BadRequest, match="choose from auto, off, token, geometric"):
+        read_config(file, [f"{setting}=on"])
+    assert read_config(file, ["eval_before=false"]).eval_before is False
+
+
 def test_a_text_that_only_looks_like_a_number_stays_a_text():
     assert parse_overrides(["--model", "e5-small"]) == {"model": "e5-small"}
     assert parse_overrides(["--model", "3.e"]) == {"model": "3.e"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.trainers.batch import OverlongPenalty, token_batch
 from agentgym_train.trainers.sampler import StepSampler, TaskContrast
+from agentgym_train.trainers.trainer import RLTrainer
 from agentgym_train.trainers.update import PackedUpdate
 from tests.train.ragged_rows import (
     assert_same_gradients,
@@ -135,6 +137,24 @@ def test_lost_episodes_are_no_contrast():
     assert not sampler(Runner(["1"])).is_informative(
         [episode("1", 0.0), episode("1", 1.0, outcome="environment_lost"), episode("1", 0.0)]
     )
+
+
+def test_outcomes_that_are_not_trained_on_are_no_contrast():
+    group = [episode("1", 1.0), episode("1", 0.0, outcome="horizon")]
+    assert sampler(Runner(["1"])).is_informative(group)
+    assert not sampler(Runner(["1"]), train_outcomes=["success"]).is_informative(group)
+
+
+@pytest.mark.parametrize(
+    ("floor", "entropies", "applies"),
+    [(None, [], True), (0.5, [], False), (0.5, [0.1, 0.6], False), (0.5, [0.6, 0.4], True)],
+)
+def test_an_entropy_floor_applies_after_a_step_below_it(floor, entropies, applies):
+    trainer = SimpleNamespace(
+        config=SimpleNamespace(entropy_floor=floor),
+        state=SimpleNamespace(log_history=[{"entropy": e} for e in entropies] + [{"loss": 1.0}]),
+    )
+    assert RLTrainer._wants_entropy(trainer) is applies
 
 
 def test_the_penalty_on_long_episodes_is_that_of_the_paper():

@@ -30,6 +30,14 @@ def test_staleness_is_the_mean_age_of_the_sampled_tokens_of_all_rows():
     assert (figures["sampled_tokens"], figures["lost"], figures["horizon"]) == (8, 1, 7)
 
 
+def test_replaced_episodes_are_counted_where_they_cost_something():
+    kept, lost = [episode(0), episode(0)], episode(0, outcome="environment_lost")
+    lost = msgspec.structs.replace(lost, attempts=3)
+    figures = step_metrics(kept, 7, StepTokens(2, 0, 0, 1.0), [lost, episode(0)])
+    assert (figures["lost"], figures["retried"]) == (1, 1)
+    assert figures["outcome/success"] == 1
+
+
 def test_what_a_long_run_keeps_has_no_tokens():
     light = without_tokens(episode(0, further=[[0]]))
     assert light.rows == [] and light.outcome == "success"

@@ -154,6 +154,13 @@ def test_a_step_with_too_many_lost_episodes_stops_the_run_and_says_why(tmp_path)
     assert "EngineLost: unplugged" in said and "agentgym train --resume" in said
 
 
+def test_lost_episodes_that_were_replaced_are_lost_all_the_same(tmp_path):
+    # The first group is lost, in three attempts each; the one that replaces it is informative.
+    script = guesses(list("123456"), lost=set(range(12)))
+    with pytest.raises(TooManyLost, match="4 of 8 episodes were lost at step 0"):
+        train_one_step(tmp_path, script, resampling_ratio=1.0, max_lost_rate=0.4)
+
+
 def test_a_step_that_loses_no_more_than_it_may_goes_on_and_counts_them(tmp_path):
     # Attempts 0..3 are the four episodes' first. Three are lost; of their second attempts, 4..6,
     # one comes back; the third attempts of the others, 7 and 8, are lost too.
