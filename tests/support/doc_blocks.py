@@ -18,8 +18,10 @@ process and their shell variables. Lines that install packages are only checked.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -49,6 +51,7 @@ SERVERS = re.compile(r"agentgym (serve|serve-retriever|sites|view)\b|python -m a
 """Commands that run until they are stopped."""
 INSTALLS = re.compile(r"(\S*pip|apt) install\b|make setup\S*")
 """Commands that would change the machine; they are only checked."""
+_IN_A_ROW = 8
 PORTS = {"8000", "8001", "8002", "8600", "36005"}
 """Ports that pages name; each page gets free ones instead."""
 _PART = re.compile(r"^<!-- docs-test: (.*?) ?-->$|^```([^\n]*)\n(.*?)^```$", re.M | re.S)
@@ -150,7 +153,7 @@ class Page:
 
     def __init__(self, folder: Path) -> None:
         self.folder = self.cwd = folder
-        self.ports = {port: str(_free_port()) for port in sorted(PORTS)}
+        self.ports = {port: str(_free_ports()) for port in sorted(PORTS)}
         self.servers: dict[str, subprocess.Popen[bytes]] = {}
         self.python: subprocess.Popen[str] | None = None
         self.seconds: list[tuple[float, str]] = []
@@ -297,10 +300,19 @@ def _without_comment(command: str) -> str:
     return re.sub(r"\s+# .*$", "", command)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_ports() -> int:
+    """The first of `_IN_A_ROW` free ports: `agentgym sites` takes those after its own as well.
+
+    They are below the ports that the system gives to connections, which may take one meanwhile.
+    """
+    for _ in range(1000):
+        first = random.randrange(10_000, 32_000)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + _IN_A_ROW):
+                probe = probes.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", port))
+            return first
+    raise AssertionError(f"no {_IN_A_ROW} free ports in a row")
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

@@ -12,6 +12,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import (
     AgentEvolConfig,
     DPOConfig,
+    RLConfig,
     SFTConfig,
     read_config,
     read_method_config,
@@ -45,6 +46,8 @@ IMITATION = {
     "agentgym_evolve": AgentEvolConfig,
 }
 
+SMOLLM2 = {"smollm2_sft": SFTConfig, "smollm2_rl": RLConfig}
+
 
 def config_of(world: str, name: str):
     return read_config(TRAIN / world / f"{name}.yaml")
@@ -52,7 +55,7 @@ def config_of(world: str, name: str):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_each_world_has_the_papers_two_runs_and_a_small_one(world):
-    names = {path.stem for path in (TRAIN / world).glob("*.yaml")} - set(IMITATION)
+    names = {path.stem for path in (TRAIN / world).glob("*.yaml")} - set(IMITATION) - set(SMOLLM2)
     assert names - {"quickstart"} == {"agentgym_rl", "scaling_inter", "small"}
     for name in names:
         config = config_of(world, name)
@@ -115,6 +118,20 @@ def test_the_papers_runs_of_imitation_have_the_numbers_of_its_scripts():
         ("agentgym/BabyAI-v0", 20),
         ("agentgym/SciWorld-v0", 30),
     ]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_stages_of_smollm2_have_one_prompt_and_one_evaluation(world):
+    sft, rl = (read_method_config(TRAIN / world / f"{name}.yaml") for name in SMOLLM2)
+    assert [type(config) for config in (sft, rl)] == list(SMOLLM2.values())
+    assert rl.model == f"{sft.output_dir}/model"
+    same = ("env", "instruction", "agent", "turn_max_tokens", "max_tokens", "compute_dtype")
+    for name in (*same, "eval_split", "fixed_eval_horizon"):
+        assert getattr(sft, name) == getattr(rl, name), name
+    assert rl.fixed_eval_horizon == rl.horizon[-1]
+    assert rl.split != rl.eval_split
+    text = (TRAIN / world / "smollm2_sft.yaml").read_text()
+    assert f"--split {rl.split} --policy expert" in text and f"--out {sft.data[0]}" in text
 
 
 def test_the_small_run_of_textcraft_has_an_adaptive_horizon():

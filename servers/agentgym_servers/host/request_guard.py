@@ -11,11 +11,12 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.wire import JSON, MSGPACK, WireError
@@ -115,6 +116,22 @@ READ_S: Final = 30.0
 """Seconds that a client has to read a reply, and one more for each 64 KiB."""
 
 
+class PipelineFlow(FlowControl):
+    """Flow control that reads no further while a request waits for the reply to an earlier one.
+
+    uvicorn's reads on when the earlier one asks for its body, and keeps all that comes.
+    """
+
+    def __init__(self, transport: asyncio.Transport, waiting: Collection[Any]) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        """Read on, unless requests wait."""
+        if not self._waiting:
+            super().resume_reading()
+
+
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """uvicorn's protocol, with limits on a request's head and on a reply that is not read.
 
@@ -146,6 +163,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         """Count what the client has not read from a few kilobytes on."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(UNCOUNTED_BYTES)
+        # h11 has none: it takes one request at a time.
+        self.flow = PipelineFlow(transport, getattr(self, "pipeline", ()))
 
     def pause_writing(self) -> None:
         """Wait for the client to read; hang up if it does not, or if too many do not."""
