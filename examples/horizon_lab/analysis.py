@@ -269,11 +269,9 @@ def _arms_table(cells: Sequence[Kept]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
     yield "|---|" + "---:|" * (len(head) - 1)
     for (tag, algorithm, schedule), arm in _by(cells, "tag", "algorithm", "schedule").items():
-        successes = [
-            _shown(t_interval([c["final"]["success"][str(h)] for c in arm])) for h in horizons
-        ]
+        successes = [_shown([c["final"]["success"][str(h)] for c in arm]) for h in horizons]
         row = [" ".join(filter(None, (tag, algorithm.rpartition(":")[2], schedule))), len(arm)]
-        row += [*successes, _shown(t_interval([c["fall"] for c in arm]))]
+        row += [*successes, _shown([c["fall"] for c in arm])]
         row += [f"{fmean(c[name] for c in arm):,.0f}" for name in ("steps", "env_steps")]
         row += [f"{fmean(c['sampled_tokens'] for c in arm):,.0f}"]
         row += [f"{_mean([c['final'][n] for c in arm]):.2f}" for n in ("entropy", "kl")]
@@ -291,12 +289,11 @@ def _tests_table(world: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---:|---:|---:|---:|"
     for name in ("equal_env_steps", "equal_tokens", "adaptive"):
         for test in world[name]:
-            low, high = test["interval"] or (test["difference"],) * 2
             ps = (test["p"], test["p_holm"], test["p_tasks"])
             cells = ["" if p is None else f"{p:.3g}" for p in ps]
             yield (
                 f"| {name.removeprefix('equal_').replace('_', ' ')} | {test['first']} | "
-                f"{test['second']} | {test['difference']:+.3f} ({low:+.3f} to {high:+.3f}) | "
+                f"{test['second']} | {_changed(test['difference'], test['interval'])} | "
                 f"{' | '.join(cells)} |"
             )
     falls = ", ".join(
@@ -304,15 +301,21 @@ def _tests_table(world: Mapping[str, Any]) -> Iterator[str]:
     )
     yield f"\nRuns that end at least {FALL:.2f} below their peak: {falls}.\n"
     changes = (
-        f"{name} {mean:+.3f} ({low:+.3f} to {high:+.3f})"
-        for name, (mean, low, high) in world["late_change"].items()
+        f"{name} {_changed(mean, limits if world['seeds'][name] > 1 else None)}"
+        for name, (mean, *limits) in world["late_change"].items()
     )
     yield f"Late change: {', '.join(changes)}."
 
 
-def _shown(interval: tuple[float, float, float]) -> str:
-    mean, low, _ = interval
-    return f"{mean:.3f} ± {mean - low:.3f}"
+def _shown(values: Sequence[float]) -> str:
+    """The mean with its 95 % t-interval, which a single value has not."""
+    mean, low, _ = t_interval(values)
+    return f"{mean:.3f} ± {mean - low:.3f}" if len(values) > 1 else f"{mean:.3f}"
+
+
+def _changed(difference: float, limits: Sequence[float] | None) -> str:
+    text = f"{difference:+.3f}"
+    return f"{text} ({limits[0]:+.3f} to {limits[1]:+.3f})" if limits else text
 
 
 def _tasks(cell: Kept) -> Mapping[str, float]:

@@ -271,6 +271,10 @@ def test_the_docs_have_the_published_figures(lab):
         shown = "long, learning rate 0" if name == lab["plan"].CONTROL else name
         found = [lab["analysis"].final_success(c) for c in sorted(arm, key=lambda c: c["seed"])]
         assert f"| {shown} | {' '.join(f'{value:.3f}' for value in found)} |" in page
+    others = [c for c in published(lab)["cells"] if c["part"] in ("rate", "masked")]
+    for arm in lab["analysis"]._by(others, "part", "tag", "algorithm", "schedule").values():
+        found = [lab["analysis"].final_success(c) for c in sorted(arm, key=lambda c: c["seed"])]
+        assert f"| {' '.join(f'{value:.3f}' for value in found)} |" in page
 
 
 def test_cells_that_were_run_elsewhere_are_not_run_again(lab, tmp_path):
