@@ -9,6 +9,7 @@ import pytest
 
 from agentgym_env.registration import find
 from agentgym_env.run_store import RunStore
+from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train.config.methods import (
     AgentEvolConfig,
     DPOConfig,
@@ -18,6 +19,7 @@ from agentgym_train.config.methods import (
     read_method_config,
 )
 from agentgym_train.rollout.horizon import Adaptive, Fixed, ScalingInterStepwise
+from examples.train.textcraft.renamed import RenamedTextCraft
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train"
@@ -132,6 +134,23 @@ def test_the_stages_of_smollm2_have_one_prompt_and_one_evaluation(world):
     assert rl.split != rl.eval_split
     text = (TRAIN / world / "smollm2_sft.yaml").read_text()
     assert f"--split {rl.split} --policy expert" in text and f"--out {sft.data[0]}" in text
+
+
+def test_a_renamed_textcraft_is_the_same_game_with_other_words():
+    plain, renamed = TextCraft(), RenamedTextCraft()
+    for task in renamed.tasks.split("paper_train")[::25]:
+        starts = {seed: renamed.reset(seed=seed, options={"task": task})[0] for seed in (1, 2, 1)}
+        assert starts[1] != starts[2]
+        observation, _ = plain.reset(seed=1, options={"task": task})
+        assert starts[1] != observation
+        assert [line.count(",") for line in starts[1].splitlines()] == [
+            line.count(",") for line in observation.splitlines()
+        ]
+        ended = False
+        while not ended:
+            action = renamed.expert_action()
+            _, _, ended, _, info = renamed.step(action)
+        assert info["success"], (task, action)
 
 
 def test_the_small_run_of_textcraft_has_an_adaptive_horizon():
