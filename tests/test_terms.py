@@ -40,6 +40,8 @@ DOMAINS = {
     "servers/agentgym_servers/worlds": "rest neighbours",
     # What a shop or a forum sells, lists and moves; REST.
     "servers/agentgym_servers/web/sites": "most_commented most_expensive move rest",
+    # uvicorn's attribute of a connection.
+    "servers/agentgym_servers/host/request_guard.py": "flow",
     # verifiers' config of the policy.
     "adapters/agentgym_adapters/verifiers_v1.py": "player",
     # What passages tell of an entity.
