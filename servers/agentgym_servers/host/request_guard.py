@@ -250,7 +250,14 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
     def _reject_later(self, what: str) -> None:
         message = f"{what} within {HEAD_S:g} seconds."
-        self._head_ends = self.loop.call_later(HEAD_S, self._reject, message)
+        self._head_ends = self.loop.call_later(HEAD_S, self._reject_if_read, message)
+
+    def _reject_if_read(self, message: str) -> None:
+        """Reject, or wait longer: what is not read while another request runs may have come."""
+        if self.flow.read_paused:
+            self._head_ends = self.loop.call_later(HEAD_S, self._reject_if_read, message)
+        else:
+            self._reject(message)
 
     def _head_is_over(self) -> None:
         self._head_bytes = 0

@@ -1,0 +1,80 @@
+"""Requests that come before the reply to an earlier one: nothing of them is lost or held late."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from agentgym_servers.host import request_guard
+from agentgym_servers.host.request_guard import LimitedProtocol
+
+
+async def app(scope, receive, send):
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    if body == b"slow":
+        await asyncio.sleep(1.0)
+    fields = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def connection(monkeypatch) -> Iterator[socket.socket]:
+    """To a server on which a head and the beginning of a body have 0.3 seconds."""
+    monkeypatch.setattr(request_guard, "HEAD_S", 0.3)
+    config = uvicorn.Config(app, port=0, http=LimitedProtocol, lifespan="off", log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    address = server.servers[0].sockets[0].getsockname()
+    with socket.create_connection(address, timeout=20) as client:
+        yield client
+    server.should_exit = True
+    thread.join(20)
+
+
+def post(body: bytes) -> bytes:
+    return b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+def replies(client: socket.socket, until: bytes) -> bytes:
+    found = b""
+    while not found.endswith(until):
+        part = client.recv(65_536)
+        assert part, found
+        found += part
+    return found
+
+
+def test_a_body_that_the_server_does_not_read_yet_is_not_late(connection):
+    first, second = post(b"slow"), post(b"second")
+    connection.sendall(first + second[:-6])
+    time.sleep(0.1)  # the head of the second request arrives with the first, its body later
+    connection.sendall(second[-6:])
+    found = replies(connection, b"second")
+    assert found.count(b"HTTP/1.1 200") == 2 and b"slow" in found
+
+
+def test_large_requests_at_once_are_answered_in_order(connection):
+    bodies = [bytes([letter]) * 300_000 for letter in b"abcdefgh"]
+    sender = threading.Thread(target=lambda: connection.sendall(b"".join(map(post, bodies))))
+    sender.start()
+    found = replies(connection, bodies[-1])
+    sender.join(20)
+    assert found.count(b"HTTP/1.1 200") == 8
+    places = [found.index(body) for body in bodies]
+    assert places == sorted(places)
