@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import uvicorn
 
 from agentgym_servers.host import request_guard
 from agentgym_servers.host.request_guard import LimitedProtocol
+from hosting import HttpServer
 
 
 async def app(scope, receive, send):
@@ -32,19 +32,12 @@ async def app(scope, receive, send):
 def connection(monkeypatch) -> Iterator[socket.socket]:
     """To a server on which a head and the beginning of a body have 0.3 seconds."""
     monkeypatch.setattr(request_guard, "HEAD_S", 0.3)
-    config = uvicorn.Config(app, port=0, http=LimitedProtocol, lifespan="off", log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    until = time.monotonic() + 20
-    while not server.started:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    address = server.servers[0].sockets[0].getsockname()
-    with socket.create_connection(address, timeout=20) as client:
+    # The app needs no sessions.
+    server = HttpServer(None, app, http=LimitedProtocol, lifespan="off")
+    name, port = server.address.removeprefix("http://").split(":")
+    with socket.create_connection((name, int(port)), timeout=20) as client:
         yield client
-    server.should_exit = True
-    thread.join(20)
+    server.stop()
 
 
 def post(body: bytes) -> bytes:

@@ -45,11 +45,13 @@ class Clock:
 class HttpServer:
     """A real HTTP server in a thread of this process, so that a test can look into its table."""
 
-    def __init__(self, host: Host, app: App | None = None) -> None:
+    def __init__(self, host: Host, app: App | None = None, **settings: Any) -> None:
         self.host = host
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        config = uvicorn.Config(app or make_app(host), log_config=None, access_log=False)
+        config = uvicorn.Config(
+            app or make_app(host), log_config=None, access_log=False, **settings
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()
