@@ -304,9 +304,10 @@ class TextEnv(gymnasium.Env[str, str]):
         value = self._finite("reward", reward)
         self._return += value
         self._observation = clean_text(observation)
-        invalid = self.invalid_action()
-        info = {} if invalid is None else {"invalid_action": bool(invalid)}
-        return self._observation, value, self._over, False, {**info, **self._info()}
+        info, invalid = self._info(), self.invalid_action()
+        if invalid is not None:
+            info = {"invalid_action": bool(invalid), **info}
+        return self._observation, value, self._over, False, info
 
     def expert_action(self) -> str | None:
         """The oracle's action for this turn, None if it has none left; repeated calls are safe."""
@@ -324,13 +325,14 @@ class TextEnv(gymnasium.Env[str, str]):
         return self._observation if self.render_mode == "ansi" else None
 
     def _info(self) -> dict[str, Any]:
-        return {
-            **{name: self._plain(name, value) for name, value in self.details().items()},
-            "task": self._task,
-            "turn": self._turn,
-            "success": bool(self.success()),
-            "score": self._finite("score", self.score()),
+        info: dict[str, Any] = {
+            name: self._plain(name, value) for name, value in self.details().items()
         }
+        info["task"] = self._task
+        info["turn"] = self._turn
+        info["success"] = bool(self.success())
+        info["score"] = self._finite("score", self.score())
+        return info
 
     def _plain(self, name: str, value: str | int | float) -> str | int | float:
         if isinstance(value, float):

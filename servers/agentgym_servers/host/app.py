@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
+from msgspec import Struct
+
 from agentgym_env.wire import JSON, MSGPACK, WireError
 from agentgym_servers.host.codec import Answer, Batch, Codec, Scrape
 from agentgym_servers.host.metrics import Figures
@@ -51,8 +53,7 @@ class Service(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HttpCall:
+class HttpCall(Struct, frozen=True):
     """One request that passed the checks of its headers."""
 
     method: str
@@ -150,7 +151,11 @@ async def _serve_call(
     send: Send,
 ) -> None:
     connection: LimitedProtocol | None = scope.get(CONNECTION)
-    if connection is not None and not await connection.wait_until_read():
+    if (
+        connection is not None
+        and connection.flow.write_paused
+        and not await connection.wait_until_read()
+    ):
         return
     headers = headers_of(scope)
     declared = content_length(headers)

@@ -10,7 +10,6 @@ import asyncio
 import hmac
 import logging
 import re
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 from urllib.parse import parse_qs
@@ -69,8 +68,7 @@ _UP_TO_A_BRACE = re.compile(rb'(?:[^"{]++|"(?:[^"\\]++|\\.?)*+(?:"|\Z))*+(\{|\Z)
 tried, also in strings that do not end, so that a scan takes time in proportion to the body."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """A request for the session store."""
 
     route: routes.Route
@@ -79,8 +77,7 @@ class Batch:
     """Content type of the answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
+class Scrape(msgspec.Struct, frozen=True):
     """A call for what was counted."""
 
     path: str
@@ -156,7 +153,8 @@ class Codec:
         """Write a batch's answer: 200 unless every item failed, then the first item's status."""
         count(self.figures.items, batch.route.path, len(replies))
         replies, body = encode_replies(replies, batch.wanted, self.session_store)
-        failures = [e for e in (getattr(r, "error", UNSET) for r in replies) if e is not UNSET]
+        can_fail = batch.route is not routes.CLOSE
+        failures = [r.error for r in replies if r.error is not UNSET] if can_fail else []
         for failure in failures:
             count(self.figures.errors, failure.code)
         all_failed = bool(failures) and len(failures) == len(replies)

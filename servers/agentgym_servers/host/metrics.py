@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -40,12 +40,14 @@ class Figures(Struct):
     env_errors: dict[str, int] = field(default_factory=dict)
     """Errors of services that environments use, which the policy was shown, by name."""
 
-    def count_step(self, seconds: float) -> None:
-        """An environment took a step."""
-        self.steps += 1
-        self.step_seconds += seconds
-        bucket = int(seconds * 1e6).bit_length()
-        self.step_buckets[bucket if bucket < _LAST_BUCKET else _LAST_BUCKET] += 1
+    def count_steps(self, seconds: Sequence[float]) -> None:
+        """Environments took steps, which took so many seconds each."""
+        self.steps += len(seconds)
+        self.step_seconds += sum(seconds)
+        buckets = self.step_buckets
+        for one in seconds:
+            bucket = int(one * 1e6).bit_length()
+            buckets[bucket if bucket < _LAST_BUCKET else _LAST_BUCKET] += 1
 
     def __add__(self, other: Figures) -> Figures:
         """The counts of two processes together."""

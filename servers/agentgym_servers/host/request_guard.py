@@ -128,7 +128,8 @@ class PipelineFlow(FlowControl):
 
     def resume_reading(self) -> None:
         """Read on, unless requests wait."""
-        if not self._waiting:
+        # Called twice for each request, and there is next to never anything to do.
+        if self.read_paused and not self._waiting:
             super().resume_reading()
 
 
@@ -155,8 +156,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
         Until then no other reply is computed for it, which would wait in memory.
         """
-        if self.flow.write_paused:
-            await self.flow.drain()
+        await self.flow.drain()
         return not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -211,17 +211,20 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         """Parse what has arrived; reject a request whose head or framing is too long."""
         before = self.cycle
         in_body = before is not None and before.more_body
-        known = len(before.body) if in_body else 0
-        if not in_body:
+        if in_body:
+            known = len(before.body)
+        else:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self.cycle is not before:
-            self._head_is_over()
-            self._framing = 0
-            if self.cycle.more_body and not self.cycle.body:
+        cycle = self.cycle
+        if cycle is not before:
+            self._head_bytes = self._framing = 0
+            if self._head_ends is not None:
+                self._head_is_over()
+            if cycle.more_body and not cycle.body:
                 self._reject_later("The request's body did not begin")
         elif in_body:
-            self._check_body(len(data), len(self.cycle.body) - known)
+            self._check_body(len(data), len(cycle.body) - known)
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._reject(f"The request's head is above {MAX_HEAD_BYTES} bytes.")
         elif self._head_ends is None and self._head_bytes:
