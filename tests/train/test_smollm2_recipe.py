@@ -1,0 +1,65 @@
+"""The recipe of examples/train/*/smollm2_*.yaml from its first command to its last, with a tiny
+model in place of SmolLM2: docs/pretrained.md."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agentgym_env.run_store import RunStore
+from tests.train.command import Command, finish
+
+TRAIN = Path(__file__).parents[2] / "examples" / "train"
+SHORT_SFT = "steps=2 rows_per_step=4 warmup_steps=0 eval_per_category=1".split()
+SHORT_RL = (
+    "steps=2 horizon=[2,3] horizon_every=1 prompts_per_step=2 num_generations=2 "
+    "minibatches_per_rollout=2 warmup_steps=0 turn_max_tokens=8 eval_per_category=1 save_every=2"
+).split()
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("world", ["textcraft", "babyai"])
+def test_the_recipe_runs_from_the_expert_to_the_comparison(world, tmp_path):
+    for file in (TRAIN / world).iterdir():
+        if file.suffix in (".yaml", ".py"):
+            shutil.copy(file, tmp_path)
+
+    def agentgym(*words: str) -> None:
+        status, said = finish(Command(*words, cwd=tmp_path))
+        assert status == 0, said
+
+    collect = collect_command(tmp_path / "smollm2_sft.yaml")
+    collect[collect.index("--n") + 1] = "16"
+    agentgym(*collect)
+    agentgym("train", "smollm2_sft.yaml", "model=starter:textcraft/warm_policy", *SHORT_SFT)
+    agentgym("train", "smollm2_rl.yaml", *SHORT_RL)
+    control = ["learning_rate=0", "output_dir=runs/smollm2/control"]
+    agentgym("train", "smollm2_rl.yaml", *control, *SHORT_RL)
+
+    rows, broken = RunStore.open(tmp_path / "runs/smollm2/rl").metrics()
+    assert broken == [] and [row["horizon"] for row in rows] == [2, 3]
+    unchanged = [weights(tmp_path, stage) for stage in ("sft", "control")]
+    assert unchanged[0] == unchanged[1]
+
+    table = tmp_path / "table.json"
+    stages = ("sft", "control", "rl")
+    agentgym(
+        "eval", "--env", f"agentgym/{world}-v0", "--split", "paper", "--per-category", "1",
+        "--horizon", "2", "--turn-max-tokens", "8", "--samples", "2", "--baseline", "sft",
+        *(word for s in stages for word in ("--policy", f"{s}=runs/smollm2/{s}/model")),
+        "--json", str(table),
+    )  # fmt: skip
+    report = json.loads(table.read_text())
+    assert list(report["reports"]) == list(stages)
+    assert len(report["comparisons"]) >= 2
+
+
+def collect_command(config: Path) -> list[str]:
+    """The words of the command for the expert's episodes that a config's comment gives."""
+    (line,) = [line for line in config.read_text().splitlines() if "agentgym collect" in line]
+    return line.removeprefix("#").split()[1:]
+
+
+def weights(folder: Path, stage: str) -> bytes:
+    return (folder / f"runs/smollm2/{stage}/model/model.safetensors").read_bytes()
