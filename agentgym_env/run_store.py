@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentgym_env.errors import BadRequest, FolderInUse
+from agentgym_env.printable import printable
 from agentgym_env.run_lock import LOCK_FILE, is_unused
 from agentgym_env.trajectory import Trajectory
 
@@ -41,8 +42,67 @@ class BrokenLine:
 
     path: Path
     line: int
-    """Counted from 1."""
+    """Counted from 1; 0 if it is the file, or a part of the folder, that could not be read."""
     reason: str
+
+    @property
+    def place(self) -> str:
+        """The file and the line."""
+        return f"{self.path}, line {self.line}" if self.line else str(self.path)
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path is a readable file below a folder, not a link to one outside of it."""
+    try:
+        inside = path.is_file() and path.resolve().is_relative_to(folder.resolve())
+        return inside and os.access(path, os.R_OK)
+    except (OSError, RuntimeError):  # a folder that cannot be read, or links in a circle
+        return False
+
+
+def readable_files(folder: Path, kind: str) -> tuple[list[Path], list[str]]:
+    """(the files of a run's subfolder `kind` in order, messages about those that are not read)."""
+    files, messages = [], []
+    place = folder / kind
+    if not os.path.lexists(place):
+        return [], []
+    real = _readable_folder(place)
+    if real is None:
+        return [], [f"{kind} is not a readable folder and is ignored."]
+    if not real.is_relative_to(folder.resolve()):
+        return [], [
+            f"{kind} is a link out of the run's folder, to {printable(str(real))}, and is ignored. "
+            "Name the run's real folder, or replace the link with a copy."
+        ]
+    for path in sorted(place.glob("*.jsonl")):
+        name = printable(f"{kind}/{path.name}")
+        if path.name.startswith("."):
+            messages.append(f"{name} has a name that begins with a dot and is ignored.")
+        elif not is_inside(path, folder):
+            messages.append(f"{name} is not a readable file of this folder and is ignored.")
+        elif not is_unicode(path):
+            messages.append(f"{name} has a name that is not UTF-8 and is ignored.")
+        else:
+            files.append(path)
+    return files, messages
+
+
+def is_unicode(path: Path) -> bool:
+    """Whether a path can be written as UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _readable_folder(path: Path) -> Path | None:
+    """The real path of a folder that may be read; None for anything else."""
+    try:
+        readable = path.is_dir() and os.access(path, os.R_OK | os.X_OK)
+        return path.resolve() if readable else None
+    except (OSError, RuntimeError):  # links in a circle
+        return None
 
 
 class RunStore:
@@ -154,8 +214,14 @@ class RunStore:
         return [by_step[step] for step in sorted(by_step)], broken
 
     def trajectories(self, name: str) -> tuple[list[Trajectory], list[BrokenLine]]:
-        """The episodes of `trajectories/NAME.jsonl`."""
-        return read_lines(self.path / "trajectories" / f"{name}.jsonl", Trajectory)
+        """The episodes of `trajectories/NAME.jsonl`; raises `BadRequest` for a link elsewhere."""
+        path = self.path / "trajectories" / f"{name}.jsonl"
+        if path.exists() and not is_inside(path, self.path):
+            raise BadRequest(
+                f"{path} is no readable file of this run, but perhaps a link to another folder; "
+                "replace it with a copy"
+            )
+        return read_lines(path, Trajectory)
 
     def _first(self, name: str, key: str, least: int) -> int | None:
         """The offset of the first line of a file whose `key` is `least` or more, if any."""

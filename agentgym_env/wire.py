@@ -22,6 +22,8 @@ Episode = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 """The number of an episode of a session. A client counts its resets from 1."""
 Key = Annotated[str, Meta(min_length=16, max_length=64, pattern=r"^[A-Za-z0-9_-]+$(?!\n)")]
 """A name that a client gives a session which it opens; random, so that nobody can guess it."""
+SessionName = Annotated[str, Meta(max_length=128)]
+"""The name of a session in a request; a server's own names are shorter."""
 MAX_ITEMS: Final = 4096
 """Default maximum of items per call."""
 JSON: Final = "application/json"
@@ -102,7 +104,7 @@ class ResetRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     With `episode`, which must be above the last one's number, the request can be repeated safely.
     """
 
-    session: str
+    session: SessionName
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     task: str | None = None
     split: str | None = None
@@ -126,7 +128,7 @@ class StepRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     With `episode`, a request that arrives after the next reset is rejected.
     """
 
-    session: str
+    session: SessionName
     turn: Turn
     action: str
     episode: Episode | None = None
@@ -148,7 +150,7 @@ class StepReply(Struct, frozen=True):
 class SessionRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Names a session: for `/v1/close`, `/v1/expert` and `/v1/actions`."""
 
-    session: str
+    session: SessionName
 
 
 class CloseReply(Struct, frozen=True):

@@ -617,7 +617,7 @@ def _report_broken(console: Console, broken: Sequence[BrokenLine]) -> None:
 
 
 def _text_of(line: BrokenLine) -> str:
-    return f"{line.path}, line {line.line}: {line.reason}"
+    return f"{line.place}: {line.reason}"
 
 
 def models(

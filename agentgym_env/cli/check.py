@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -140,10 +141,11 @@ def _attack_line(report: AttackReport) -> str:
     if not report.episodes:
         return f"{report.attacker}: no episode; it has nothing to try here, or time is up"
     rate = report.episodes / report.seconds if report.seconds else 0.0
+    highest = "none" if report.highest == -math.inf else f"{report.highest:g}"
     return (
         f"{report.attacker}: {report.episodes:,} episodes, {report.turns:,} turns, {rate:,.0f} "
         f"episodes/s; base rate {report.base_rate:.4f}, highest return without success "
-        f"{report.highest:g}; {report.found:,} findings"
+        f"{highest}; {report.found:,} findings"
     )
 
 

@@ -19,7 +19,7 @@ from agentgym_env.errors import AgentGymError, BadRequest, EpisodeOver, teaches
 from agentgym_env.printable import one_line, printable
 from agentgym_env.registration import full_id
 from agentgym_env.remote import INPROCESS, make_env
-from agentgym_env.run_store import BrokenLine, RunStore, each_line
+from agentgym_env.run_store import BrokenLine, RunStore, each_line, readable_files
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_env.trust import Trust, names_in, require_trust
 from agentgym_env.wrappers import WrapperSpec, wrap
@@ -214,7 +214,7 @@ def parse_address(text: str) -> Address:
     path = Path(text)
     if path.is_file():
         return Address([path])
-    files = sorted((RunStore.open(path).path / "trajectories").glob("*.jsonl"))
+    files, _ = readable_files(RunStore.open(path).path, "trajectories")
     if not files:
         raise BadRequest(f"{path} has no episodes: there is no trajectories/*.jsonl")
     return Address(files)

@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.printable import one_line
 from agentgym_env.registration import env_class
-from agentgym_env.run_store import RunStore
+from agentgym_env.run_store import RunStore, readable_files
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.audit import stored_rules, template_rules, token_rules
@@ -125,7 +125,10 @@ def _weights(store: RunStore, config: RLConfig) -> tuple[str, int | None]:
 def _trajectories(store: RunStore) -> dict[str, Sequence[Trajectory]]:
     """The episodes of every file; raises `ConfigError` for an invalid line."""
     found: dict[str, Sequence[Trajectory]] = {}
-    for file in sorted((store.path / "trajectories").glob("*.jsonl")):
+    files, ignored = readable_files(store.path, "trajectories")
+    if ignored:
+        raise ConfigError(f"{store.path}: {ignored[0]}")
+    for file in files:
         found[file.stem], broken = store.trajectories(file.stem)
         if broken:
             raise ConfigError(

@@ -21,6 +21,7 @@ from agentgym_train.config.base import (
     read_values,
 )
 from agentgym_train.config.values import (
+    SET_BY_RL,
     EpisodeFilter,
     PairRules,
     check_keys,
@@ -130,7 +131,8 @@ class RLConfig(RunConfig):
             raise ConfigError("temperature must be above 0 in RL; 0 is greedy")
         self.make_horizon()
         trained_outcomes(self.train_outcomes)
-        check_trainer_args(self.trainer_args, **_SET_BY_RL)
+        check_trainer_args(self.trainer_args, **SET_BY_RL)
+        _check_unused(self.trainer_args)
         self._check_sampling()
         if self.max_staleness < 1 + self.async_steps:
             raise ConfigError(
@@ -474,7 +476,7 @@ class DPOConfig(RunConfig):
             beta="beta",
             max_length="max_tokens",
             per_device_train_batch_size="pairs_per_step",
-            gradient_accumulation_steps="max_tokens_per_microbatch",
+            gradient_accumulation_steps="max_tokens_per_microbatch: TOKENS",
             num_train_epochs="epochs",
             max_steps="steps",
         )
@@ -499,34 +501,43 @@ class DPOConfig(RunConfig):
         return self.steps or max(1, round(self.epochs * pairs / self.pairs_per_step))
 
 
-_SET_BY_RL: Final = {
-    "num_iterations": "epochs_per_rollout",
-    "steps_per_generation": "minibatches_per_rollout",
-    "generation_batch_size": "prompts_per_step",
-    "per_device_train_batch_size": "prompts_per_step",
-    "gradient_accumulation_steps": "max_tokens_per_microbatch",
-    "num_generations": "num_generations",
-    "max_completion_length": "max_tokens",
-    "temperature": "temperature",
-    "max_steps": "steps",
-    "num_train_epochs": "steps",
-    "beta": "beta",
-    "loss_type": "algorithm",
-    "scale_rewards": "algorithm_args",
-    "importance_sampling_level": "algorithm",
-    "use_vllm": "engine",
-    "entropy_coef": "entropy_bonus",
-    "use_adaptive_entropy": "entropy_floor",
-    "sync_ref_model": "reset_reference_every",
-}
-"""TRL's names for what our own keys set."""
+_UNUSED_BY_RL: Final = frozenset(
+    [
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "generation_kwargs",
+        "cache_implementation",
+        "num_generations_eval",
+        "chat_template_kwargs",
+        "shuffle_dataset",
+        "max_tool_calling_iterations",
+        "reward_weights",
+        "multi_objective_aggregation",
+        "use_transformers_continuous_batching",
+        "use_transformers_paged",
+        "transformers_continuous_batching_config",
+    ]
+)
+"""Keys of TRL that belong to its own sampling and rewards, which our rollouts replace."""
+
+
+def _check_unused(trainer_args: Mapping[str, Any]) -> None:
+    for name in trainer_args:
+        if name in _UNUSED_BY_RL or name.startswith("vllm_"):
+            raise ConfigError(
+                f"trainer_args.{name} has no effect: episodes are sampled by the engine, with "
+                "temperature alone; see engine and engine_args"
+            )
+
 
 _SET_BY_ROWS: Final = {
     "packing": "packing",
     "padding_free": "packing",
     "max_length": "max_tokens",
     "per_device_train_batch_size": "rows_per_step",
-    "gradient_accumulation_steps": "max_tokens_per_microbatch",
+    "gradient_accumulation_steps": "max_tokens_per_microbatch: TOKENS",
     "num_train_epochs": "epochs",
     "max_steps": "steps",
 }

@@ -42,6 +42,61 @@ RENAMED: Final[Mapping[str, str]] = {
 """Config keys of earlier versions, and their current names."""
 
 
+SET_BY_RL: Final[Mapping[str, str]] = {
+    "num_iterations": "epochs_per_rollout",
+    "steps_per_generation": "minibatches_per_rollout",
+    "generation_batch_size": "prompts_per_step",
+    "per_device_train_batch_size": "prompts_per_step",
+    "gradient_accumulation_steps": "max_tokens_per_microbatch: TOKENS",
+    "num_generations": "num_generations",
+    "max_completion_length": "max_tokens",
+    "temperature": "temperature",
+    "max_steps": "steps",
+    "num_train_epochs": "steps",
+    "beta": "beta",
+    "loss_type": "algorithm",
+    "scale_rewards": "algorithm_args: {scale: true} or {scale: false}",
+    "importance_sampling_level": "algorithm",
+    "use_vllm": "engine",
+    "entropy_coef": "entropy_bonus",
+    "use_adaptive_entropy": "entropy_floor",
+    "entropy_coef_min": "entropy_floor",
+    "entropy_coef_max": "entropy_floor",
+    "entropy_coef_delta": "entropy_floor",
+    "entropy_target": "entropy_floor",
+    "sync_ref_model": "reset_reference_every",
+    "ref_model_sync_steps": "reset_reference_every",
+    "ref_model_mixup_alpha": "reset_reference_every",
+    "vllm_importance_sampling_correction": "importance_sampling_correction",
+    "vllm_importance_sampling_mode": "importance_sampling_correction",
+    "vllm_importance_sampling_cap": "importance_sampling_cap",
+    "vllm_importance_sampling_clip_max": "importance_sampling_cap",
+    "vllm_importance_sampling_clip_min": "importance_sampling_band",
+}
+"""TRL's names for what our own keys of RL set, or what to write instead."""
+
+_IN_TRAINER_ARGS: Final = frozenset(
+    [
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "delta",
+        "epsilon",
+        "epsilon_high",
+        "gradient_checkpointing",
+        "lr_scheduler_kwargs",
+        "lr_scheduler_type",
+        "mask_truncated_completions",
+        "max_grad_norm",
+        "optim",
+        "report_to",
+        "top_entropy_quantile",
+        "warmup_ratio",
+        "weight_decay",
+    ]
+)
+"""Keys of TRL and transformers that users look for among ours."""
+
 STARTER: Final = "starter:"
 
 _PACKAGE: Final = Path(__file__).parents[1]
@@ -167,6 +222,9 @@ def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     renamed = {name: new for name in unknown if (new := RENAMED.get(name)) in valid}
     if renamed:
         raise ConfigError("; ".join(f"{old} was renamed to {new}" for old, new in renamed.items()))
+    hints = [hint for name in unknown if (hint := _hint_for_trl(name, valid))]
+    if hints:
+        raise ConfigError(f"unknown key {', '.join(unknown)}{what}: {'; '.join(hints)}")
     near = [close[0] for name in unknown if (close := difflib.get_close_matches(name, valid, n=1))]
     hint = f"did you mean {' and '.join(near)}?" if len(near) == len(unknown) else ""
     keys = "key" if len(unknown) == 1 else "keys"
@@ -174,6 +232,16 @@ def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
         f"unknown {keys} {', '.join(unknown)}{what}; "
         + (hint or (f"valid keys: {', '.join(valid)}" if valid else "no keys are allowed here"))
     )
+
+
+def _hint_for_trl(name: str, valid: Sequence[str]) -> str:
+    """What to write instead of a key of TRL; empty for other names."""
+    instead = SET_BY_RL.get(name, "")
+    if instead.partition(":")[0] in valid:
+        return f"{name} is TRL's; write {instead}"
+    if name in _IN_TRAINER_ARGS and "trainer_args" in valid:
+        return f"write trainer_args: {{{name}: VALUE}}"
+    return ""
 
 
 MINIMUM: Final[Mapping[str, float]] = dict.fromkeys(

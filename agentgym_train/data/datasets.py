@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.run_store import BrokenLine, RunStore
+from agentgym_env.run_store import BrokenLine, RunStore, readable_files
 from agentgym_env.trajectory import Tokens
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import SFTConfig
@@ -65,8 +65,10 @@ def _read(source: Path) -> Reading:
     store = RunStore.open(source)
     if collect_config_of(source) is not None:
         return Reading(*collected(store))
+    files, ignored = readable_files(source, "trajectories")
     reading = Reading()
-    for file in sorted((source / "trajectories").glob("*.jsonl")):
+    reading.broken += [BrokenLine(source / "trajectories", 0, message) for message in ignored]
+    for file in files:
         if not file.name.startswith(_HELD_OUT):
             reading.add(Reading(*store.trajectories(file.stem)))
     return reading
@@ -86,10 +88,7 @@ def _nothing_in(source: Path, found: Reading) -> str:
     if not found.broken:
         return f"there is no episode in {source}"
     first = found.broken[0]
-    return (
-        f"there is no readable episode in {source}; line {first.line} of {first.path}: "
-        f"{first.reason}"
-    )
+    return f"there is no readable episode in {source}; {first.place}: {first.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ def check_rows(rows: Sequence[Any], details: str = "") -> None:
 def describe_broken(broken: list[BrokenLine]) -> list[str]:
     """Sentences about lines that cannot be read; the rest of a file is used."""
     shown = [
-        f"{line.path}:{line.line} cannot be read and is left out: {line.reason}"
+        f"{line.place} cannot be read and is left out: {line.reason}"
         for line in broken[:_MAX_REPORTED]
     ]
     more = len(broken) - len(shown)

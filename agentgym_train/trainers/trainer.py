@@ -484,31 +484,35 @@ class RLTrainer(PackedUpdate):
         step = self.state.global_step
         everything = [*played.trajectories, *played.discarded]
         own = StepTokens.of(everything, step, self.episodes.dropped, seconds)
-        shares = gathered((light, own, sizes, discarded))
-        everyone = [t for share, *_ in shares for t in share]
-        replaced = [t for *_, share in shares for t in share]
-        tokens = StepTokens.of_all([s for _, s, _, _ in shares])
+        # Judged here, since a penalty on long episodes depends on their tokens.
+        trained = self._judged(played.trajectories)
+        penalties = [self.episodes.overlong.of(t) for t in played.trajectories if t.tokens]
+        shares = gathered(
+            (light, own, sizes, discarded, trained, self._judged(played.discarded), penalties)
+        )
+        everyone = [t for share in shares for t in share[0]]
+        replaced = [t for share in shares for t in share[3]]
+        tokens = StepTokens.of_all([share[1] for share in shares])
         figures = step_metrics(everyone, horizon, tokens, replaced)
-        figures |= self._count_groups(everyone, replaced)
+        groups = [group for share in shares for group in share[4]]
+        figures["informative_groups"] = sum(informs for _, informs in groups) / len(groups)
+        if self.config.overlong_tokens:
+            figures["overlong_penalty"] = _mean([one for share in shares for one in share[6]])
+        if self.episodes.contrast is not None:
+            for task, informs in [*groups, *(group for share in shares for group in share[5])]:
+                self.episodes.contrast.observe(task, informs)
         for name, value in figures.items():
             self._metrics["train"][name].append(value)
         if self.accelerator.is_main_process:
             self._starts = self.store.append_trajectories("train", everyone)
         check_lost([*everyone, *replaced], step, self.config.max_lost_rate)
         self.horizon.observe(step, figures["success"])
-        return [max(found) for found in zip(*(sizes for _, _, sizes, _ in shares), strict=True)]
+        return [max(found) for found in zip(*(share[2] for share in shares), strict=True)]
 
-    def _count_groups(
-        self, trained: list[Trajectory], discarded: list[Trajectory]
-    ) -> dict[str, float]:
-        """The share of informative groups; also tell the sampling of tasks about all groups."""
-        groups = self.episodes.groups(trained)
-        informative = [self.episodes.is_informative(group) for group in groups]
-        if self.episodes.contrast is not None:
-            others = self.episodes.groups(discarded)
-            for group in [*groups, *others]:
-                self.episodes.contrast.observe(group[0].task, self.episodes.is_informative(group))
-        return {"informative_groups": sum(informative) / len(groups)}
+    def _judged(self, trajectories: Sequence[Trajectory]) -> list[tuple[str, bool]]:
+        """(task, whether it is informative) of each of this process's groups."""
+        groups = self.episodes.groups(trajectories)
+        return [(group[0].task, self.episodes.is_informative(group)) for group in groups]
 
 
 def trajectory_reward(

@@ -193,7 +193,8 @@ class PackedUpdate(GRPOTrainer):
         else:
             accelerator.backward(loss)
         if self.args.max_grad_norm:
-            accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+            norm = accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+            self._metrics["train"]["earlier_grad_norm"].append(float(norm))
         self.optimizer.step()
         model.zero_grad()
 

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.printable import printable
+from agentgym_env.run_store import readable_files
 
 _VERSION = 2
 
@@ -247,40 +247,6 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer that SQLite can store."""
 
 
-def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path is a regular file below a folder, not a link to one outside of it."""
-    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
-
-
-def readable_files(folder: Path, kind: str) -> tuple[list[Path], list[str]]:
-    """(the files of a run's subfolder `kind` in order, messages about those that are not read)."""
-    files, messages = [], []
-    real = (folder / kind).resolve()
-    if real.is_dir() and not real.is_relative_to(folder.resolve()):
-        return [], [
-            f"{kind} is a link out of the run's folder, to {printable(str(real))}, and is ignored. "
-            "Start the viewer with the run's real folder, or replace the link with a copy."
-        ]
-    for path in sorted((folder / kind).glob("*.jsonl")):
-        name = f"{kind}/{path.name}"
-        if not is_inside(path, folder):
-            messages.append(f"{printable(name)} is not a file of this folder and is ignored.")
-        elif not is_unicode(path):
-            messages.append(f"{printable(name)} has a name that is not UTF-8 and is ignored.")
-        else:
-            files.append(path)
-    return files, messages
-
-
-def is_unicode(path: Path) -> bool:
-    """Whether a path can be written as UTF-8, as the index stores it."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 class _Turn(Struct):
     reward: float | None = 0.0
     response: str = ""
@@ -401,12 +367,24 @@ class Indexer:
             for kind in _KINDS
             for path in readable_files(folder, kind)[0]
         ]
-        grown = any([self._read_rows(run, kind, path) for run, kind, path in files])
+        grown = any([self._try(self._read_rows, run, kind, path) for run, kind, path in files])
         if grown or not self._index.finds_text:
             return grown
         return any(
-            [self._read_words(run, path) for run, kind, path in files if kind == "trajectories"]
+            [
+                self._try(self._read_words, run, path)
+                for run, kind, path in files
+                if kind == "trajectories"
+            ]
         )
+
+    def _try(self, read: Callable[..., bool], *place: Any) -> bool:
+        """Read a file, without keeping the others from being read if that fails."""
+        try:
+            return read(*place)
+        except OSError as error:
+            logger.warning("cannot read a file: %s", error)
+            return False
 
     def _read_rows(self, run: int, kind: str, path: Path) -> bool:
         file = self._file(run, kind, path)

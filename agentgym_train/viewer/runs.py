@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.run_store import RunStore
-from agentgym_train.viewer.index import Index, is_inside, is_unicode, readable_files
+from agentgym_env.run_store import RunStore, is_inside, is_unicode, readable_files
+from agentgym_env.spaces import clean_text
+from agentgym_train.viewer.index import Index
 
 _STILL_GOING_S = 90.0
 """A run without a summary is running if its files changed within this time."""
@@ -19,6 +21,8 @@ _AT_THE_END = ("summary.json", "report.json")
 """Files that training and evaluation write at the end."""
 _DEPTH = 3
 """How many folders deep runs are searched, such as those of `runs/eval`."""
+_MOST_BYTES = 256 * 2**20
+"""Size above which a JSON file, or a run's metrics, are not read."""
 _WRITTEN = ("metrics.jsonl", "trajectories", "tokens", "checkpoints", "run.json")
 
 
@@ -122,9 +126,12 @@ class Runs:
         """A run's metrics by column, None for steps without a value, and read errors."""
         path = self.paths[name] / "metrics.jsonl"
         if path.exists() and not is_inside(path, self.paths[name]):
-            return {"columns": {}, "broken": ["metrics.jsonl is not a file of this folder."]}
+            message = "metrics.jsonl is not a readable file of this folder."
+            return {"columns": {}, "broken": [message]}
         stat = path.stat() if path.is_file() else None
         stamp = (stat.st_size, stat.st_mtime_ns) if stat else (0, 0)
+        if stamp[0] > _MOST_BYTES:
+            return {"columns": {}, "broken": [f"metrics.jsonl has {stamp[0]:,} bytes: too many."]}
         kept = self._metrics.get(name)
         if kept is None or kept[0] != stamp:
             rows, broken = RunStore(self.paths[name]).metrics()
@@ -151,13 +158,19 @@ class Runs:
 
     def _is_cut(self, path: Path, unread: int) -> bool:
         """Whether a file's last line is incomplete, and not just unread."""
-        with path.open("rb") as file:
-            file.seek(-unread, 2)
-            return b"\n" not in file.read(unread)
+        try:
+            with path.open("rb") as file:
+                file.seek(-unread, 2)
+                return b"\n" not in file.read(unread)
+        except OSError:
+            return False
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "run.json").is_file() or (path / "trajectories").is_dir()
+    try:
+        return (path / "run.json").is_file() or (path / "trajectories").is_dir()
+    except OSError:  # a folder that may not be read
+        return False
 
 
 def _found_in(roots: Sequence[Path]) -> dict[Path, Path]:
@@ -175,7 +188,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     """The runs in a folder and its folders, in order of name, without those inside of a run."""
     if _is_run(folder):
         yield folder
-    elif depth and folder.is_dir():
+    elif depth and folder.is_dir() and os.access(folder, os.R_OK | os.X_OK):
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.name.startswith("."):
                 yield from _runs_below(path, depth - 1)
@@ -205,12 +218,16 @@ def _shown_settings(config: dict[str, Any]) -> dict[str, str]:
         "horizon": " → ".join(map(str, horizon)) if isinstance(horizon, list) else horizon,
         "seed": config.get("seed"),
     }
-    return {name: str(value)[:300] for name, value in settings.items() if value not in (None, "")}
+    return {
+        name: clean_text(str(value)[:300])
+        for name, value in settings.items()
+        if value not in (None, "")
+    }
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object; None if the file is missing, invalid, or not a file of its folder."""
-    if not is_inside(path, path.parent):
+    if not is_inside(path, path.parent) or path.stat().st_size > _MOST_BYTES:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
@@ -234,9 +251,17 @@ def _evaluated(path: Path) -> list[float | None]:
 
 
 def _last_written(path: Path) -> float | None:
-    times = [(path / name).stat().st_mtime for name in _WRITTEN if (path / name).exists()]
-    times += [file.stat().st_mtime for file in readable_files(path, "trajectories")[0]]
+    files = [path / name for name in _WRITTEN] + readable_files(path, "trajectories")[0]
+    times = [file.stat().st_mtime for file in files if _exists(file)]
     return max(times, default=None)
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path leads somewhere that may be read."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _is_number(value: Any) -> bool:

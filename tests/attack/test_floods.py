@@ -57,6 +57,34 @@ def test_heads_and_bodies_that_stall_are_ended(server, ending):
     assert b"401" in statuses or time.monotonic() - began > HEAD_S - 1
 
 
+def test_a_head_that_follows_an_early_reply(server):
+    """The reply to a request is complete before its body comes, and then comes the next head."""
+    early = POST.replace(b"localhost", b"foreign.example") + b"Content-Length: 3\r\n\r\n"
+
+    def sends(number: int) -> Iterator[bytes]:
+        yield early
+        time.sleep(0.2)
+        yield b"[1]GET / HTTP/1.1\r\nX-Long: "
+        while True:
+            yield b"a" * 65_000
+
+    with under(server, 8, sends) as attack:
+        pass
+    assert len(attack.closed) == 8
+
+
+def test_closing_sessions_with_long_names(server):
+    name = b"x" * (15 * MIB)
+    token = b"Authorization: Bearer secret-of-the-server\r\n"
+    body = b'[{"session":"' + name + b'"}]'
+    post = POST.replace(b"/v1/step", b"/v1/close") + token
+    post += b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    with under(server, 4, lambda _: iter([post] * 8)) as attack:
+        pass
+    assert b"200" not in attack.statuses()
+
+
 def test_trailers_that_never_end(server):
     def sends(number: int) -> Iterator[bytes]:
         yield POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from agentgym_env.run_store import RunStore
+from tests.train.command import Command, finish
 from tests.train.viewing import as_line, episode, small_run, viewer
 
 GOOD = 9
@@ -31,6 +36,28 @@ BAD_METRICS = [
     {"step": 3, "loss": "high", "reward": 10**30}, {"step": 4, "loss": [1], "reward": 2**63},
     {"step": 5, "loss": 0.5, "reward": 10**400},
 ]  # fmt: skip
+CAPABILITIES = "-dac_override,-dac_read_search"
+AS_A_USER = ["setpriv", f"--bounding-set={CAPABILITIES}", f"--inh-caps={CAPABILITIES}"]
+UNPRIVILEGED = AS_A_USER if os.geteuid() == 0 else []
+SHOWN = """
+import json, sys
+from pathlib import Path
+from agentgym_train.viewer.index import Index, Indexer
+from agentgym_train.viewer.runs import Runs
+index = Index(Path(sys.argv[2]))
+runs = Runs([Path(sys.argv[1])], index)
+indexer = Indexer(index)
+indexer.follow({number: runs.paths[name] for name, number in runs.ids.items()})
+while indexer.read_batches():
+    pass
+facts = {name: runs.facts(name) for name in runs.paths}
+from agentgym_train.viewer.server import _json
+_json(facts)
+count = "SELECT COUNT(*) AS n FROM episodes WHERE run = ?"
+episodes = {name: index.rows(count, (number,))[0]["n"] for name, number in runs.ids.items()}
+missing = {name: fact["missing"] for name, fact in facts.items()}
+print(json.dumps({"episodes": episodes, "missing": missing}))
+"""
 SECRET = "a secret outside of the run's folder"
 
 
@@ -88,7 +115,7 @@ async def test_bad_files_hide_nothing_else_and_are_named(runs, tmp_path):
         for name in ("run.json", "summary.json", "report.json", "metrics.jsonl: line 1"):
             assert name in said, said
         for name in ("pipe", "folder", "link", "endless"):
-            assert f"trajectories/{name}.jsonl is not a file of this folder" in said, said
+            assert f"trajectories/{name}.jsonl is not a readable file of this folder" in said, said
         assert "name that is not UTF-8" in said
         assert "trajectories/train.jsonl: line 1 and" in said
         good = await answer("trajectories?run=good")
@@ -100,6 +127,61 @@ async def test_bad_files_hide_nothing_else_and_are_named(runs, tmp_path):
             assert shown_episode["task"] == row["task"]
         columns = (await answer("metrics?run=bad"))["columns"]
         assert columns["loss"][-1] == 0.5
+
+
+def unreadable(path: Path) -> None:
+    path.chmod(0)
+
+
+def circle(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.symlink_to(path.name)
+
+
+HIDDEN_EPISODE = as_line(episode(4, task="in a file without a name"))
+BAD_PLACES = {
+    "tokens that link to themselves": lambda run: circle(run / "tokens"),
+    "trajectories that link to themselves": lambda run: circle(run / "trajectories"),
+    "a lone surrogate in run.json": lambda run: (run / "run.json").write_text(
+        '{"config": {"env": "\\ud800", "policies": ["\\udfff"]}}'
+    ),
+    "a file that may not be read": lambda run: unreadable(run / "trajectories/train.jsonl"),
+    "metrics that may not be read": lambda run: unreadable(run / "metrics.jsonl"),
+    "a folder that may not be read": lambda run: unreadable(run / "trajectories"),
+    "a run that may not be read": unreadable,
+    "a file without a name": lambda run: (run / "trajectories/.jsonl").write_bytes(HIDDEN_EPISODE),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PLACES)
+def test_a_bad_place_hides_no_other_run(tmp_path, case):
+    """As a user without root's rights, who may read everything."""
+    small_run(tmp_path / "runs" / "good")
+    bad = small_run(tmp_path / "runs" / "bad").path
+    (bad / "metrics.jsonl").write_text('{"step": 1}\n')
+    BAD_PLACES[case](bad)
+    done = subprocess.run(
+        [*UNPRIVILEGED, sys.executable, "-c", SHOWN, str(tmp_path / "runs"), str(tmp_path / "i")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["episodes"]["good"] == GOOD
+    assert (case == "a run that may not be read") == ("bad" not in shown["missing"])
+    silent = ("a run that may not be read", "a lone surrogate in run.json")
+    assert shown["missing"].get("bad", []) or case in silent
+    (bad if bad.exists() else tmp_path).chmod(0o700)
+
+
+def test_an_export_does_not_follow_links_out_of_the_folder(tmp_path):
+    run = small_run(tmp_path / "run").path
+    (tmp_path / "outside.jsonl").write_bytes(as_line(episode(7, task=SECRET)))
+    (run / "trajectories/link.jsonl").symlink_to(tmp_path / "outside.jsonl")
+    out = tmp_path / "out.jsonl"
+    status, said = finish(Command("export", run, "--format", "messages", "--out", out))
+    assert status == 0 and "link.jsonl is not a readable file" in " ".join(said.split()), said
+    assert out.read_text().strip() and SECRET not in out.read_text()
 
 
 def test_metrics_of_any_shape_are_read_or_named(runs):

@@ -7,12 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import requests
 
 from agentgym_servers.host import request_guard
 from agentgym_servers.host.request_guard import LimitedProtocol
-from hosting import HttpServer
+from hosting import HttpServer, Served
 
 
 async def app(scope, receive, send):
@@ -71,3 +73,20 @@ def test_large_requests_at_once_are_answered_in_order(connection):
     assert found.count(b"HTTP/1.1 200") == 8
     places = [found.index(body) for body in bodies]
     assert places == sorted(places)
+
+
+def test_a_request_is_not_carried_out_once_its_connection_is_rejected():
+    served = Served(Path(__file__).parents[1] / "support", "worlds:Guess", "--port", "0")
+    name, port = served.address().removeprefix("http://").split(":")
+    opens = (
+        b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 4\r\n\r\n[{}]"
+    )
+    for rest in (b"garbage\r\n\r\n", opens * 11):
+        with socket.create_connection((name, int(port)), timeout=20) as client:
+            client.sendall(opens + rest)
+            while client.recv(65_536):
+                pass
+    health = requests.get(f"{served.address()}/health", timeout=20).json()
+    assert health["sessions"] == 0
+    assert served.stop() == 0

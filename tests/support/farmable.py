@@ -166,3 +166,53 @@ class Graded(TextEnv):
     def expert(self) -> Iterator[str]:
         """The letters."""
         yield self.letters
+
+
+class CostsEachTurn(TextEnv):
+    """Costs a point for each turn, so that giving up is worth more than the solution."""
+
+    instruction = "Say walk, or quit."
+    tasks = TaskSet({"train": list("abcd"), "test": list("ef")})
+
+    def _reset(self, task: str) -> str:
+        self.walked = 0
+        return f"Walk three steps to {task}."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        self.walked += action == "walk"
+        return f"{self.walked} steps.", -1.0, action == "quit" or self.walked == 3
+
+    def success(self) -> bool:
+        """Whether the way is walked."""
+        return self.walked == 3
+
+    def available_actions(self) -> list[str]:
+        """Both."""
+        return ["walk", "quit"]
+
+    def expert(self) -> Iterator[str]:
+        """Walk."""
+        yield from ["walk"] * 3
+
+
+class RaisesAtReset(TextEnv):
+    """Cannot begin one of its tasks; it has no expert."""
+
+    instruction = "Say go."
+    tasks = TaskSet({"train": list("abcd"), "test": list("ef")})
+
+    def _reset(self, task: str) -> str:
+        if task == "b":
+            raise RuntimeError("a bug")
+        return "Go."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        return "Gone.", 0.0, True
+
+    def success(self) -> bool:
+        """Never."""
+        return False
+
+    def available_actions(self) -> list[str]:
+        """The one."""
+        return ["go"]

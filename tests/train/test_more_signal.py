@@ -10,6 +10,7 @@ import torch
 from trl import GRPOTrainer
 
 from agentgym_env.errors import ConfigError
+from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.methods import RLConfig
@@ -17,6 +18,7 @@ from agentgym_train.trainers.batch import OverlongPenalty, token_batch
 from agentgym_train.trainers.sampler import StepSampler, TaskContrast
 from agentgym_train.trainers.trainer import RLTrainer
 from agentgym_train.trainers.update import PackedUpdate
+from tests.train.command import Command, finish
 from tests.train.ragged_rows import (
     assert_same_gradients,
     episodes,
@@ -167,6 +169,26 @@ def test_the_penalty_on_long_episodes_is_that_of_the_paper():
     assert OverlongPenalty(100, 0).of(episode("1", 1.0, length=100)) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_groups_that_differ_in_their_penalty_alone_are_informative(tmp_path):
+    status, said = finish(
+        Command(
+            "train", "starter:textcraft/quickstart.yaml", "steps=1", "eval_before=false",
+            "eval_after=false", "prompts_per_step=2", "num_generations=4", "horizon=1",
+            "minibatches_per_rollout=1", "resampling_ratio=1", "overlong_tokens=1024",
+            "task_sampling=contrast", "warmup_steps=0", f"output_dir={tmp_path / 'run'}",
+        )
+    )  # fmt: skip
+    assert status == 0, said
+    ((row,), _) = RunStore.open(tmp_path / "run").metrics()
+    assert row["success"] == 0 and row["discarded_env_steps"] == 0
+    assert 0 < row["overlong_penalty"] < 1 and row["grad_norm"] > 0
+    assert row["informative_groups"] == 1
+    (tasks,) = (tmp_path / "run/checkpoints").glob("*/tasks.json")
+    assert '"informative": 0' not in tasks.read_text()
+
+
 def test_the_entropy_bonus_is_trls_and_does_not_depend_on_the_cut(tmp_path):
     theirs = make_trainer(GRPOTrainer, tmp_path, loss_type="dapo", entropy_coef=0.01)
     ours = make_trainer(PackedUpdate, tmp_path, loss_type="dapo")
@@ -213,6 +235,15 @@ def step_inputs_of(inputs, row):
         ({"reset_reference_every": 5}, "needs beta"),
         ({"trainer_args": {"use_adaptive_entropy": True}}, "write entropy_floor: VALUE"),
         ({"trainer_args": {"sync_ref_model": True}}, "write reset_reference_every: VALUE"),
+        ({"trainer_args": {"scale_rewards": False}}, r"write algorithm_args: \{scale: true\}"),
+        ({"trainer_args": {"learning_rate": 1e-2}}, "write learning_rate: VALUE"),
+        ({"trainer_args": {"output_dir": "/x"}}, "write output_dir: VALUE"),
+        ({"trainer_args": {"logging_steps": 10}}, "metrics are written at every step"),
+        ({"trainer_args": {"top_p": 0.2}}, "has no effect"),
+        ({"trainer_args": {"vllm_mode": "server"}}, "has no effect"),
+        ({"num_iterations": 2}, "num_iterations is TRL's; write epochs_per_rollout"),
+        ({"scale_rewards": True}, "write algorithm_args: {scale: true}"),
+        ({"weight_decay": 0.1}, "write trainer_args: {weight_decay: VALUE}"),
     ],
 )
 def test_options_that_do_nothing_together_are_rejected(changes, message):

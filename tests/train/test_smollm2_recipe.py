@@ -11,11 +11,19 @@ from agentgym_env.run_store import RunStore
 from tests.train.command import Command, finish
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train"
-SHORT_SFT = "steps=2 rows_per_step=4 warmup_steps=0 eval_per_category=1".split()
-SHORT_RL = (
-    "steps=2 horizon=[2,3] horizon_every=1 prompts_per_step=2 num_generations=2 "
-    "minibatches_per_rollout=2 warmup_steps=0 turn_max_tokens=8 eval_per_category=1 save_every=2"
-).split()
+SHORT_SFT = ["steps=2", "rows_per_step=4", "warmup_steps=0", "eval_per_category=1"]
+SHORT_RL = [
+    "steps=2",
+    "horizon=[2,3]",
+    "horizon_every=1",
+    "prompts_per_step=2",
+    "num_generations=2",
+    "minibatches_per_rollout=2",
+    "warmup_steps=0",
+    "turn_max_tokens=8",
+    "eval_per_category=1",
+    "save_every=2",
+]
 
 
 @pytest.mark.timeout(200)

@@ -334,7 +334,7 @@ def test_a_folder_of_trajectories_that_links_out_of_its_run_is_named_with_the_re
     assert shown.count() == 0
     assert [line for line in shown.runs.missing("run") if "trajectories" in line] == [
         f"trajectories is a link out of the run's folder, to {moved}, and is ignored. "
-        "Start the viewer with the run's real folder, or replace the link with a copy."
+        "Name the run's real folder, or replace the link with a copy."
     ]
 
 

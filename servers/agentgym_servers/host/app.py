@@ -151,12 +151,12 @@ async def _serve_call(
     send: Send,
 ) -> None:
     connection: LimitedProtocol | None = scope.get(CONNECTION)
-    if (
-        connection is not None
-        and connection.flow.write_paused
-        and not await connection.wait_until_read()
-    ):
-        return
+    if connection is not None:
+        if connection.flow.write_paused:
+            # No other reply is computed for a client that has not read the earlier ones.
+            await connection.flow.drain()
+        if connection.transport.is_closing():
+            return
     headers = headers_of(scope)
     declared = content_length(headers)
     error = (

@@ -151,14 +151,6 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     reply_bytes = 0
     """The length of a reply of which only the head is written so far; the application sets it."""
 
-    async def wait_until_read(self) -> bool:
-        """Wait until the client has read the earlier replies; whether it is still there.
-
-        Until then no other reply is computed for it, which would wait in memory.
-        """
-        await self.flow.drain()
-        return not self.transport.is_closing()
-
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Count what the client has not read from a few kilobytes on."""
         super().connection_made(transport)
@@ -206,6 +198,15 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         if len(self.headers) >= MAX_FIELDS:
             raise ValueError(f"the request has more than {MAX_FIELDS} header fields")
         super().on_header(name, value)
+
+    def on_message_complete(self) -> None:
+        """Note the end of the body, which uvicorn does not once the reply is complete.
+
+        What comes next is the head of another request then, and is limited as such.
+        """
+        super().on_message_complete()
+        if self.cycle is not None:
+            self.cycle.more_body = False
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived; reject a request whose head or framing is too long."""

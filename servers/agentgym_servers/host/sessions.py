@@ -70,8 +70,8 @@ class Session:
     """The number of the episode; 0 before the first reset."""
     reply: StepReply | ResetReply | None = None
     """The answer to the last turn or reset, for a client that asks again."""
-    asked: int = 0
-    """Hash of the request that `reply` answers; an action itself may be long."""
+    asked: object = None
+    """What `reply` answers: a reset's arguments, or the hash of an action, which may be long."""
 
 
 def refused_turn(session: Session, request: StepRequest) -> StepReply:
@@ -338,7 +338,7 @@ class SessionTable:
             text = f"a seed is a whole number from 0 to {MAX_SEED}, got {cut(str(request.seed))}"
             error = WireError("bad_request", text, request.session)
             return ResetReply(request.session, error=error)
-        asked = hash((request.seed, request.task, request.split))
+        asked = (request.seed, request.task, request.split)
         if request.episode is not None and request.episode <= session.episode:
             return self._repeated_reset(session, request, asked)
         named = {"task": request.task, "split": request.split}
@@ -352,7 +352,7 @@ class SessionTable:
         session.turn, session.over, session.reply, session.asked = 0, False, reply, asked
         return reply
 
-    def _repeated_reset(self, session: Session, request: ResetRequest, asked: int) -> ResetReply:
+    def _repeated_reset(self, session: Session, request: ResetRequest, asked: object) -> ResetReply:
         """The stored reply to a reset that is repeated before the first turn, or an error."""
         reply = session.reply
         if (
