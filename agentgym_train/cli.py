@@ -548,6 +548,9 @@ def export(
 
     console = Console()
     name = format_named(form)
+    for source in sources:
+        if out.resolve() == source.resolve() or source.resolve() in out.resolve().parents:
+            raise ConfigError(f"--out {out} is a source, or in its folder; choose another file")
     rules = PairRules(shorter=shorter, reward_gap=reward_gap, most=pairs or None)
     keep = EpisodeFilter(**asdict(filter_options))
     selected, read = read_demonstrations(sources, keep, pairs=name == "dpo")

@@ -120,14 +120,14 @@ def _print_attacks(console: Console, reports: Iterator[AttackReport], out: Path 
     for report in reports:
         total += report.found
         found += report.exploits
+        if out is not None:  # after each attacker, since a later one may fail
+            out.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
         mark = Text("FAIL", "bold red") if report.found else Text("ok  ", "green")
         if not report.episodes:
             mark = Text("n/a ", "yellow")
         console.print(mark, Text(_attack_line(report)), soft_wrap=True)
         for exploit in report.exploits[:_EPISODES_SHOWN]:
             console.print(Text(_episode_text(exploit)), soft_wrap=True)
-    if out is not None:
-        out.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
     if total:
         console.print(f"[bold red]{total} episodes with findings[/]")
     return int(total > 0)

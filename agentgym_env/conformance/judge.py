@@ -41,9 +41,10 @@ def a_task_has_one_id(subject: Subject) -> str:
         if twins:
             one = twins[0]
             other = next((t for t in twins if split_of(t) != split_of(one)), twins[1])
+            alike = "observations and solution" if env.has_expert() else "observations"
             raise RuleBroken(
-                f"{one!r} ({split_of(one)}) and {other!r} ({split_of(other)}) are one task: the "
-                "same observations and the same solution",
+                f"{one!r} ({split_of(one)}) and {other!r} ({split_of(other)}) are one task: "
+                f"the same {alike}",
                 at="_reset",
                 # The tasks of an environment of Gymnasium's are seeds, which it may ignore.
                 warning=split_of(one) == split_of(other)

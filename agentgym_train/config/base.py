@@ -328,36 +328,16 @@ def _choices(error: Exception, kind: type) -> str:
     return f"; choose from {', '.join(get_args(hint))}" if get_origin(hint) is Literal else ""
 
 
-SET_BY_OWN: Final = {
-    "learning_rate": "learning_rate",
-    "warmup_steps": "warmup_steps",
-    "save_steps": "save_every",
-    "seed": "seed",
-    "output_dir": "output_dir",
-    "bf16": "compute_dtype",
-}
-"""What every method sets: names of TRL and transformers, and our own keys."""
-_FIXED: Final = {
-    "logging_steps": "metrics are written at every step",
-    "logging_strategy": "metrics are written at every step",
-    "save_strategy": "checkpoints are saved every save_every steps",
-    "use_liger_kernel": "the LM head is computed at trained tokens only, without Liger's kernels",
-}
-
-
 def check_trainer_args(trainer_args: Mapping[str, Any], **ours: str) -> None:
     """Raise `ConfigError` for a key of `trainer_args` that one of our own keys sets.
 
     `ours` has the key, or all that is to be written instead, such as `algorithm_args: {scale: X}`.
     """
-    for name, own in (SET_BY_OWN | ours).items():
+    for name, own in ours.items():
         if name in trainer_args:
             key, colon, _ = own.partition(":")
             instead = own if colon else f"{own}: VALUE"
             raise ConfigError(f"trainer_args.{name} is set by {key}; write {instead} instead")
-    for name, reason in _FIXED.items():
-        if name in trainer_args:
-            raise ConfigError(f"trainer_args.{name} cannot be changed: {reason}")
 
 
 def check_data(sources: Sequence[str], collect: str) -> None:

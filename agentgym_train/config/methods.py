@@ -132,7 +132,6 @@ class RLConfig(RunConfig):
         self.make_horizon()
         trained_outcomes(self.train_outcomes)
         check_trainer_args(self.trainer_args, **SET_BY_RL)
-        _check_unused(self.trainer_args)
         self._check_sampling()
         if self.max_staleness < 1 + self.async_steps:
             raise ConfigError(
@@ -501,37 +500,6 @@ class DPOConfig(RunConfig):
         return self.steps or max(1, round(self.epochs * pairs / self.pairs_per_step))
 
 
-_UNUSED_BY_RL: Final = frozenset(
-    [
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "generation_kwargs",
-        "cache_implementation",
-        "num_generations_eval",
-        "chat_template_kwargs",
-        "shuffle_dataset",
-        "max_tool_calling_iterations",
-        "reward_weights",
-        "multi_objective_aggregation",
-        "use_transformers_continuous_batching",
-        "use_transformers_paged",
-        "transformers_continuous_batching_config",
-    ]
-)
-"""Keys of TRL that belong to its own sampling and rewards, which our rollouts replace."""
-
-
-def _check_unused(trainer_args: Mapping[str, Any]) -> None:
-    for name in trainer_args:
-        if name in _UNUSED_BY_RL or name.startswith("vllm_"):
-            raise ConfigError(
-                f"trainer_args.{name} has no effect: episodes are sampled by the engine, with "
-                "temperature alone; see engine and engine_args"
-            )
-
-
 _SET_BY_ROWS: Final = {
     "packing": "packing",
     "padding_free": "packing",
@@ -589,7 +557,63 @@ def stored_config(
 
 def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The config of any method from a YAML file, with `key=value` overrides applied."""
-    return method_config(read_values(path, overrides))
+    config = method_config(read_values(path, overrides))
+    check_effective(config)
+    return config
+
+
+_SET_BY_ALL: Final = {
+    "learning_rate": "learning_rate",
+    "warmup_steps": "warmup_steps",
+    "save_steps": "save_every",
+    "seed": "seed",
+    "output_dir": "output_dir",
+}
+_ALSO_SET_BY_RL: Final = {
+    "entropy_coef_min": "entropy_floor",
+    "entropy_coef_max": "entropy_floor",
+    "entropy_coef_delta": "entropy_floor",
+    "entropy_target": "entropy_floor",
+    "ref_model_sync_steps": "reset_reference_every",
+    "ref_model_mixup_alpha": "reset_reference_every",
+    "mask_truncated_completions": "train_outcomes: [success, failure]",
+    "vllm_importance_sampling_correction": "importance_sampling_correction",
+    "vllm_importance_sampling_mode": "importance_sampling_correction",
+    "vllm_importance_sampling_cap": "importance_sampling_cap",
+    "vllm_importance_sampling_clip_max": "importance_sampling_cap",
+    "vllm_importance_sampling_clip_min": "importance_sampling_band",
+}
+_FIXED: Final = {
+    "logging_steps": "metrics are written at every step",
+    "use_liger_kernel": "the LM head is computed at trained tokens only, without Liger's kernels",
+}
+_UNUSED_BY_RL: Final = frozenset(
+    {
+        "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs",
+        "cache_implementation", "num_generations_eval", "chat_template_kwargs", "shuffle_dataset",
+        "max_tool_calling_iterations", "reward_weights", "multi_objective_aggregation",
+        "use_transformers_continuous_batching", "use_transformers_paged",
+        "transformers_continuous_batching_config",
+    }
+)  # fmt: skip
+"""Keys of TRL that belong to its own sampling and rewards, which our rollouts replace."""
+
+
+def check_effective(config: RunConfig) -> None:
+    """Raise `ConfigError` for keys of `trainer_args` that have no effect or contradict our own.
+
+    For what a user writes: our own code sets some of them, and so may configs of earlier versions.
+    """
+    given, is_rl = config.trainer_args, isinstance(config, RLConfig)
+    check_trainer_args(given, **_SET_BY_ALL, **(_ALSO_SET_BY_RL if is_rl else {}))
+    for name in given:
+        if name in _FIXED:
+            raise ConfigError(f"trainer_args.{name} cannot be changed: {_FIXED[name]}")
+        if is_rl and (name in _UNUSED_BY_RL or name.startswith("vllm_")):
+            raise ConfigError(
+                f"trainer_args.{name} has no effect: episodes are sampled by the engine, with "
+                "temperature alone; see engine and engine_args"
+            )
 
 
 TRAINERS: Final = {

@@ -60,42 +60,23 @@ SET_BY_RL: Final[Mapping[str, str]] = {
     "use_vllm": "engine",
     "entropy_coef": "entropy_bonus",
     "use_adaptive_entropy": "entropy_floor",
-    "entropy_coef_min": "entropy_floor",
-    "entropy_coef_max": "entropy_floor",
-    "entropy_coef_delta": "entropy_floor",
-    "entropy_target": "entropy_floor",
     "sync_ref_model": "reset_reference_every",
-    "ref_model_sync_steps": "reset_reference_every",
-    "ref_model_mixup_alpha": "reset_reference_every",
-    "vllm_importance_sampling_correction": "importance_sampling_correction",
-    "vllm_importance_sampling_mode": "importance_sampling_correction",
-    "vllm_importance_sampling_cap": "importance_sampling_cap",
-    "vllm_importance_sampling_clip_max": "importance_sampling_cap",
-    "vllm_importance_sampling_clip_min": "importance_sampling_band",
 }
 """TRL's names for what our own keys of RL set, or what to write instead."""
 
-_IN_TRAINER_ARGS: Final = frozenset(
-    [
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "delta",
-        "epsilon",
-        "epsilon_high",
-        "gradient_checkpointing",
-        "lr_scheduler_kwargs",
-        "lr_scheduler_type",
-        "mask_truncated_completions",
-        "max_grad_norm",
-        "optim",
-        "report_to",
-        "top_entropy_quantile",
-        "warmup_ratio",
-        "weight_decay",
-    ]
+_SET_BY_ROWS: Final[Mapping[str, str]] = {
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+    "max_length": "max_tokens",
+    "save_steps": "save_every",
+}
+
+_IN_TRAINER_ARGS: Final = (
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "lr_scheduler_kwargs"),
+    *("lr_scheduler_type", "max_grad_norm", "optim", "report_to", "weight_decay"),
 )
-"""Keys of TRL and transformers that users look for among ours."""
+_IN_GRPO_ARGS: Final = ("delta", "epsilon", "epsilon_high", "top_entropy_quantile")
+"""Keys of transformers and TRL that users look for among ours."""
 
 STARTER: Final = "starter:"
 
@@ -236,10 +217,11 @@ def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 def _hint_for_trl(name: str, valid: Sequence[str]) -> str:
     """What to write instead of a key of TRL; empty for other names."""
-    instead = SET_BY_RL.get(name, "")
+    rl = "minibatches_per_rollout" in valid
+    instead = ((SET_BY_RL if rl else {}) | _SET_BY_ROWS).get(name, "")
     if instead.partition(":")[0] in valid:
         return f"{name} is TRL's; write {instead}"
-    if name in _IN_TRAINER_ARGS and "trainer_args" in valid:
+    if "trainer_args" in valid and (name in _IN_TRAINER_ARGS or (rl and name in _IN_GRPO_ARGS)):
         return f"write trainer_args: {{{name}: VALUE}}"
     return ""
 

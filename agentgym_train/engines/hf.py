@@ -11,7 +11,7 @@ import copy
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 import torch
@@ -21,12 +21,14 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.hf_batch import (
+    Copies,
     Finished,
     TurnBatch,
     TurnRequest,
     check_full_attention,
     dense_attention,
     float32_head,
+    reduced_weights,
 )
 
 
@@ -103,6 +105,8 @@ class HFEngine:
         self._waiting: deque[TurnRequest] = deque()
         self._running: set[TurnRequest] = set()
         self._caches: dict[Hashable, tuple[list[int], Tensor]] = {}
+        self._reduced: Copies = {}
+        """Freed when the trainer uses the model, and whenever the weights change."""
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
 
@@ -148,12 +152,14 @@ class HFEngine:
                 self.model, self._copied = _copy_of(model), True
             self.version = version
             self._caches.clear()
+            self._reduced.clear()
 
     async def sleep(self) -> None:
         """Clear the caches; the trainer uses the model."""
         async with self._gate.update():
             await self._at_rest()
             self._caches.clear()
+            self._reduced.clear()
 
     async def close(self) -> None:
         """End the thread."""
@@ -239,7 +245,10 @@ class HFEngine:
         try:
             reduced = weight.dtype == torch.float32 and computes_in != torch.float32
             autocast = torch.autocast(weight.device.type, computes_in, enabled=reduced)
-            with autocast, dense_attention(model), float32_head(model):
+            weights = (
+                reduced_weights(model, computes_in, self._reduced) if reduced else nullcontext()
+            )
+            with autocast, weights, dense_attention(model), float32_head(model):
                 yield
         finally:
             model.train(was_training)

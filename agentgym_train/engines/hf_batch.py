@@ -7,11 +7,12 @@ import random
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -133,6 +134,42 @@ def float32_head(model: Any) -> Iterator[None]:
         yield
     finally:
         del head.forward
+
+
+Copies = dict[nn.Module, tuple[Tensor, Tensor | None]]
+"""Weight and bias of linear layers, in the precision that is used for computing."""
+
+
+@contextmanager
+def reduced_weights(model: Any, dtype: torch.dtype, copies: Copies) -> Iterator[None]:
+    """Within, linear layers other than the LM head use copies of their float32 weights in `dtype`.
+
+    Autocast would convert all weights at each token, with the same result: in inference mode it
+    keeps no copies. `copies` is filled where it is empty, and valid until the weights change.
+    """
+    head = model.get_output_embeddings()
+    changed = []
+    try:
+        for module in model.modules():
+            # A parameter of another type is a part of a sharded weight.
+            ordinary = type(module) is nn.Linear and type(module.weight) is nn.Parameter
+            if not ordinary or module is head or "forward" in vars(module):
+                continue
+            if module.weight.dtype != torch.float32:
+                continue
+            if module not in copies:
+                bias = None if module.bias is None else module.bias.detach().to(dtype)
+                copies[module] = module.weight.detach().to(dtype), bias
+            module.forward = partial(_linear, *copies[module])  # type: ignore[method-assign]
+            changed.append(module)
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+
+
+def _linear(weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
+    return linear(input, weight, bias)
 
 
 _TILE = 8192

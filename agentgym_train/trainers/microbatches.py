@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
@@ -213,6 +214,8 @@ def merge_metrics(
         first = before.get(name, 0)
         found = [(v, n) for v, n in zip(values[first:], weights, strict=False) if v == v and n]
         if not found:
+            # No tokens were trained on.
+            values[first:] = [nan] * bool(values[first:])
             continue
         if name.endswith(("_min", "_max")):
             merged = (min if name.endswith("_min") else max)(v for v, _ in found)

@@ -26,6 +26,7 @@ from agentgym_train.trainers.microbatches import (
     backbone_of,
     loss_in_microbatches,
     make_microbatches,
+    merge_metrics,
     pack,
     rows_of,
     score,
@@ -160,12 +161,21 @@ class PackedUpdate(GRPOTrainer):
         (B,) `episode_tokens`, the trained tokens of the row's episode.
         """
         parts = self._minibatches(inputs)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        before = {name: len(values) for name, values in metrics.items()}
         computed: Tensor | float = 0.0
         for number, (part, counts) in enumerate(parts, 1):
             loss = self._loss_of_minibatch(model, part, counts)
             computed = computed + loss.detach() / len(parts)
             if number < len(parts):
                 self._step_optimizer(model, loss)
+        # Those of every mini-batch; a mean over tokens, as within a mini-batch.
+        each = {
+            name: values
+            for name, values in metrics.items()
+            if len(values) - before.get(name, 0) == len(parts)
+        }
+        merge_metrics(each, before, [counts.tokens for _, counts in parts])
         return loss + (computed - loss.detach())
 
     def _minibatches(self, inputs: dict[str, Any]) -> list[tuple[dict[str, Any], Counts]]:

@@ -255,10 +255,10 @@ class _Turn(Struct):
 
 
 class _Episode(Struct):
-    """The indexed fields of a trajectory; missing fields get defaults."""
+    """The indexed fields of a trajectory; without an environment and a task it is none."""
 
-    env: str = ""
-    task: str = ""
+    env: str
+    task: str
     seed: int = 0
     observation: str = ""
     turns: list[_Turn] = []

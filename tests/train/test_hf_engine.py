@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -276,3 +277,30 @@ def test_when_the_engine_sleeps_the_model_computes_no_turn_that_was_given_up():
 
     asyncio.run(run())
     assert not any(forwards)
+
+
+def test_copies_of_the_weights_in_bfloat16_change_nothing_and_follow_updates(monkeypatch):
+    model = tiny_model()
+    how = [sampling(seed) for seed in range(len(PROMPTS))]
+
+    def sampled(engine: HFEngine) -> list[tuple[list[int], list[float]]]:
+        return [(g.token_ids, g.logprobs) for g in together(engine, PROMPTS, how)]
+
+    def fresh() -> HFEngine:
+        return HFEngine(model, textcraft_tokenizer().pad_token_id, dtype="bfloat16")
+
+    engine = fresh()
+    with_copies = sampled(engine)
+    assert engine._reduced and all("forward" not in vars(module) for module in model.modules())
+    with monkeypatch.context() as patched:
+        patched.setattr("agentgym_train.engines.hf.reduced_weights", lambda *_: nullcontext())
+        assert sampled(fresh()) == with_copies
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    asyncio.run(engine.update_weights(model, 1))
+    assert not engine._reduced
+    changed = sampled(engine)
+    assert changed == sampled(fresh()) != with_copies
+    asyncio.run(engine.sleep())
+    assert not engine._reduced

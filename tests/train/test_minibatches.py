@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -13,7 +14,7 @@ from trl import GRPOTrainer
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.trainers.microbatches import rows_of
+from agentgym_train.trainers.microbatches import merge_metrics, rows_of
 from agentgym_train.trainers.update import Counts, PackedUpdate
 from tests.train.command import Command, finish
 from tests.train.ragged_rows import episodes, make_trainer, step_inputs
@@ -109,3 +110,12 @@ def test_a_run_with_four_updates_per_rollout_keeps_its_tasks_and_stages_and_resu
 def test_settings_that_cannot_be_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
         RLConfig(model="m", env="e", output_dir="o", **changes).check_processes(1)
+
+
+def test_a_minibatch_without_trained_tokens_is_in_no_metric():
+    metrics = {"entropy": [0.0, 0.0], "kl": []}
+    merge_metrics(metrics, {}, [0, 0])
+    assert len(metrics["entropy"]) == 1 and math.isnan(metrics["entropy"][0])
+    metrics["entropy"] += [5.0, 2.0]
+    merge_metrics(metrics, {}, [0, 10, 20])
+    assert metrics == {"entropy": [3.0], "kl": []}

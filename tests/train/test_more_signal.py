@@ -13,7 +13,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.methods import RLConfig, check_effective
 from agentgym_train.trainers.batch import OverlongPenalty, token_batch
 from agentgym_train.trainers.sampler import StepSampler, TaskContrast
 from agentgym_train.trainers.trainer import RLTrainer
@@ -241,6 +241,7 @@ def step_inputs_of(inputs, row):
         ({"trainer_args": {"logging_steps": 10}}, "metrics are written at every step"),
         ({"trainer_args": {"top_p": 0.2}}, "has no effect"),
         ({"trainer_args": {"vllm_mode": "server"}}, "has no effect"),
+        ({"trainer_args": {"mask_truncated_completions": True}}, "write train_outcomes"),
         ({"num_iterations": 2}, "num_iterations is TRL's; write epochs_per_rollout"),
         ({"scale_rewards": True}, "write algorithm_args: {scale: true}"),
         ({"weight_decay": 0.1}, "write trainer_args: {weight_decay: VALUE}"),
@@ -248,4 +249,4 @@ def step_inputs_of(inputs, row):
 )
 def test_options_that_do_nothing_together_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
-        RLConfig(**NEEDED, **changes)
+        check_effective(RLConfig(**NEEDED, **changes))

@@ -173,12 +173,12 @@ class Codec:
         """Why a request is rejected before it is read, or None."""
         if self._token is None or path == routes.HEALTH.path:
             return None
-        if not authorization.strip():
-            return WireError("unauthorized", _TOKEN_REQUIRED)
         scheme, _, given = authorization.strip().partition(" ")
+        if scheme.lower() != "bearer":
+            return WireError("unauthorized", _TOKEN_REQUIRED)
         # Header bytes that are not text must compare unequal, not raise.
         token = given.strip().encode("utf-8", "surrogatepass")
-        if hmac.compare_digest(token, self._token.encode()) and scheme.lower() == "bearer":
+        if hmac.compare_digest(token, self._token.encode()):
             return None
         return WireError("unauthorized", _TOKEN_REJECTED)
 

@@ -361,7 +361,11 @@ class SessionTable:
             and asked == session.asked
         ):
             return reply
-        text = f"episode {request.episode} was started already; the session's is {session.episode}"
+        text = (
+            f"episode {request.episode} was started already; the session's is {session.episode}"
+            if request.episode
+            else "episodes of a session are numbered from 1"
+        )
         error = WireError("stale_turn", text, request.session)
         return ResetReply(request.session, error=error)
 
@@ -385,7 +389,7 @@ class SessionTable:
         if session is None:
             return kind(request.session, error=unknown_session(request.session))
         if session.over:
-            text = "that is asked within an episode; reset the session first"
+            text = "there is no episode; reset the session first"
             return kind(request.session, error=WireError("episode_over", text, request.session))
         try:
             return kind(request.session, ask(session.env))
