@@ -218,7 +218,7 @@ def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 def _hint_for_trl(name: str, valid: Sequence[str]) -> str:
     """What to write instead of a key of TRL; empty for other names."""
     rl = "minibatches_per_rollout" in valid
-    instead = ((SET_BY_RL if rl else {}) | _SET_BY_ROWS).get(name, "")
+    instead = {**(SET_BY_RL if rl else {}), **_SET_BY_ROWS}.get(name, "")
     if instead.partition(":")[0] in valid:
         return f"{name} is TRL's; write {instead}"
     if "trainer_args" in valid and (name in _IN_TRAINER_ARGS or (rl and name in _IN_GRPO_ARGS)):
