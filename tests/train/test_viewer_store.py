@@ -186,11 +186,13 @@ def test_a_store_with_lines_of_rubbish_shows_all_others(tmp_path, show):
     path = store.path / "trajectories" / "train.jsonl"
     good = as_line(episode(1))
     rubbish = [b"\xff\xfe\n", b"null\n", b"[]\n", b'{"turns": 3}\n', b"\n", good[:50] + b"\n"]
-    path.write_bytes(b"".join(good + bad for bad in rubbish) + b'{"task": "sparse"}\n')
+    rubbish.append(b'{"task": "of no environment"}\n')
+    sparse = b'{"env": "e", "task": "sparse"}\n'
+    path.write_bytes(b"".join(good + bad for bad in rubbish) + sparse)
     shown = show(store.path)
     assert shown.count() == len(rubbish) + 1
-    assert "line 2 and 4 more could not be read" in shown.runs.missing("run")[0]
-    place = shown.index.place(1, "train", path.stat().st_size - 19)
+    assert "line 2 and 5 more could not be read" in shown.runs.missing("run")[0]
+    place = shown.index.place(1, "train", path.stat().st_size - len(sparse))
     assert place is not None
     assert Shelf(shown.index).page(store.path, place)["task"] == "sparse"
 
