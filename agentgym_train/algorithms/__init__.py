@@ -31,6 +31,7 @@ from agentgym_train.algorithms.grpo import (
     ReinforcePP,
     ReinforcePPBaseline,
 )
+from agentgym_train.config.base import choices_of
 from agentgym_train.config.values import check_keys
 
 __all__ = [
@@ -70,7 +71,8 @@ def make_algorithm(name: str, values: dict[str, Any]) -> Algorithm:
     try:
         algorithm: Algorithm = msgspec.convert(values, kind) if known else kind()
     except msgspec.ValidationError as error:
-        raise ConfigError(f"invalid algorithm_args of {name}: {error}") from error
+        choices = choices_of(error, kind)
+        raise ConfigError(f"invalid algorithm_args of {name}: {error}{choices}") from error
     return algorithm
 
 

@@ -315,12 +315,12 @@ def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
     try:
         config = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"invalid config: {error}{_choices(error, kind)}") from error
+        raise ConfigError(f"invalid config: {error}{choices_of(error, kind)}") from error
     config.check_required()
     return config
 
 
-def _choices(error: Exception, kind: type) -> str:
+def choices_of(error: Exception, kind: type) -> str:
     """What a key may be, where it is one of a few texts."""
     key = str(error).rpartition("`$.")[2].rstrip("`")
     named = next((f.type for f in fields(kind) if f.name == key), None)
