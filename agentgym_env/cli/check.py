@@ -135,6 +135,7 @@ def _print_attacks(console: Console, reports: Iterator[AttackReport], out: Path 
 
 _EPISODES_SHOWN = 3
 _TURNS_SHOWN = 12
+_REWARDED_SHOWN = 6
 
 
 def _attack_line(report: AttackReport) -> str:
@@ -150,18 +151,25 @@ def _attack_line(report: AttackReport) -> str:
 
 
 def _episode_text(exploit: Exploit) -> str:
-    """A finding, and the last turns of its episode."""
-    rewards = [f"reward {reward:g}" for reward in exploit.rewards]
+    """A finding, and of its episode the turns that were rewarded first, and the last ones."""
     # The action that raised has no reward.
-    turns = list(enumerate(zip_longest(exploit.actions, rewards, fillvalue="no reply"), 1))
-    shown = [
-        f"       turn {turn}, {reward}: {one_line(action, 160)}"
-        for turn, (action, reward) in turns[-_TURNS_SHOWN:]
-    ]
-    left_out = len(turns) - len(shown)
+    turns = list(enumerate(zip_longest(exploit.actions, exploit.rewards), 1))
+    rewarded = [turn for turn, (_, reward) in turns if reward is not None and reward > 0]
+    chosen = set(rewarded[:_REWARDED_SHOWN])
+    last = len(turns)
+    while last and len(chosen) < _TURNS_SHOWN:
+        chosen.add(last)
+        last -= 1
+    lines, before = [], 0
+    for turn, (action, reward) in turns:
+        if turn in chosen:
+            if turn > before + 1:
+                lines.append(f"       ... {turn - before - 1} turns")
+            paid = "no reply" if reward is None else f"reward {reward:g}"
+            lines.append(f"       turn {turn}, {paid}: {one_line(action, 160)}")
+            before = turn
     head = f"     {exploit.kind}: task {exploit.task!r}, seed {exploit.seed}: {exploit.detail}"
-    more = [f"       ... {left_out} turns before"] if left_out else []
-    return "\n".join([one_line(head), *more, *shown])
+    return "\n".join([one_line(head), *lines])
 
 
 def _number_of_tasks(text: str) -> int | Literal["all"] | None:
