@@ -53,11 +53,9 @@ class BrokenLine:
 
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path is a readable file below a folder, not a link to one outside of it."""
-    try:
-        inside = path.is_file() and path.resolve().is_relative_to(folder.resolve())
-        return inside and os.access(path, os.R_OK)
-    except (OSError, RuntimeError):  # a folder that cannot be read, or links in a circle
-        return False
+    # `os.path` answers no where `Path` raises: links in a circle, a folder that may not be read.
+    readable = os.path.isfile(path) and os.access(path, os.R_OK)
+    return readable and path.resolve().is_relative_to(folder.resolve())
 
 
 def readable_files(folder: Path, kind: str) -> tuple[list[Path], list[str]]:
@@ -66,9 +64,9 @@ def readable_files(folder: Path, kind: str) -> tuple[list[Path], list[str]]:
     place = folder / kind
     if not os.path.lexists(place):
         return [], []
-    real = _readable_folder(place)
-    if real is None:
+    if not (os.path.isdir(place) and os.access(place, os.R_OK | os.X_OK)):
         return [], [f"{kind} is not a readable folder and is ignored."]
+    real = place.resolve()
     if not real.is_relative_to(folder.resolve()):
         return [], [
             f"{kind} is a link out of the run's folder, to {printable(str(real))}, and is ignored. "
@@ -94,15 +92,6 @@ def is_unicode(path: Path) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _readable_folder(path: Path) -> Path | None:
-    """The real path of a folder that may be read; None for anything else."""
-    try:
-        readable = path.is_dir() and os.access(path, os.R_OK | os.X_OK)
-        return path.resolve() if readable else None
-    except (OSError, RuntimeError):  # links in a circle
-        return None
 
 
 class RunStore:

@@ -548,8 +548,9 @@ def export(
 
     console = Console()
     name = format_named(form)
+    target = out.resolve()
     for source in sources:
-        if out.resolve() == source.resolve() or source.resolve() in out.resolve().parents:
+        if source.resolve() in (target, *target.parents):
             raise ConfigError(f"--out {out} is a source, or in its folder; choose another file")
     rules = PairRules(shorter=shorter, reward_gap=reward_gap, most=pairs or None)
     keep = EpisodeFilter(**asdict(filter_options))

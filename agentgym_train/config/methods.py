@@ -21,7 +21,9 @@ from agentgym_train.config.base import (
     read_values,
 )
 from agentgym_train.config.values import (
+    SET_BY_ALL,
     SET_BY_RL,
+    SET_BY_ROWS,
     EpisodeFilter,
     PairRules,
     check_keys,
@@ -262,7 +264,7 @@ class SFTConfig(RunConfig):
         self.check_common()
         not_sampled(self)
         _ = self.keep
-        check_trainer_args(self.trainer_args, **_SET_BY_ROWS)
+        check_trainer_args(self.trainer_args, **SET_BY_ROWS)
 
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
@@ -368,7 +370,7 @@ class AgentEvolConfig(RunConfig):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"{twice[0]} is twice in envs; give it a higher weight instead")
-        check_trainer_args(self.trainer_args, **_SET_BY_ROWS)
+        check_trainer_args(self.trainer_args, **SET_BY_ROWS)
 
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
@@ -500,18 +502,6 @@ class DPOConfig(RunConfig):
         return self.steps or max(1, round(self.epochs * pairs / self.pairs_per_step))
 
 
-_SET_BY_ROWS: Final = {
-    "packing": "packing",
-    "padding_free": "packing",
-    "max_length": "max_tokens",
-    "per_device_train_batch_size": "rows_per_step",
-    "gradient_accumulation_steps": "max_tokens_per_microbatch: TOKENS",
-    "num_train_epochs": "epochs",
-    "max_steps": "steps",
-}
-"""TRL's names for what our own keys set."""
-
-
 def _check_divides(config: RunConfig, name: str, processes: int) -> None:
     value = getattr(config, name)
     if value % processes:
@@ -562,13 +552,6 @@ def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return config
 
 
-_SET_BY_ALL: Final = {
-    "learning_rate": "learning_rate",
-    "warmup_steps": "warmup_steps",
-    "save_steps": "save_every",
-    "seed": "seed",
-    "output_dir": "output_dir",
-}
 _ALSO_SET_BY_RL: Final = {
     "entropy_coef_min": "entropy_floor",
     "entropy_coef_max": "entropy_floor",
@@ -605,7 +588,7 @@ def check_effective(config: RunConfig) -> None:
     For what a user writes: our own code sets some of them, and so may configs of earlier versions.
     """
     given, is_rl = config.trainer_args, isinstance(config, RLConfig)
-    check_trainer_args(given, **_SET_BY_ALL, **(_ALSO_SET_BY_RL if is_rl else {}))
+    check_trainer_args(given, **SET_BY_ALL, **(_ALSO_SET_BY_RL if is_rl else {}))
     for name in given:
         if name in _FIXED:
             raise ConfigError(f"trainer_args.{name} cannot be changed: {_FIXED[name]}")

@@ -64,12 +64,25 @@ SET_BY_RL: Final[Mapping[str, str]] = {
 }
 """TRL's names for what our own keys of RL set, or what to write instead."""
 
-_SET_BY_ROWS: Final[Mapping[str, str]] = {
+SET_BY_ROWS: Final[Mapping[str, str]] = {
+    "packing": "packing",
+    "padding_free": "packing",
+    "max_length": "max_tokens",
+    "per_device_train_batch_size": "rows_per_step",
+    "gradient_accumulation_steps": "max_tokens_per_microbatch: TOKENS",
     "num_train_epochs": "epochs",
     "max_steps": "steps",
-    "max_length": "max_tokens",
-    "save_steps": "save_every",
 }
+"""The same of SFT and AgentEvol."""
+
+SET_BY_ALL: Final[Mapping[str, str]] = {
+    "learning_rate": "learning_rate",
+    "warmup_steps": "warmup_steps",
+    "save_steps": "save_every",
+    "seed": "seed",
+    "output_dir": "output_dir",
+}
+"""The same of every method."""
 
 _IN_TRAINER_ARGS: Final = (
     *("adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "lr_scheduler_kwargs"),
@@ -218,7 +231,7 @@ def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 def _hint_for_trl(name: str, valid: Sequence[str]) -> str:
     """What to write instead of a key of TRL; empty for other names."""
     rl = "minibatches_per_rollout" in valid
-    instead = {**(SET_BY_RL if rl else {}), **_SET_BY_ROWS}.get(name, "")
+    instead = {**SET_BY_ALL, **(SET_BY_RL if rl else SET_BY_ROWS)}.get(name, "")
     if instead.partition(":")[0] in valid:
         return f"{name} is TRL's; write {instead}"
     if "trainer_args" in valid and (name in _IN_TRAINER_ARGS or (rl and name in _IN_GRPO_ARGS)):

@@ -160,16 +160,13 @@ def reduced_weights(model: Any, dtype: torch.dtype, copies: Copies) -> Iterator[
             if module not in copies:
                 bias = None if module.bias is None else module.bias.detach().to(dtype)
                 copies[module] = module.weight.detach().to(dtype), bias
-            module.forward = partial(_linear, *copies[module])  # type: ignore[method-assign]
+            weight, bias = copies[module]
+            module.forward = partial(linear, weight=weight, bias=bias)  # type: ignore[method-assign]
             changed.append(module)
         yield
     finally:
         for module in changed:
             del module.forward
-
-
-def _linear(weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
-    return linear(input, weight, bias)
 
 
 _TILE = 8192

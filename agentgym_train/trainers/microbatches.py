@@ -213,11 +213,11 @@ def merge_metrics(
     for name, values in metrics.items():
         first = before.get(name, 0)
         found = [(v, n) for v, n in zip(values[first:], weights, strict=False) if v == v and n]
-        if not found:
-            # No tokens were trained on.
-            values[first:] = [nan] * bool(values[first:])
+        if not values[first:]:
             continue
-        if name.endswith(("_min", "_max")):
+        if not found:
+            merged = nan  # no tokens were trained on
+        elif name.endswith(("_min", "_max")):
             merged = (min if name.endswith("_min") else max)(v for v, _ in found)
         else:
             merged = sum(v * n for v, n in found) / sum(n for _, n in found)

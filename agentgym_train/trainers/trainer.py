@@ -101,6 +101,24 @@ class StepTokens:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """What a process tells the others about its part of a step."""
+
+    trained: list[Trajectory]
+    """Without tokens."""
+    discarded: list[Trajectory]
+    """Of groups that were replaced; without tokens."""
+    tokens: StepTokens
+    sizes: list[int]
+    """Rows in each mini-batch."""
+    trained_groups: list[tuple[str, bool]]
+    """(task, whether it is informative) of each group."""
+    discarded_groups: list[tuple[str, bool]]
+    penalties: list[float]
+    """`overlong_tokens`' of each trained episode."""
+
+
 def step_metrics(
     trajectories: Sequence[Trajectory],
     horizon: int,
@@ -485,21 +503,25 @@ class RLTrainer(PackedUpdate):
         everything = [*played.trajectories, *played.discarded]
         own = StepTokens.of(everything, step, self.episodes.dropped, seconds)
         # Judged here, since a penalty on long episodes depends on their tokens.
-        trained = self._judged(played.trajectories)
-        penalties = [self.episodes.overlong.of(t) for t in played.trajectories if t.tokens]
-        shares = gathered(
-            (light, own, sizes, discarded, trained, self._judged(played.discarded), penalties)
-        )
-        everyone = [t for share in shares for t in share[0]]
-        replaced = [t for share in shares for t in share[3]]
-        tokens = StepTokens.of_all([share[1] for share in shares])
+        shares: list[StepShare] = gathered(
+            StepShare(
+                light, discarded, own, sizes,
+                self._judged(played.trajectories),
+                self._judged(played.discarded),
+                [self.episodes.overlong.of(t) for t in played.trajectories if t.tokens],
+            )
+        )  # fmt: skip
+        everyone = [t for share in shares for t in share.trained]
+        replaced = [t for share in shares for t in share.discarded]
+        tokens = StepTokens.of_all([share.tokens for share in shares])
         figures = step_metrics(everyone, horizon, tokens, replaced)
-        groups = [group for share in shares for group in share[4]]
+        groups = [group for share in shares for group in share.trained_groups]
         figures["informative_groups"] = sum(informs for _, informs in groups) / len(groups)
         if self.config.overlong_tokens:
-            figures["overlong_penalty"] = _mean([one for share in shares for one in share[6]])
+            figures["overlong_penalty"] = _mean([p for share in shares for p in share.penalties])
         if self.episodes.contrast is not None:
-            for task, informs in [*groups, *(group for share in shares for group in share[5])]:
+            others = [group for share in shares for group in share.discarded_groups]
+            for task, informs in [*groups, *others]:
                 self.episodes.contrast.observe(task, informs)
         for name, value in figures.items():
             self._metrics["train"][name].append(value)
@@ -507,7 +529,7 @@ class RLTrainer(PackedUpdate):
             self._starts = self.store.append_trajectories("train", everyone)
         check_lost([*everyone, *replaced], step, self.config.max_lost_rate)
         self.horizon.observe(step, figures["success"])
-        return [max(found) for found in zip(*(share[2] for share in shares), strict=True)]
+        return [max(found) for found in zip(*(share.sizes for share in shares), strict=True)]
 
     def _judged(self, trajectories: Sequence[Trajectory]) -> list[tuple[str, bool]]:
         """(task, whether it is informative) of each of this process's groups."""

@@ -167,10 +167,8 @@ class Runs:
 
 
 def _is_run(path: Path) -> bool:
-    try:
-        return (path / "run.json").is_file() or (path / "trajectories").is_dir()
-    except OSError:  # a folder that may not be read
-        return False
+    # Unlike `Path`, these answer no for a folder that may not be read.
+    return os.path.isfile(path / "run.json") or os.path.isdir(path / "trajectories")
 
 
 def _found_in(roots: Sequence[Path]) -> dict[Path, Path]:
@@ -252,16 +250,8 @@ def _evaluated(path: Path) -> list[float | None]:
 
 def _last_written(path: Path) -> float | None:
     files = [path / name for name in _WRITTEN] + readable_files(path, "trajectories")[0]
-    times = [file.stat().st_mtime for file in files if _exists(file)]
+    times = [file.stat().st_mtime for file in files if os.path.exists(file)]
     return max(times, default=None)
-
-
-def _exists(path: Path) -> bool:
-    """Whether a path leads somewhere that may be read."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _is_number(value: Any) -> bool:

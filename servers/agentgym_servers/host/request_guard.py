@@ -219,9 +219,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         super().data_received(data)
         cycle = self.cycle
         if cycle is not before:
-            self._head_bytes = self._framing = 0
-            if self._head_ends is not None:
-                self._head_is_over()
+            self._head_is_over()
+            self._framing = 0
             if cycle.more_body and not cycle.body:
                 self._reject_later("The request's body did not begin")
         elif in_body:
