@@ -10,13 +10,12 @@ import asyncio
 import copy
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from agentgym_env.client import protocol
 from agentgym_env.client.opening import CallLimits, open_each, open_sessions
-from agentgym_env.client.protocol import Server, ServerPool, SessionState, pool_of
+from agentgym_env.client.protocol import Server, ServerPool, SessionState
 from agentgym_env.client.transports import Answer, AsyncHttpTransport, AsyncTransport, Call
 from agentgym_env.errors import AgentGymError, EnvironmentLost
 from agentgym_env.server_token import resolve_token
@@ -49,16 +48,21 @@ class AsyncEnvClient:
         retries: int = 3,
     ) -> None:
         self._limits = CallLimits(timeout_s, retries)
-        connect = partial(
-            AsyncHttpTransport, token=resolve_token(token), timeout_s=timeout_s, retries=retries
-        )
-        self._pool: ServerPool[AsyncTransport] = pool_of(servers, connect)
+
+        def connect(address: str, token: str | None) -> AsyncTransport:
+            token = resolve_token(token)
+            return AsyncHttpTransport(address, token=token, timeout_s=timeout_s, retries=retries)
+
+        self._pool: ServerPool[AsyncTransport] = ServerPool(servers, connect, token)
         self._card: EnvCard | None = None
         self._opening = _Gathering(self._open_batch, abandon=self._abandon)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._gatherings: dict[Server[AsyncTransport], ServerGatherings] = {
-            server: ServerGatherings(self) for server in self._pool.servers
-        }
+        self._gatherings = _GatheringsOf(self)
+
+    @property
+    def server_count(self) -> int:
+        """Servers that take new sessions now."""
+        return len(self._pool.in_order())
 
     async def card(self) -> EnvCard:
         """The description of the environment; requested once."""
@@ -118,7 +122,7 @@ class AsyncEnvClient:
         Calls that open or close sessions are completed first, for at most 5 seconds.
         """
         await self._complete()
-        for server in self._pool.servers:
+        for server in (*self._pool.servers, *self._pool.left):
             await server.transport.close()
 
     async def __aenter__(self) -> Self:
@@ -164,14 +168,14 @@ class AsyncEnvClient:
     async def _complete(self) -> None:
         """Wait for the calls under way that open or close sessions."""
         loop = asyncio.get_running_loop()
-        gatherings: list[_Gathering[Any, Any]] = [
-            self._opening,
-            *(g.close for g in self._gatherings.values()),
-        ]
         ends = loop.time() + _COMPLETE_S
         while (left_s := ends - loop.time()) > 0:
             # What was asked or cancelled in this pass of the loop makes its calls in the next.
             await asyncio.sleep(0)
+            gatherings: list[_Gathering[Any, Any]] = [
+                self._opening,
+                *(g.close for g in self._gatherings.values()),
+            ]
             tasks = self._tasks.union(*(gathering.deliveries for gathering in gatherings))
             tasks = {task for task in tasks if task.get_loop() is loop}
             if not tasks:
@@ -203,7 +207,11 @@ class AsyncSession:
 
     async def expert_action(self) -> str | None:
         """The oracle's action for the next turn; None when it has none left."""
-        return (await self.gatherings.expert.ask(self.state)).action
+        return (await self.expert()).action
+
+    async def expert(self) -> ExpertReply:
+        """The oracle's action for the next turn, and its thought."""
+        return await self.gatherings.expert.ask(self.state)
 
     async def available_actions(self) -> list[str] | None:
         """The available actions of the next turn; None if the environment does not list them."""
@@ -239,6 +247,18 @@ class ServerGatherings:
         self.expert = _Gathering(expert)
         self.actions = _Gathering(actions)
         self.close = _Gathering(close, sends_cancelled=True)
+
+
+class _GatheringsOf(dict[Server[AsyncTransport], ServerGatherings]):
+    """The batches of each server, made when they are first needed."""
+
+    def __init__(self, client: AsyncEnvClient) -> None:
+        super().__init__()
+        self._client = client
+
+    def __missing__(self, server: Server[AsyncTransport]) -> ServerGatherings:
+        made = self[server] = ServerGatherings(self._client)
+        return made
 
 
 class _Gathering(Generic[_Item, _Result]):

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET
 
+from agentgym_env.client.directory import directory_of
 from agentgym_env.client.transports import Answer, Call
 from agentgym_env.errors import (
     AgentGymError,
@@ -173,6 +174,8 @@ class Server(Generic[T]):
     """Maximum items of one call, as its card states."""
     out_until: float = 0.0
     """Monotonic time until which no new sessions are opened here."""
+    is_leaving: bool = False
+    """Whether its directory lists it no longer: it gets no new sessions."""
 
     @property
     def is_out(self) -> bool:
@@ -184,21 +187,44 @@ class Server(Generic[T]):
         self.out_until = time.monotonic() + _COOL_DOWN_S
 
 
-class ServerPool(Generic[T]):
-    """Opens sessions on the server with the fewest; a failed one is the last choice."""
+class ServerPool(Generic[A]):
+    """Opens sessions on the server with the fewest; a failed one is the last choice.
 
-    def __init__(self, servers: Sequence[Server[T]]) -> None:
-        if not servers:
+    `servers` may be the address of a directory. Its servers come and go: one that it no longer
+    lists gets no new sessions, and leaves the pool when it has none left.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | A,
+        connect: Callable[[str, str | None], A],
+        token: str | None = None,
+    ) -> None:
+        """`connect` makes the transport of an address and a token; None is the client's own."""
+        self._directory = directory_of(servers, "env")
+        given = self._directory.await_addresses() if self._directory else servers
+
+        def connected(address: str) -> A:
+            # A directory's servers may have another token after its fleet was started anew.
+            listed = self._directory.token if self._directory and token is None else token
+            return connect(address, listed)
+
+        self._connect = connected
+        self.left: list[Server[A]] = []
+        """Servers that left; their transports are still to be closed."""
+        self.servers = [Server(each.address, each) for each in self._transports(given)]
+        if not self.servers:
             raise BadRequest("a client needs at least one server address, got none")
-        self.servers = list(servers)
 
-    def in_order(self) -> list[Server[T]]:
+    def in_order(self) -> list[Server[A]]:
         """All servers, the best choice first."""
-        return sorted(self.servers, key=lambda s: (s.is_out, s.open_sessions))
+        self.follow()
+        usable = [server for server in self.servers if not server.is_leaving]
+        return sorted(usable or self.servers, key=lambda s: (s.is_out, s.open_sessions))
 
     def spread(
-        self, count: int, without: Collection[Server[T]] = ()
-    ) -> list[tuple[Server[T], int]]:
+        self, count: int, without: Collection[Server[A]] = ()
+    ) -> list[tuple[Server[A], int]]:
         """How many of `count` new sessions go to which server; empty if none is left."""
         usable = [server for server in self.in_order() if server not in without]
         chosen = [server for server in usable if not server.is_out] or usable[:1]
@@ -208,17 +234,30 @@ class ServerPool(Generic[T]):
             shares[least] += 1
         return [(server, share) for server, share in shares.items() if share]
 
+    def follow(self) -> None:
+        """Take in the directory's new servers; forget those that left and hold no sessions."""
+        if self._directory is None:
+            return
+        addresses = self._directory.addresses()
+        known = {server.address for server in self.servers}
+        for address in addresses:
+            if address not in known:
+                self.servers.append(Server(address, self._connect(address)))
+        for server in self.servers:
+            server.is_leaving = server.address not in addresses
+        stays = [s for s in self.servers if not s.is_leaving or s.open_sessions > 0]
+        if stays:
+            self.left += [server for server in self.servers if server not in stays]
+            self.servers = stays
 
-def pool_of(servers: str | Sequence[str] | A, connect: Callable[[str], A]) -> ServerPool[A]:
-    """The pool of one address, of several, or of an existing transport."""
-    if isinstance(servers, str):
-        servers = [servers]
-    if isinstance(servers, bytes) or not (
-        isinstance(servers, Sequence) or hasattr(servers, "send")
-    ):
-        raise BadRequest(f"a server is an address or a list of addresses, got {servers!r}")
-    transports = [connect(a) for a in servers] if isinstance(servers, Sequence) else [servers]
-    return ServerPool([Server(transport.address, transport) for transport in transports])
+    def _transports(self, servers: str | Sequence[str] | A) -> list[A]:
+        if isinstance(servers, str):
+            servers = [servers]
+        if isinstance(servers, bytes) or not (
+            isinstance(servers, Sequence) or hasattr(servers, "send")
+        ):
+            raise BadRequest(f"a server is an address or a list of addresses, got {servers!r}")
+        return [self._connect(a) for a in servers] if isinstance(servers, Sequence) else [servers]
 
 
 class SessionState:

@@ -14,18 +14,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, TypeVar
 
 from agentgym_env.client import protocol
 from agentgym_env.client.opening import CallLimits, open_sessions
-from agentgym_env.client.protocol import Server, ServerPool, SessionState, pool_of
+from agentgym_env.client.protocol import Server, ServerPool, SessionState
 from agentgym_env.client.transports import Answer, Call, HttpTransport, Transport
 from agentgym_env.errors import AgentGymError, EnvironmentLost
 from agentgym_env.server_token import resolve_token
 from agentgym_env.text_env import TaskSet
 from agentgym_env.wire import EnvCard, ResetReply, StepReply, TaskList
 
+_MAX_THREADS = 64
+"""Maximum servers that are called at the same time."""
 R = TypeVar("R")
 _Reply = TypeVar("_Reply")
 
@@ -33,8 +34,9 @@ _Reply = TypeVar("_Reply")
 class EnvClient(AbstractContextManager["EnvClient"]):
     """Opens and uses sessions on one or several servers of the same environment.
 
-    New sessions go to the server with the fewest; a server that gave no answer is left alone for
-    a few seconds, and the sessions on it are lost. `timeout_s` bounds each call. `token` is sent to
+    `servers` is an address, several, or that of a fleet (`ray://NAME`). New sessions go to the
+    server with the fewest; a server that gave no answer is left alone for a few seconds, and the
+    sessions on it are lost. `timeout_s` bounds each call. `token` is sent to
     every address; None uses the environment variable `AGENTGYM_TOKEN`, and "" sends no token.
     """
 
@@ -47,12 +49,13 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         retries: int = 3,
     ) -> None:
         self._limits = CallLimits(timeout_s, retries)
-        connect = partial(
-            HttpTransport, token=resolve_token(token), timeout_s=timeout_s, retries=retries
-        )
-        self._pool: ServerPool[Transport] = pool_of(servers, connect)
-        count = len(self._pool.servers)
-        self._threads = ThreadPoolExecutor(count) if count > 1 else None
+
+        def connect(address: str, token: str | None) -> Transport:
+            token = resolve_token(token)
+            return HttpTransport(address, token=token, timeout_s=timeout_s, retries=retries)
+
+        self._pool: ServerPool[Transport] = ServerPool(servers, connect, token)
+        self._threads: ThreadPoolExecutor | None = None
         self._card: EnvCard | None = None
 
     def card(self) -> EnvCard:
@@ -110,13 +113,17 @@ class EnvClient(AbstractContextManager["EnvClient"]):
         replies = self._run(protocol.actions([session.state for session in sessions]))
         return [r if isinstance(r, AgentGymError) else r.actions for r in replies]
 
+    def follow(self) -> None:
+        """Learn of servers that came or are leaving, where `servers` is a fleet."""
+        self._pool.follow()
+
     def close_many(self, sessions: Sequence[Session]) -> None:
         """Close sessions; those that have ended already are ignored."""
         self._run(protocol.close([session.state for session in sessions]))
 
     def close(self) -> None:
         """Close the connections. Sessions that are still open expire on the server."""
-        for server in self._pool.servers:
+        for server in (*self._pool.servers, *self._pool.left):
             server.transport.close()
         if self._threads is not None:
             self._threads.shutdown()
@@ -142,8 +149,10 @@ class EnvClient(AbstractContextManager["EnvClient"]):
     def _send_all(
         self, calls: list[tuple[Server[Transport], Call]]
     ) -> list[Answer | EnvironmentLost]:
-        if self._threads is None or len(calls) == 1:
+        if len(calls) == 1:
             return [_send(call) for call in calls]
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_MAX_THREADS)
         return list(self._threads.map(_send, calls))
 
 
@@ -158,6 +167,12 @@ class Session:
     def address(self) -> str:
         """The session's server."""
         return self.state.address
+
+    @property
+    def is_to_move(self) -> bool:
+        """Whether its server is being drained: the next episode should have another session."""
+        self._client.follow()
+        return self.state.server.is_leaving
 
     def reset(
         self, *, seed: int | None = None, task: str | None = None, split: str | None = None

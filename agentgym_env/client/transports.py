@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -19,6 +19,7 @@ import requests
 import requests.adapters
 import urllib3
 
+from agentgym_env.client.sockets import CONNECT_S, new_socket, socket_options
 from agentgym_env.errors import BadRequest, EnvironmentLost
 from agentgym_env.wire import JSON
 
@@ -168,7 +169,7 @@ class HttpTransport:
         self._timeout_s = timeout_s
         self._retries = retries
         self._http = requests.Session()
-        adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOL_SIZE)
+        adapter = _Adapter(pool_maxsize=_POOL_SIZE)
         self._http.mount(self.address, adapter)
         self._http.headers.update(_headers(token))
         if token is not None:
@@ -186,7 +187,7 @@ class HttpTransport:
                     call.method,
                     self.address + call.path,
                     data=call.body or None,
-                    timeout=attempts.left_s(),
+                    timeout=(min(CONNECT_S, left_s := attempts.left_s()), left_s),
                     allow_redirects=False,
                     stream=True,
                 )
@@ -215,6 +216,13 @@ class HttpTransport:
         return bytes(body)
 
 
+class _Adapter(requests.adapters.HTTPAdapter):
+    """Makes connections that notice when the server's machine is gone."""
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, socket_options=socket_options(), **options)
+
+
 class AsyncHttpTransport:
     """`HttpTransport` for coroutines, with the same rules."""
 
@@ -238,7 +246,7 @@ class AsyncHttpTransport:
                     call.method,
                     self.address + call.path,
                     data=call.body or None,
-                    timeout=aiohttp.ClientTimeout(total=attempts.left_s()),
+                    timeout=aiohttp.ClientTimeout(attempts.left_s(), sock_connect=CONNECT_S),
                     allow_redirects=False,
                 ) as response:
                     body = bytearray()
@@ -267,7 +275,7 @@ class AsyncHttpTransport:
             old = self._http
             self._http = aiohttp.ClientSession(
                 headers=_headers(self._token),
-                connector=aiohttp.TCPConnector(limit=_POOL_SIZE),
+                connector=aiohttp.TCPConnector(limit=_POOL_SIZE, socket_factory=new_socket),
                 trust_env=not _is_local(self.address),
             )
             self._loop = loop

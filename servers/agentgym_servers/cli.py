@@ -135,7 +135,7 @@ def _run(settings: ServeSettings, report: TextIO | None) -> int:
             report.close()
 
     if settings.workers > 1 and not settings.isolated:
-        run_cluster(settings, report_ready)
+        run_cluster(settings, report_ready, follow_parent=report is not None)
         return 0
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentgym_env.conformance import check_environment
-from agentgym_env.errors import UnknownTask
+from agentgym_env.errors import BadRequest, UnknownTask
 from agentgym_servers.worlds.babyai.env import (
     ORIGINAL_LEVELS,
     BabyAI,
@@ -52,6 +52,27 @@ def test_the_tasks_are_every_level_with_fixed_seeds():
     assert (len(tasks.split("train")), len(tasks.split("test"))) == (96 * 200, 96 * 5)
     assert tasks.split("train")[0] == "ActionObjDoor/0"
     assert tasks.category("GoToSeq/203") == "GoToSeq"
+
+
+def test_levels_restrict_both_splits_and_keep_the_tasks():
+    env = BabyAI(levels=["PickupLoc", "GoToObj"])
+    assert {name: len(ids) for name, ids in env.tasks.splits.items()} == {"train": 400, "test": 10}
+    assert env.tasks.split("test")[0] == "GoToObj/200"
+    assert env.tasks.category("PickupLoc/3") == "PickupLoc"
+    first, _ = env.reset(options={"task": "GoToObj/3"})
+    assert first == start("GoToObj/3")[1]
+    with pytest.raises(UnknownTask):
+        env.reset(options={"task": "BossLevel/3"})
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [(["GoToObjj"], "did you mean GoToObj"), ([], "a list of names"), ("GoToObj", "a list of"),
+     ([3], "no level '3'")],
+)  # fmt: skip
+def test_levels_that_do_not_exist_are_rejected(levels, said):
+    with pytest.raises(BadRequest, match=said):
+        BabyAI(levels=levels)
 
 
 def test_twin_levels_are_never_on_two_sides():

@@ -13,6 +13,7 @@ import pytest
 from agentgym_env.client.sync import EnvClient
 from agentgym_env.conformance import check_environment
 from agentgym_env.errors import BadRequest, EnvironmentFault, MissingExtra, UnknownTask
+from agentgym_servers.worlds.sciworld import env as _sciworld_env
 from agentgym_servers.worlds.sciworld import oracle
 from agentgym_servers.worlds.sciworld import simulator as _sciworld_jvm
 from agentgym_servers.worlds.sciworld import simulator as _sciworld_pool
@@ -300,12 +301,16 @@ def test_a_killed_jvm_loses_its_episode_and_the_next_reset_starts_another():
 
 def test_a_jvm_that_takes_too_long_is_killed():
     simulator = Simulator()
-    simulator._gateway._gateway_client.gateway_parameters.read_timeout = 0.01
-    for connection in simulator._gateway._gateway_client.deque:
+    neighbour = Simulator(jvm=simulator._jvm)
+    client = simulator._jvm.gateway._gateway_client
+    client.gateway_parameters.read_timeout = 0.01
+    for connection in client.deque:
         connection.socket.settimeout(0.01)
     with pytest.raises(EnvironmentFault, match="took longer than") as caught:
         simulator.load("boil", 0, "")
-    assert caught.value.code == "deadline" and not simulator.alive
+    assert caught.value.code == "deadline" and not simulator.alive and not neighbour.alive
+    with pytest.raises(EnvironmentFault, match=r"ended with others in its JVM: .* took longer"):
+        neighbour.load("boil", 0, "")
 
 
 def test_a_closed_environment_leaves_its_jvm_to_the_next():
@@ -322,8 +327,10 @@ def test_a_closed_environment_leaves_its_jvm_to_the_next():
 
 @pytest.mark.slow
 def test_only_so_many_jvms_stand_idle_and_none_leaks_a_file(monkeypatch):
+    pool = _sciworld_pool.Pool()
     monkeypatch.setattr(_sciworld_pool, "MAX_IDLE", 0)
-    monkeypatch.setattr(_sciworld_pool, "_idle", [])
+    monkeypatch.setattr(_sciworld_env, "borrow", pool.borrow)
+    monkeypatch.setattr(_sciworld_env, "give_back", pool.give_back)
     open_files = []
     for _ in range(3):
         env = SciWorld()
@@ -393,25 +400,106 @@ def jvms(served):
     return [child for child in below if "java" in child.name()]
 
 
+SIMPLIFICATIONS = ("", "teleportAction", "openContainers,selfWateringFlowerPots")
+
+
+def random_episode(simulator, task, turns):
+    """Its texts and scores, a step at a time."""
+    simulator.load(task, 0, SIMPLIFICATIONS[len(task) % len(SIMPLIFICATIONS)])
+    yield simulator.describe_task(), simulator.step("look around")
+    draw = random.Random(task)
+    for turn in range(turns):
+        valid = [a for a in simulator.valid_actions() if not a.startswith("reset")]
+        action = "wait" if turn % 5 == 4 else draw.choice(valid)
+        yield action, simulator.step(action), simulator.score(), simulator.moves()
+
+
+def interleaved(pool, tasks, turns):
+    """Episodes that play in shared JVMs, in a random order of steps."""
+    simulators = [pool.borrow() for _ in tasks]
+    playing = {
+        task: random_episode(simulator, task, turns)
+        for simulator, task in zip(simulators, tasks, strict=True)
+    }
+    found = {task: [] for task in tasks}
+    draw = random.Random(0)
+    while playing:
+        task = draw.choice(sorted(playing))
+        try:
+            found[task].append(next(playing[task]))
+        except StopIteration:
+            del playing[task]
+    for simulator in simulators:
+        pool.give_back(simulator)
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("tasks", "turns"),
+    [
+        (["mendelian-genetics-known-plant", "grow-fruit", "find-animal", "chemistry-mix"], 6),
+        pytest.param(sorted(VARIATIONS), 40, marks=pytest.mark.slow),
+    ],
+)
+def test_simulators_that_share_a_jvm_are_as_they_are_alone(tasks, turns):
+    alone = Simulator(heap_mb=64)
+    expected = {task: list(random_episode(alone, task, turns)) for task in tasks}
+    alone.close()
+    pool = _sciworld_pool.Pool()
+    most = _sciworld_pool.SIMULATORS_PER_JVM
+    for begin in range(0, len(tasks), most):
+        part = tasks[begin : begin + most]
+        found = interleaved(pool, part, turns)
+        for task in part:
+            assert found[task] == expected[task], task
+    assert len({simulator.pid for simulator in pool.idle}) == 1
+    for simulator in pool.idle:
+        simulator.close()
+
+
+def test_a_forgotten_simulator_leaves_its_place_and_its_memory():
+    jvm = _sciworld_jvm.JVM(30.0, 48)
+    for _ in range(12):  # a heap of 48 MB has room for three
+        Simulator(jvm=jvm).load("mendelian-genetics-unknown-plant", 0, "")
+    assert jvm.alive and len(jvm.left) == 1
+    jvm.end()
+
+
+def test_one_more_simulator_than_a_jvm_has_places_starts_another(monkeypatch):
+    monkeypatch.setattr(_sciworld_pool, "SIMULATORS_PER_JVM", 2)
+    monkeypatch.setattr(_sciworld_pool, "MAX_IDLE", 0)
+    pool = _sciworld_pool.Pool()
+    three = [pool.borrow() for _ in range(3)]
+    assert [s.pid == three[0].pid for s in three] == [True, True, False]
+    last = psutil.Process(three[2].pid)
+    pool.give_back(three[2])
+    assert not last.is_running(), "a JVM without simulators ends"
+    pool.give_back(three[0])
+    assert not three[0].alive and three[1].alive
+    assert pool.borrow().pid == three[1].pid, "its place is free"
+    three[1]._jvm.end()
+
+
 @pytest.mark.slow
-def test_a_killed_jvm_behind_a_server_loses_only_its_own_session(run):
+def test_a_killed_jvm_behind_a_server_loses_only_the_sessions_in_it(run):
     served = run("sciworld", "--port", "0", "--workers", "2")
     with EnvClient(served.address()) as client:
         sessions = client.open_many(4)
         first = client.reset_many([(s, 0, "boil/0", None) for s in sessions])
-        assert len(jvms(served)) == 4 and not any(isinstance(r, Exception) for r in first)
+        assert len(jvms(served)) == 2 and not any(isinstance(r, Exception) for r in first)
         jvms(served)[0].kill()
         replies = client.step_many([(s, "inventory") for s in sessions])
         lost = [r for r in replies if isinstance(r, EnvironmentFault)]
-        assert len(lost) == 1 and "the simulator died" in str(lost[0])
+        assert len(lost) == 2 and all("the simulator died" in str(each) for each in lost)
         going_on = [r for r in replies if not isinstance(r, EnvironmentFault)]
-        assert [r.observation.split(":")[0] for r in going_on] == ["In your inventory, you see"] * 3
+        assert [r.observation.split(":")[0] for r in going_on] == ["In your inventory, you see"] * 2
         again = client.reset_many([(s, 0, "boil/0", None) for s in sessions])
         assert [r.observation for r in again] == [r.observation for r in first]
         client.close_many(sessions)
         running = jvms(served)
     served.stop()
-    assert len(running) == 4 and not psutil.wait_procs(running, timeout=20)[1]
+    assert len(running) == 2 and not psutil.wait_procs(running, timeout=20)[1]
 
 
 @pytest.mark.slow

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
@@ -66,6 +68,34 @@ def test_the_expert_goes_on_from_wherever_the_policy_led():
             return
     raise AssertionError("the expert did not finish")
 
+
+def test_a_thought_leads_from_the_goal_to_the_next_action():
+    env = TextCraft()
+    for task in env.tasks.ids[::7]:
+        env.reset(seed=2, options={"task": task})
+        ended = False
+        while not ended:
+            action = env.expert_action()
+            lines = [line.split(": ") for line in env.expert_thought().strip(".").split(". ")]
+            assert lines[0][0] == f"1 {task}"
+            found = [
+                [_NEED.fullmatch(each).groups() for each in line[1].split("; ")] for line in lines
+            ]
+            for needs, (below, _) in zip(found, lines[1:], strict=False):
+                amount, item, held = needs[-1]
+                assert below == f"{int(amount) - int(held)} {item}"
+            for _, item, held in chain.from_iterable(found):
+                assert int(held) <= env._inventory.get(item, 0)
+            amount, item, held = found[-1][-1]
+            if action.startswith("get"):
+                assert action == f"get {int(amount) - int(held)} {item}"
+            else:
+                assert all(int(held) >= int(amount) for amount, _, held in found[-1])
+                assert action.partition(" using ")[0].endswith(lines[-1][0].partition(" ")[2])
+            ended = env.step(action)[2]
+
+
+_NEED = re.compile(r"(\d+) ([^,;]+), have (\d+)")
 
 SHOW = """
 import sys, json

@@ -135,3 +135,22 @@ def _endless() -> list[Any]:
     loop: list[Any] = []
     loop.append(loop)
     return loop
+
+
+class Hangs(TextEnv):
+    """Takes ten seconds for a reset, or for a step."""
+
+    instruction = "Wait."
+    tasks = TaskSet({"train": ["reset", "step"]})
+
+    def _reset(self, task: str) -> str:
+        self._wait(task == "reset")
+        return "Begin."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        self._wait(True)
+        return "still here", 0.0, False
+
+    def _wait(self, here: bool) -> None:
+        if here:
+            time.sleep(10)

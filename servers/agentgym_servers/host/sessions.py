@@ -255,7 +255,7 @@ class SessionTable:
     def expert(self, requests: Sequence[SessionRequest]) -> list[ExpertReply]:
         """The oracle's action for each session's next turn."""
         if self._card.has_expert:
-            return [self._answer(request, ExpertReply, _expert_action) for request in requests]
+            return [self._answer(request, ExpertReply, _expert_move) for request in requests]
         none = f"{self._env_id} has no expert"
         return [ExpertReply(r.session, None, WireError("no_expert", none)) for r in requests]
 
@@ -383,7 +383,9 @@ class SessionTable:
             return session.reply
         return refused_turn(session, request)
 
-    def _answer(self, request: SessionRequest, kind: type[A], ask: Callable[[TextEnv], Any]) -> A:
+    def _answer(
+        self, request: SessionRequest, kind: type[A], ask: Callable[[TextEnv], dict[str, Any]]
+    ) -> A:
         """Answer a question about a session's episode, which stays as it is."""
         session = self._find(request.session, self._clock())
         if session is None:
@@ -392,7 +394,7 @@ class SessionTable:
             text = "there is no episode; reset the session first"
             return kind(request.session, error=WireError("episode_over", text, request.session))
         try:
-            return kind(request.session, ask(session.env))
+            return kind(request.session, **ask(session.env))
         except Exception as error:
             return kind(request.session, error=self._error(request.session, error))
 
@@ -452,17 +454,20 @@ class SessionTable:
             max_sessions=self._server_sessions,
             version=self._version,
             selections={name: len(ids) for name, ids in env.tasks.selections.items()},
+            tools=tuple(env.tool_specs()),
         )
 
 
-def _expert_action(env: TextEnv) -> str | None:
+def _expert_move(env: TextEnv) -> dict[str, Any]:
     action = env.expert_action()
-    return None if action is None else clean_text(action)
+    if action is None:
+        return {}
+    return {"action": clean_text(action), "thought": clean_text(env.expert_thought())}
 
 
-def _available_actions(env: TextEnv) -> list[str] | None:
+def _available_actions(env: TextEnv) -> dict[str, Any]:
     actions = env.available_actions()
-    return None if actions is None else [clean_text(action) for action in actions]
+    return {} if actions is None else {"actions": [clean_text(action) for action in actions]}
 
 
 _REAP_EVERY_S = (1.0, 30.0)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -37,11 +38,14 @@ _KILLED: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 """Exit statuses of a worker that somebody else ended: it is not the worker that fails."""
 
 
-def run_cluster(settings: ServeSettings, when_ready: Callable[[int], None]) -> None:
+def run_cluster(
+    settings: ServeSettings, when_ready: Callable[[int], None], *, follow_parent: bool = False
+) -> None:
     """Serve by `settings.workers` processes until SIGTERM or SIGINT; report the port.
 
-    Raises `ServerStartFailed` if a worker does not start: at once where it has never been ready,
-    else after `MAX_FAILED_STARTS` attempts.
+    With `follow_parent` it also stops when the parent's end of stdin closes. Raises
+    `ServerStartFailed` if a worker does not start: at once where it has never been ready, else
+    after `MAX_FAILED_STARTS` attempts.
     """
     # Taken alone first: sharing a port with another server would mix their sessions up.
     with listen(settings.host, settings.port) as probe:
@@ -55,6 +59,8 @@ def run_cluster(settings: ServeSettings, when_ready: Callable[[int], None]) -> N
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
+    if follow_parent:
+        threading.Thread(target=_follow_parent, args=(received,), daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="agentgym-") as folder:
         members = [_Member(Orders(settings, index, folder)) for index in range(settings.workers)]
         try:
@@ -64,6 +70,13 @@ def run_cluster(settings: ServeSettings, when_ready: Callable[[int], None]) -> N
                 member.ask_to_end()
             for member in members:
                 member.end()
+
+
+def _follow_parent(received: list[int]) -> None:
+    # Not sys.stdin.buffer: Python aborts if a thread is inside a buffered reader when it exits.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    received.append(signal.SIGTERM)
 
 
 def _supervise(

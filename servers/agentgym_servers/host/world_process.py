@@ -16,6 +16,7 @@ import time
 
 import msgspec
 
+from agentgym_env.errors import AgentGymError
 from agentgym_servers.host.channel import Answer, Ask, answer, pack, read_frame_from
 from agentgym_servers.host.logs import configure_logs, event, where
 from agentgym_servers.host.metrics import Figures
@@ -45,7 +46,9 @@ def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> N
     except Exception as error:
         # The world cannot be made: one record that is not mixed up with those of other processes.
         message = f"{type(error).__name__}: {error}"
-        event(logger, logging.ERROR, "world_not_made", message=message, where=where(error))
+        # These say themselves what to do.
+        place = {} if isinstance(error, AgentGymError) else {"where": where(error)}
+        event(logger, logging.ERROR, "world_not_made", message=message, **place)
         sys.exit(1)
     line.sendall(pack(Answer(first.number, b"")))
     period_s = reap_period_s(table.ttl_s)

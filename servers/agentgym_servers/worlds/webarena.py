@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Protocol
 from agentgym_env.errors import BadRequest
 from agentgym_env.registration import load_named
 from agentgym_env.text_env import TaskSet, TextEnv
+from agentgym_env.tools import Verb
 from agentgym_servers.web.actions.parse import (
     ENDINGS,
     Action,
@@ -285,6 +286,27 @@ class WebArena(TextEnv):
         "done: it ends the task\n"
         "report_infeasible('REASON') - the task cannot be done: it ends the task\n"
         "You are logged in wherever that is needed. http://home.test lists the sites."
+    )
+
+    verbs = (
+        Verb("click({id:quoted})", "Click an element."),
+        Verb("fill({id:quoted}, {text:quoted})", "Replace the text of a field."),
+        Verb("select_option({id:quoted}, {option:quoted})", "Choose an option of a list."),
+        Verb("hover({id:quoted})", "Move the mouse over an element."),
+        Verb("keyboard_press({key:quoted})", "Press a key, such as Enter."),
+        Verb("scroll({right:int}, {down:int})", "Scroll by pixels."),
+        Verb("noop()", "Wait."),
+        Verb("goto({url:quoted})", "Open an address."),
+        Verb("go_back()"),
+        Verb("go_forward()"),
+        Verb("new_tab()"),
+        Verb("tab_focus({index:int})", "Show another tab."),
+        Verb("tab_close()"),
+        Verb(
+            "send_msg_to_user({text:quoted})",
+            "Give the answer, or an empty one when all is done: it ends the task.",
+        ),
+        Verb("report_infeasible({reason:quoted})", "The task cannot be done: it ends the task."),
     )
 
     def __init__(

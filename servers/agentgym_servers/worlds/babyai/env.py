@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
-from agentgym_env.errors import MissingExtra
+from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.text_env import TaskSet, TextEnv
+from agentgym_env.tools import Verb
 from agentgym_servers.worlds.babyai.oracle import follow_bot
 from agentgym_servers.worlds.babyai.view import (
     DROP,
@@ -81,6 +83,29 @@ def babyai_tasks() -> TaskSet:
     )
 
 
+@cache
+def _tasks_of(levels: tuple[str, ...]) -> TaskSet:
+    every, chosen = babyai_tasks(), frozenset(levels)
+    splits = {
+        name: [task for task in ids if every.category(task) in chosen]
+        for name, ids in every.splits.items()
+    }
+    kept = [task for ids in splits.values() for task in ids]
+    return TaskSet(splits, categories={task: task.partition("/")[0] for task in kept})
+
+
+def tasks_of(levels: Sequence[str]) -> TaskSet:
+    """The tasks of some levels, in `train` and `test`. Raises `BadRequest` for an unknown level."""
+    if isinstance(levels, str) or not levels:
+        raise BadRequest(f"levels is a list of names, such as ['GoToObj'], got {levels!r:.80}")
+    for level in levels:
+        if level not in level_ids():
+            near = difflib.get_close_matches(str(level)[:100], level_ids(), n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "see `level_ids()`"
+            raise BadRequest(f"BabyAI has no level {str(level)[:80]!r}; {hint}")
+    return _tasks_of(tuple(levels))
+
+
 def original_task(data_idx: int) -> str:
     """The task that AgentGym numbers `data_idx`."""
     seed, level = divmod(data_idx, len(ORIGINAL_LEVELS))
@@ -112,6 +137,9 @@ _MAX_COMMAND = 200
 _CHECK = "check available actions"
 
 _LOW_LEVEL = frozenset({"turn left", "turn right", "move forward", "drop", "toggle"})
+
+_OBJECT: Final = {"object": "A colour, a kind and a number, such as red ball 1."}
+_DOOR: Final = {"door": "A colour, door and a number, such as blue door 2."}
 
 
 class BabyAI(TextEnv):
@@ -164,6 +192,8 @@ class BabyAI(TextEnv):
     `train` and `test`.
 
     ## Arguments
+    - `levels` (default `None`): names of levels; the splits `train` and `test` then have their
+      tasks only, and there are no other splits
     - `legacy` (default `False`): words observations as AgentGym does, and like there hides the
       order of instructions ("then" and "after you" become "and")
 
@@ -192,12 +222,33 @@ class BabyAI(TextEnv):
         "Objects are numbered by distance and numbers change as you move. The fewer cells you "
         "take, the better."
     )
+    verbs = (
+        Verb("turn left", "Turn left by 90 degrees."),
+        Verb("turn right", "Turn right by 90 degrees."),
+        Verb("move forward", "Move by one cell at most."),
+        Verb("go to {object}", "Walk up to an object and face it.", about=_OBJECT),
+        Verb("pick up {object}", "Walk up to an object and take it.", about=_OBJECT),
+        Verb("drop", "Put what you carry into the free cell before you."),
+        Verb("go through {door}", "Walk into an open door.", about=_DOOR),
+        Verb(
+            "toggle and go through {door}",
+            "Open a closed or locked door and walk into it.",
+            about=_DOOR,
+        ),
+        Verb("toggle", "Open or close the door before you, or open the box before you."),
+        Verb("check available actions", "See the available actions again."),
+    )
     metadata: dict[str, Any] = {  # noqa: RUF012
         **TextEnv.metadata, "render_modes": ["ansi", "rgb_array"],
     }  # fmt: skip
 
-    def __init__(self, render_mode: str | None = None, legacy: bool = False) -> None:
-        self.tasks = babyai_tasks()  # type: ignore[misc]
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        legacy: bool = False,
+        levels: Sequence[str] | None = None,
+    ) -> None:
+        self.tasks = babyai_tasks() if levels is None else tasks_of(levels)  # type: ignore[misc]
         super().__init__(render_mode)
         self._legacy = legacy
         self._level = ""

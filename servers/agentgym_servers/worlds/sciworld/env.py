@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from agentgym_env.errors import BadRequest, EnvironmentFault
 from agentgym_env.text_env import TextEnv
+from agentgym_env.tools import Verb
 from agentgym_servers.worlds.sciworld.oracle import gold_path
 from agentgym_servers.worlds.sciworld.simulator import Simulator, borrow, find_java, give_back
 from agentgym_servers.worlds.sciworld.tasks import parse_simplifications, sciworld_tasks
@@ -22,7 +23,7 @@ class SciWorld(TextEnv):
 
     ## Description
     ScienceWorld (arXiv:2203.07540): elementary science in a simulated house with a workshop, a
-    kitchen, a greenhouse and other places. Each episode runs in a JVM.
+    kitchen, a greenhouse and other places, simulated in a JVM.
 
     ## Observation
     The simulator's own text. The first observation is the task and what is seen at the start.
@@ -99,9 +100,38 @@ class SciWorld(TextEnv):
         "When a request is ambiguous, answer with the number of the one you mean. Moves are "
         "limited."
     )
+    verbs = (
+        Verb("look around", "See the place that you are in."),
+        Verb("look at {object}", "See what an object is like."),
+        Verb("look in {object}", "See what is in a container."),
+        Verb("read {object}"),
+        Verb("inventory", "See what you carry."),
+        Verb("task", "See the task again."),
+        Verb("open {object}", "Open a door or a container."),
+        Verb("close {object}", "Close a door or a container."),
+        Verb("go to {place}", "Go through an open door."),
+        Verb("pick up {object}"),
+        Verb("put down {object}"),
+        Verb("move {object} to {target}"),
+        Verb("pour {object} into {target}"),
+        Verb("dunk {object} into {target}"),
+        Verb("mix {object}", "Mix what a container holds."),
+        Verb("activate {object}", "Turn a device on."),
+        Verb("deactivate {object}", "Turn a device off."),
+        Verb("use {object} on {target}", tool="use_on"),
+        Verb("use {object}"),
+        Verb("connect {part} to {target}", "Connect electrical parts."),
+        Verb("disconnect {part}", "Disconnect an electrical part."),
+        Verb("eat {object}"),
+        Verb("flush {object}"),
+        Verb("focus on {object}", "Say which thing the task is about; a wrong one fails the task."),
+        Verb("wait", "Wait for ten moves."),
+        Verb("wait1", "Wait for one move."),
+        Verb("{number:int}", "Choose one of the meanings of an ambiguous request.", "choose"),
+    )
     isolated = True
     step_timeout_s = 120.0  # a simulator has its own deadline; this one would end its neighbours
-    max_sessions = 64  # each has a JVM
+    max_sessions = 64  # eight share a JVM
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
-"""One simulator of ScienceWorld: a JVM of its own, called directly and not through the wrapper.
+"""Simulators of ScienceWorld in JVMs, called directly and not through the wrapper.
 
-The wrapper lists every action that is possible after each step, which is most of its cost.
+The wrapper lists every action that is possible after each step, which is most of its cost. Several
+simulators share a JVM, which starts and compiles once; each of them finds its own global state.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from agentgym_env.errors import EnvironmentFault, MissingExtra
@@ -69,33 +73,132 @@ def _packaged_java() -> str | None:
     return str(JAVA)
 
 
-class Simulator:
-    """A running simulator. Each call raises `EnvironmentFault` when it dies or takes too long."""
+@dataclass(slots=True, eq=False)
+class _State:
+    """What a simulator has in its JVM."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S, heap_mb: int = HEAP_MB) -> None:
-        self._timeout_s = timeout_s
+    draws: Any
+    """Its generator of random numbers; loading a task seeds it."""
+    simplifications: Any
+    """The list of those in effect; loading a task fills it."""
+    count: int = 0
+    """Objects that it has numbered, while another simulator computes."""
+    world: Any = None
+
+
+class JVM:
+    """A process in which simulators compute, one at a time.
+
+    ScienceWorld has global state: a generator of random numbers, a counter of objects, and the
+    simplifications in effect. All are exchanged when another simulator goes on, so each has the
+    episode that it would have alone. (What else is global: constants, a table of paths that were
+    found, and numbers of types.)
+    """
+
+    def __init__(self, timeout_s: float, heap_mb: int) -> None:
+        self.timeout_s = timeout_s
         # The simulator writes a file to its working directory when it is started.
         folder = tempfile.mkdtemp(prefix="agentgym-sciworld-")
-        self._process = _start(find_java(), heap_mb, folder)
+        self.process = _start(find_java(), heap_mb, folder)
         try:
-            self._gateway = _connect(self._process, timeout_s)
+            self.gateway = _connect(self.process, timeout_s)
         except BaseException:
-            _end(self._process, folder)
+            _end(self.process, folder)
             raise
         # When nothing refers to it any more, and at the end of this process.
-        self._end = weakref.finalize(self, _end, self._process, folder, self._gateway)
-        self._world = self._call(self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
-        self._join = self._gateway.jvm.java.lang.String.join
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
+        self.end = weakref.finalize(self, _end, self.process, folder, self.gateway)
+        self.lock = threading.RLock()
+        self.left: list[_State] = []
+        """Of simulators that are no longer used."""
+        self._current: _State | None = None
+        self._ended = ""
+        """Why it ended, if it failed."""
+        with self.failing():
+            find = self.gateway.jvm.java.lang.Class.forName
+            self._random = find("scala.util.Random$").getField("MODULE$").get(None)
+            self._draws = find("scala.util.Random").getDeclaredField("self")
+            self._draws.setAccessible(True)
+            simplifier = find("main.scala.scienceworld.runtime.SimplifierProcessor$")
+            self._simplifier = simplifier.getField("MODULE$").get(None)
+            self._simplifications = simplifier.getDeclaredField("simplifications")
+            self._simplifications.setAccessible(True)
+            self._counter = find("util.UniqueIdentifier$").getField("MODULE$").get(None)
+            self._set_count = getattr(self._counter, "count_$eq")
+            self.join = self.gateway.jvm.java.lang.String.join
 
     @property
     def alive(self) -> bool:
         """Whether its process runs."""
-        return self._process.poll() is None
+        return self.process.poll() is None
+
+    def enter(self, state: _State) -> None:
+        """Give a simulator its global state, and free those that were left; the lock is held."""
+        while self.left:
+            gone = self.left.pop()
+            self._current = None if self._current is gone else self._current
+            for each in (gone.world, gone.draws, gone.simplifications):
+                if each is not None:
+                    self.gateway.detach(each)
+        if self._current is state:
+            return
+        if self._current is not None:
+            self._current.count = self._counter.count()
+        self._draws.set(self._random, state.draws)
+        self._simplifications.set(self._simplifier, state.simplifications)
+        self._set_count(state.count)
+        self._current = state
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Whatever fails inside ends the process, whose state cannot be trusted any more."""
+        try:
+            yield
+        except Py4JNetworkError as error:
+            late = isinstance(error.cause, socket.timeout)
+            self.end()
+            if self._ended:
+                text = f"the simulator ended with others in its JVM: {self._ended}"
+                raise EnvironmentFault(text, "environment_error") from error
+            if late:
+                self._ended = f"the simulator took longer than {self.timeout_s:g} s; it was killed"
+                raise EnvironmentFault(self._ended, "deadline") from error
+            self._ended = f"the simulator died (exit status {self.process.returncode})"
+            raise EnvironmentFault(self._ended, "environment_error") from error
+        except Py4JError as error:
+            # Its message has to be read before the process ends.
+            self._ended = f"the simulator failed: {error}".partition("\n\tat ")[0]
+            self.end()
+            raise EnvironmentFault(self._ended, "environment_error") from error
+
+
+class Simulator:
+    """A simulator in a JVM. Each call raises `EnvironmentFault` when it dies or takes too long."""
+
+    def __init__(
+        self, timeout_s: float = TIMEOUT_S, heap_mb: int = HEAP_MB, *, jvm: JVM | None = None
+    ) -> None:
+        """A JVM of its own is started if none is given."""
+        self._is_alone = jvm is None
+        self._jvm = jvm or JVM(timeout_s, heap_mb)
+        self._is_closed = False
+        java = self._jvm.gateway.jvm
+        with self._jvm.lock, self._jvm.failing():
+            buffer = java.scala.collection.mutable.ArrayBuffer
+            self._state = _State(java.java.util.Random(0), buffer())
+            # When nothing refers to it any more; a call at that moment might be inside of another.
+            self._leave = weakref.finalize(self, self._jvm.left.append, self._state)
+            self._jvm.enter(self._state)
+            self._state.world = java.scienceworld.runtime.pythonapi.PythonInterface()
+
+    @property
+    def pid(self) -> int:
+        """The process of its JVM."""
+        return self._jvm.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be used."""
+        return not self._is_closed and self._jvm.alive
 
     def load(self, task: str, variation: int, simplifications: str, gold: bool = False) -> None:
         """Load a task; with `gold`, find a way through it too, which all later loads do then."""
@@ -135,48 +238,34 @@ class Simulator:
 
     def variations(self, split: str) -> Sequence[int]:
         """The variations of the loaded task in `Train`, `Dev` or `Test`."""
-        numbers = self._ask(f"getVariations{split}")
-        text = str(self._call(numbers.toString))
-        self._call(self._gateway.detach, numbers)
+        text = str(self._ask(f"getVariations{split}", read=lambda found: found.toString()))
         return [int(number) for number in text.strip("[]").split(",")]
 
     def close(self) -> None:
-        """End its process; again does nothing."""
-        self._end()
+        """Leave the JVM, or end it if it is its own; again does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_alone:
+            self._jvm.end()
+        else:
+            self._leave()
 
     def _lines(self, method: str) -> list[str]:
-        found = self._ask(method)
-        if isinstance(found, str):
-            return found.split("\n")
-        # One call for the whole list: each element would be another.
-        text = str(self._call(self._join, "\n", found))
-        self._call(self._gateway.detach, found)
-        return text.split("\n")
+        # One call for a whole list: each element would be another.
+        text = self._ask(method, read=lambda found: self._jvm.join("\n", found))
+        return str(text).split("\n")
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        return self._call(getattr(self._world, method), *arguments)
-
-    def _call(self, method: Any, *arguments: Any) -> Any:
-        try:
-            return method(*arguments)
-        except Py4JNetworkError as error:
-            late = isinstance(error.cause, socket.timeout)
-            text = (
-                f"the simulator took longer than {self._timeout_s:g} s; it was killed"
-                if late
-                else "the simulator died"
-            )
-            self.close()
-            status = self._process.returncode
-            raise EnvironmentFault(
-                text if late else f"{text} (exit status {status})",
-                "deadline" if late else "environment_error",
-            ) from error
-        except Py4JError as error:
-            # Its message has to be read still; its state cannot be trusted any more.
-            text = f"the simulator failed: {error}".partition("\n\tat ")[0]
-            self.close()
-            raise EnvironmentFault(text, "environment_error") from error
+    def _ask(self, method: str, *arguments: Any, read: Callable[[Any], Any] | None = None) -> Any:
+        """Call a method; `read` makes a text of an object that it returns."""
+        with self._jvm.lock, self._jvm.failing():
+            self._jvm.enter(self._state)
+            found = getattr(self._state.world, method)(*arguments)
+            if read is None or isinstance(found, str):
+                return found
+            text = read(found)
+            self._jvm.gateway.detach(found)
+            return text
 
 
 class _OneTryClient(GatewayClient):  # type: ignore[misc]
@@ -241,25 +330,62 @@ def _end(process: subprocess.Popen[bytes], folder: str, gateway: JavaGateway | N
     shutil.rmtree(folder, ignore_errors=True)
 
 
+SIMULATORS_PER_JVM: Final = int(os.environ.get("AGENTGYM_SCIWORLD_PER_JVM", 8))
+
+"""Simulators that share a JVM, and end with it."""
+
+SHARED_HEAP_MB: Final = 16
+
+"""Heap of each simulator that shares a JVM, beside what one alone has."""
+
 MAX_IDLE: Final = 64
 
 """Idle simulators of a process: as many as a server has sessions, unless set."""
 
-_idle: list[Simulator] = []
 
+class Pool:
+    """The simulators of this process that are in shared JVMs."""
 
-def borrow() -> Simulator:
-    """A simulator for one user alone, started if none is idle."""
-    while _idle:
-        simulator = _idle.pop()
-        if simulator.alive:
+    def __init__(self) -> None:
+        self.idle: list[Simulator] = []
+        self._lock = threading.Lock()
+        self._used: list[tuple[JVM, weakref.WeakSet[Simulator]]] = []
+
+    def borrow(self) -> Simulator:
+        """A simulator for one user alone, made if none is idle."""
+        with self._lock:
+            while self.idle:
+                simulator = self.idle.pop()
+                if simulator.alive:
+                    return simulator
+            self._used = [each for each in self._used if each[0].alive]
+            free = [each for each in self._used if len(each[1]) < SIMULATORS_PER_JVM]
+            if not free:
+                free = [
+                    (
+                        JVM(TIMEOUT_S, HEAP_MB + SHARED_HEAP_MB * (SIMULATORS_PER_JVM - 1)),
+                        weakref.WeakSet(),
+                    )
+                ]
+                self._used += free
+            jvm, simulators = free[0]
+            simulator = Simulator(jvm=jvm)
+            simulators.add(simulator)
             return simulator
-    return Simulator()
+
+    def give_back(self, simulator: Simulator) -> None:
+        """Keep a simulator for the next user; one too many is closed, and a JVM without any."""
+        with self._lock:
+            if simulator.alive and len(self.idle) < MAX_IDLE:
+                self.idle.append(simulator)
+                return
+            simulator.close()
+            for jvm, simulators in self._used:
+                simulators.discard(simulator)
+                if not simulators:
+                    jvm.end()
+            self._used = [each for each in self._used if each[0].alive]
 
 
-def give_back(simulator: Simulator) -> None:
-    """Keep a simulator for the next user; one too many is ended."""
-    if simulator.alive and len(_idle) < MAX_IDLE:
-        _idle.append(simulator)
-    else:
-        simulator.close()
+_pool = Pool()
+borrow, give_back = _pool.borrow, _pool.give_back

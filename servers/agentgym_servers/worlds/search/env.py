@@ -18,6 +18,7 @@ import msgspec
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TextEnv
+from agentgym_env.tools import Verb
 from agentgym_servers.host.logs import event
 from agentgym_servers.worlds.search.corpora import Solving, open_world, solve
 from agentgym_servers.worlds.search.retrieval.build import build_index
@@ -272,6 +273,12 @@ class Search(TextEnv):
     """
 
     instruction = _HOW + "There is one answer: it ends the episode, right or wrong."
+    verbs = (
+        Verb("<search>{query}</search>", "Search the collection of texts.", "search"),
+        Verb(
+            "<answer>{text}</answer>", "Give the answer: a name, a number or a few words.", "answer"
+        ),
+    )
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TypeVar
 
 from agentgym_env.text_env import TaskSet, TextEnv
+from agentgym_env.tools import Verb
 from agentgym_servers.worlds.paper import paper_selections
 from agentgym_servers.worlds.textcraft.legacy import INSTRUCTION, LegacyInventory
 from agentgym_servers.worlds.textcraft.recipes import Recipe, RecipeBook, next_step, recipe_book
@@ -91,6 +92,19 @@ class TextCraft(TextEnv):
         "goal item is crafted."
     )
 
+    verbs = (
+        Verb("get {amount:int} {item}", "Take a base item, one that no recipe makes."),
+        Verb(
+            "craft {amount:int} {item} using {ingredients:list}",
+            "Use one recipe once, from items you hold.",
+            about={
+                "amount": "How many the recipe makes.",
+                "ingredients": "The recipe's ingredients, each as an amount and an item.",
+            },
+        ),
+        Verb("inventory", "See what you hold."),
+    )
+
     def __init__(self, render_mode: str | None = None, legacy: bool = False) -> None:
         self.tasks = textcraft_tasks()  # type: ignore[misc]
         if legacy:
@@ -152,8 +166,15 @@ class TextCraft(TextEnv):
     def expert(self) -> Iterator[str]:
         """Get each base item in one go, just before the crafts that need it."""
         while True:
-            step = next_step(self._book, self._recipes, self._goal, self._inventory)
+            step, _ = self._next_step()
             yield f"get {step[0]} {step[1]}" if isinstance(step, tuple) else self._command(step)
+
+    def expert_thought(self) -> str:
+        """What each craft from the goal to the next action needs, and how much of it is held."""
+        return self._next_step()[1]
+
+    def _next_step(self) -> tuple[tuple[int, str] | Recipe, str]:
+        return next_step(self._book, self._recipes, self._goal, self._inventory)
 
     def _get(self, rest: str) -> str:
         match = _AMOUNT.fullmatch(rest)

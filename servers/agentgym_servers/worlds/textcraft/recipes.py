@@ -212,40 +212,41 @@ def _by_text(recipes: set[Recipe]) -> list[Recipe]:
 
 def next_step(
     book: RecipeBook, shown: Sequence[Recipe], goal: str, inventory: Mapping[str, int]
-) -> tuple[int, str] | Recipe:
-    """An (amount, base item) to get, or a recipe whose ingredients are all held.
+) -> tuple[tuple[int, str] | Recipe, str]:
+    """An (amount, base item) to get, or a recipe whose ingredients are all held; and why.
 
+    The reason goes from the goal to the step: what each craft needs, and how much of it is held.
     Works depth first through the ingredients in the order the recipe names them, so a base item
     is taken in one go for all the crafts before it. Where several recipes or members of
     a kind would do, the shallowest is taken, and among equals the first one shown.
     """
     free = dict(inventory)
+    reasons: list[str] = []
 
-    def need(name: str, amount: int) -> tuple[int, str] | Recipe | None:
-        """The first step still missing for `amount` of `name`; None once they are set aside."""
-        item = _choose_item(book, shown, name, amount, free)
-        held = free.get(item, 0)
-        if held >= amount:
-            free[item] = held - amount
-            return None
-        if book.is_base(item):
-            return amount - held, item
+    def craft(item: str, missing: int) -> tuple[int, str] | Recipe:
+        """The first step towards at least `missing` more of a craftable item."""
         recipe = _choose_recipe(book, shown, item)
-        free[item] = 0
-        crafts = ceil((amount - held) / recipe.makes)
+        crafts = ceil(missing / recipe.makes)
+        needs: list[str] = []
+        reasons.append("")
+        level = len(reasons) - 1
         for part, each in recipe.ingredients:
-            step = need(part, each * crafts)
-            if step is not None:
-                return step
+            chosen, amount = _choose_item(book, shown, part, each * crafts, free), each * crafts
+            held = free.get(chosen, 0)
+            needs.append(f"{amount} {chosen}, have {held}")
+            reasons[level] = f"{missing} {item}: {'; '.join(needs)}."
+            if held >= amount:
+                free[chosen] = held - amount
+            elif book.is_base(chosen):
+                return amount - held, chosen
+            else:
+                free[chosen] = 0
+                return craft(chosen, amount - held)
         return recipe
 
     # The goal is always crafted anew: holding one from the start would not end the episode.
-    recipe = _choose_recipe(book, shown, goal)
-    for part, each in recipe.ingredients:
-        step = need(part, each)
-        if step is not None:
-            return step
-    return recipe
+    step = craft(goal, 1)
+    return step, " ".join(reasons)
 
 
 def _choose_item(

@@ -1,0 +1,122 @@
+"""A replica keeps a real server running, without Ray."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import requests
+
+from agentgym_env.client.sync import EnvClient
+from agentgym_servers.fleet.replica import Replica
+from agentgym_servers.fleet.spec import Group
+
+Start = Callable[..., Replica]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    begun: list[Replica] = []
+
+    def one(**values: Any) -> Replica:
+        group = Group(**({"env": "agentgym/TextCraft-v0"} | values))
+        begun.append(Replica("w", msgspec.json.encode(group), "127.0.0.1", "secret"))
+        return begun[-1]
+
+    yield one
+    for replica in begun:
+        replica.stop()
+
+
+def until(found: Callable[[], Any], within_s: float = 60.0) -> Any:
+    end = time.monotonic() + within_s
+    while not (value := found()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return value
+
+
+def is_ready(replica: Replica) -> Callable[[], bool]:
+    return lambda: replica.report().state == "ready"
+
+
+def server_of(replica: Replica) -> psutil.Process:
+    port = int(replica.address.rpartition(":")[2])
+    for child in psutil.Process().children(recursive=True):
+        listening = [c for c in child.net_connections() if c.status == psutil.CONN_LISTEN]
+        if any(c.laddr.port == port for c in listening):
+            return child
+    raise AssertionError("no process listens")
+
+
+def test_it_serves_those_who_have_the_token_and_reports_its_sessions(start: Start) -> None:
+    replica = start(options={"max_sessions": 7})
+    until(is_ready(replica))
+    assert requests.get(f"{replica.address}/v1/env", timeout=5).status_code == 401
+    with EnvClient(replica.address, token="secret") as client:
+        sessions = client.open_many(3)
+        assert until(lambda: replica.report().load == 3)
+        assert replica.report().places == 7
+        client.close_many(sessions)
+    assert until(lambda: replica.report().load == 0)
+
+
+def test_a_killed_server_is_back_at_its_address_as_soon_as_it_starts(start: Start) -> None:
+    began = time.monotonic()
+    replica = start()
+    until(is_ready(replica))
+    address, started_s = replica.address, time.monotonic() - began
+    server_of(replica).kill()
+    began = time.monotonic()
+    until(lambda: replica.report().restarts == 1 and replica.report().state == "ready")
+    assert replica.address == address
+    assert time.monotonic() - began < started_s + 1.0
+
+
+def test_a_server_that_hangs_is_replaced(start: Start) -> None:
+    replica = start(unhealthy_s=1)
+    until(is_ready(replica))
+    server_of(replica).send_signal(signal.SIGSTOP)
+    until(lambda: replica.report().restarts == 1 and replica.report().state == "ready")
+
+
+def test_a_server_that_cannot_start_says_why(start: Start) -> None:
+    replica = start(env="agentgym/None-v0")
+    report = until(lambda: r if (r := replica.report()).state == "failed" else None)
+    assert "agentgym/None-v0" in report.error
+    assert "exited with status 2" in report.error
+
+
+def test_options_that_the_fleet_sets_are_rejected(start: Start) -> None:
+    replica = start(options={"port": 1})
+    report = until(lambda: r if (r := replica.report()).state == "failed" else None)
+    assert "the fleet sets port itself" in report.error
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_process_outlives_a_replica_that_was_killed(workers: int) -> None:
+    """The actor's process may be killed at any time; its servers must follow it."""
+    group = msgspec.json.encode(Group(env="agentgym/TextCraft-v0", options={"workers": workers}))
+    code = (
+        "import sys, time\n"
+        "from agentgym_servers.fleet.replica import Replica\n"
+        f"replica = Replica('w', {group!r}, '127.0.0.1', 'secret')\n"
+        "while replica.report().state != 'ready': time.sleep(0.05)\n"
+        "print('ready', flush=True); time.sleep(600)\n"
+    )
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        children = psutil.Process(owner.pid).children(recursive=True)
+        assert len(children) >= workers
+        owner.kill()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive

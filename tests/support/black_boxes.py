@@ -1,0 +1,131 @@
+"""Black-box agents of the tests, as callables and as a program: `python black_boxes.py NAME`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+
+def post(url: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
+    """A request with a JSON body."""
+    data, headers = json.dumps(body).encode(), {"Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(url, data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            found: dict[str, Any] = json.load(response)
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        raise
+    return found
+
+
+def talk(base_url: str, key: str, observation: str) -> None:
+    """Ask, act, and repeat until the episode is over."""
+    messages = [{"role": "user", "content": observation}]
+    while True:
+        reply = post(f"{base_url}/chat/completions", key, {"model": "p", "messages": messages})
+        text = reply["choices"][0]["message"]["content"] or ""
+        seen = post(f"{base_url}/episode/step", key, {"action": text})
+        if seen["over"]:
+            return
+        messages += [
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": seen["observation"]},
+        ]
+
+
+def plain(place: Any) -> None:
+    """In a thread."""
+    talk(place.base_url, place.api_key, place.observation)
+
+
+async def waiting(place: Any) -> None:
+    """On the loop, where it must not block it."""
+    await asyncio.to_thread(talk, place.base_url, place.api_key, place.observation)
+
+
+def leaves(place: Any) -> None:
+    """Ends as a program does that has parsed its arguments, say."""
+    sys.exit(0)
+
+
+async def leaves_with_error(place: Any) -> None:
+    """The same, on the loop, with a failure."""
+    sys.exit("no such option")
+
+
+def sleeper(place: Any) -> None:
+    """Thinks for two seconds."""
+    time.sleep(2)
+
+
+def idle(place: Any) -> None:
+    """Gives up at once."""
+
+
+def broken(place: Any) -> None:
+    """Fails after a call."""
+    messages = [{"role": "user", "content": place.observation}]
+    body = {"model": "p", "messages": messages}
+    post(f"{place.base_url}/chat/completions", place.api_key, body)
+    raise RuntimeError("the agent has a bug")
+
+
+def judged(place: Any) -> None:
+    """Gives itself a reward, without the environment."""
+    messages = [{"role": "user", "content": "Say it."}]
+    body = {"model": "p", "messages": messages}
+    post(f"{place.base_url}/chat/completions", place.api_key, body)
+    post(f"{place.base_url}/episode/reward", place.api_key, {"reward": 0.5})
+
+
+def claim(address: str, key: str) -> None:
+    """A program elsewhere: take episodes until there are none."""
+    while True:
+        try:
+            place = post(f"{address}/episodes/claim", key, {})
+        except urllib.error.HTTPError:
+            return
+        talk(place["OPENAI_BASE_URL"], place["OPENAI_API_KEY"], place["AGENTGYM_OBSERVATION"])
+
+
+def main() -> None:
+    """As a process."""
+    name, *words = sys.argv[1:]
+    base, key = os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", "")
+    observation = os.environ.get("AGENTGYM_OBSERVATION", "")
+    if name == "plain":
+        talk(base, key, observation)
+    elif name == "crash":
+        sys.stdout.write("something went wrong here\n")
+        sys.exit(3)
+    elif name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif name == "hang_after_a_call":
+        messages = [{"role": "user", "content": observation}]
+        post(f"{base}/chat/completions", key, {"model": "p", "messages": messages})
+        time.sleep(600)
+    elif name == "hang":
+        with open(words[0], "a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(600)
+    elif name == "once":
+        # Fails the first time that it is started for a task.
+        mark = f"{words[0]}/{os.environ['AGENTGYM_TASK']}"
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            sys.exit(1)
+        talk(base, key, observation)
+    elif name == "claim":
+        claim(*words)
+
+
+if __name__ == "__main__":
+    main()
