@@ -11,10 +11,11 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from cell import RESULT
+from cell import RESULT, digest, read_result
 from plan import CONTROL, SCHEDULES
 from scipy import stats
 
+from agentgym_env.run_store import RunStore
 from agentgym_train.evaluation.report import RESAMPLES, compare_values, holm
 
 Kept = Mapping[str, Any]
@@ -71,7 +72,8 @@ def read_cells(out: Path) -> list[dict[str, Any]]:
     """
     cells = {cell["name"]: cell for cell in summarized(out)}
     for path in out.glob(f"*/*/{RESULT}"):
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_result(path.parent)
+        assert kept is not None
         name = f"{path.parts[-3]}/{path.parts[-2]}"
         cells[name] = cell_summary(name, kept)
     return [cells[name] for name in sorted(cells)]
@@ -79,10 +81,8 @@ def read_cells(out: Path) -> list[dict[str, Any]]:
 
 def summarized(out: Path) -> list[dict[str, Any]]:
     """The cells in a folder's summary; none if it has no summary."""
-    path = out / SUMMARY
-    if not path.exists():
-        return []
-    cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    summary = RunStore(out).read_json(SUMMARY)
+    cells: list[dict[str, Any]] = [] if summary is None else summary.get("cells", [])
     return cells
 
 
@@ -109,6 +109,7 @@ def cell_summary(name: str, kept: Mapping[str, Any]) -> dict[str, Any]:
     curve = [row["success"][long] for row in evaluations]
     return {
         "name": name,
+        "plan": digest(kept["plan"]),
         **kept["plan"]["labels"],
         "horizons": kept["plan"]["measured"]["horizons"],
         "final": kept["final"],
@@ -285,8 +286,9 @@ _SHOWN_MEANS = ("informative_groups", "grad_norm", "turns")
 
 
 def _tests_table(world: Mapping[str, Any]) -> Iterator[str]:
-    yield "\n| at equal | | | difference | p | p (Holm) | p over tasks |"
-    yield "|---|---|---|---:|---:|---:|---:|"
+    if world["equal_env_steps"]:
+        yield "\n| at equal | | | difference | p | p (Holm) | p over tasks |"
+        yield "|---|---|---|---:|---:|---:|---:|"
     for name in ("equal_env_steps", "equal_tokens", "adaptive"):
         for test in world[name]:
             ps = (test["p"], test["p_holm"], test["p_tasks"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
@@ -23,6 +24,7 @@ from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.trainers.callbacks import StopAtEnvSteps
 
 RESULT = "result.json"
 EVALUATIONS = "evaluations.jsonl"
@@ -75,12 +77,35 @@ class Cell:
 
     def result(self) -> dict[str, Any] | None:
         """What a finished run has stored; raises `ConfigError` if it was another plan's."""
-        kept = RunStore(self.path).read_json(RESULT)
+        kept = read_result(self.path)
         if kept is not None and kept["plan"] != self.plan:
             raise ConfigError(
-                f"{self.path} was run with another plan; choose another --out, or remove it"
+                f"{self.path} was run with another plan; choose another --out, or remove it "
+                "and its entry in summary.json"
             )
         return kept
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """What a finished run has stored; raises an `AgentGymError` if the file is damaged."""
+    kept = RunStore(folder).read_json(RESULT)
+    if kept is not None and not {"plan", "final", "evaluations", "training"} <= kept.keys():
+        raise ConfigError(f"{folder / RESULT} is incomplete; restore or remove it")
+    return kept
+
+
+def digest(plan: Mapping[str, Any]) -> str:
+    """A short hash of a plan; settings with their default values are not part of it.
+
+    So a new setting of the trainer does not make the published cells those of another plan.
+    """
+    defaults = {
+        f.name: f.default if f.default_factory is MISSING else f.default_factory()
+        for f in fields(RLConfig)
+    }
+    config = {k: v for k, v in plan["config"].items() if k not in defaults or defaults[k] != v}
+    text = json.dumps([config, plan["env_steps"], plan["measured"]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def play(cell: Cell, console: Console) -> dict[str, Any]:
@@ -108,6 +133,9 @@ def play(cell: Cell, console: Console) -> dict[str, Any]:
             "training": _training(rows),
         },
     )
+    # For the viewer, which takes a run without a summary for an interrupted one.
+    longest = str(max(cell.measured.horizons))
+    store.write_json("summary.json", {"success_after": final["success"][longest], **cell.labels})
     result = store.read_json(RESULT)
     assert result is not None
     return result
@@ -124,25 +152,30 @@ def _training(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in _KEPT}
 
 
-class Budget(TrainerCallback):
+class Budget(StopAtEnvSteps):
     """Evaluates at equal shares of the environment steps, and ends the run when they are used.
 
     All counts are from the trainer's log, which checkpoints contain: a resumed run counts on.
     """
 
     def __init__(self, cell: Cell, trainer: AgentTrainer, console: Console) -> None:
+        super().__init__(cell.env_steps)
         self._cell, self._trainer, self._console = cell, trainer, console
 
     def on_train_begin(
         self, args: Any, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Drop the evaluations of steps that are repeated; evaluate before the first step."""
+        """Drop the evaluations of steps that are repeated; evaluate before the first step.
+
+        Raises `LastStepReached` if the budget was used before the checkpoint was saved.
+        """
         kept = [
             row for row in read_evaluations(self._cell.path) if row["step"] <= state.global_step
         ]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         (self._cell.path / EVALUATIONS).write_text(text, encoding="utf-8")
         self._evaluate_if_due(state)
+        super().on_train_begin(args, state, control)
 
     def on_log(
         self,
@@ -156,8 +189,7 @@ class Budget(TrainerCallback):
         if "env_steps" not in (logs or {}):
             return
         self._evaluate_if_due(state)
-        if _total(state, "env_steps") >= self._cell.env_steps:
-            control.should_training_stop = True
+        super().on_log(args, state, control)
 
     def _evaluate_if_due(self, state: TrainerState) -> None:
         spent = _total(state, "env_steps")
@@ -189,7 +221,10 @@ def read_evaluations(folder: Path) -> list[dict[str, Any]]:
     """The evaluations of a run so far; a line that a kill has cut is not one."""
     path = folder / EVALUATIONS
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}); remove {folder} to repeat it") from error
 
 
 def _total(state: TrainerState, name: str) -> int:

@@ -107,7 +107,6 @@ class Study:
         **changes: Any,
     ) -> Cell:
         """The cell of a world, schedule, algorithm and seed; `tag` tells variants apart."""
-        own = read_config(HERE / world.config, [f"--{word}" for word in self.words])
         steps = _TRIAL_STEPS if self.trial else world.env_steps
         arguments = ALGORITHMS.get(algorithm, {}) if algorithm_args is None else algorithm_args
         values = {
@@ -119,25 +118,35 @@ class Study:
             **changes,
         }
         name = "-".join(filter(None, (world.name, tag, algorithm, chosen, str(seed))))
-        config: RLConfig = replace(
-            own,
-            model=_model(own.model),
-            output_dir=str(self.out / part / name),
-            seed=seed,
+        values |= {
+            "output_dir": str(self.out / part / name),
+            "seed": seed,
             # The budget ends a run: a turn is a step at least, so these are more than it can take.
-            steps=steps,
-            eval_before=False,
-            eval_after=False,
-            eval_horizon=world.horizons[-1],
-            eval_per_category=int(self.trial),
-            **values,
-        )
+            "steps": steps,
+            "eval_before": False,
+            "eval_after": False,
+            "eval_horizon": world.horizons[-1],
+            "eval_per_category": int(self.trial),
+        }
+        own = self.given(world)
+        config: RLConfig = replace(own, model=_model(own.model), **values)
         measured = Measured(world.horizons, world.during, world.final, world.number)
         labels = {
             "part": part, "world": world.name, "schedule": chosen, "algorithm": algorithm,
             "tag": tag, "seed": seed, **(label or {}),
         }  # fmt: skip
         return Cell(f"{part}/{name}", config, steps, measured, labels)
+
+    def given(self, world: World) -> RLConfig:
+        """The config of a world, with the words over it."""
+        return read_config(HERE / world.config, [f"--{word}" for word in self.words])
+
+    def check(self, cell: Cell) -> None:
+        """Raise `ConfigError` if a word sets what the plan sets otherwise."""
+        given = self.given(WORLDS[cell.labels["world"]]) if self.words else None
+        for key in (word.partition("=")[0] for word in self.words):
+            if key != "model" and getattr(given, key) != getattr(cell.config, key):
+                raise ConfigError(f"{key} of {cell.name} is set by the plan, in plan.py")
 
 
 def main_grid(study: Study, worlds: tuple[str, ...] = tuple(WORLDS)) -> Iterator[Cell]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from plan import CONTROL, SCHEDULES, STAGED
+
+from agentgym_env.run_store import RunStore
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,10 +35,9 @@ def draw(out: Path, cells: Sequence[Kept]) -> list[Path]:
             name = "-".join(filter(None, (part, world, variant[0].rpartition(":")[2], variant[1])))
             paths.append(_success(own, out / f"{name}.png"))
             paths.append(_mechanism(own, out / f"{name}-mechanism.png"))
-    scaled = out / "scaling.json"
-    if scaled.is_file():
-        rows = json.loads(scaled.read_text(encoding="utf-8"))["policies"]
-        paths.append(_scaling(rows, out / "scaling.png"))
+    scaled = RunStore(out).read_json("scaling.json")
+    if scaled is not None:
+        paths.append(_scaling(scaled["policies"], out / "scaling.png"))
     return paths
 
 
@@ -139,7 +139,8 @@ def _draw_arm(
         return
     grid = np.linspace(begin, end, _POINTS)
     mean = np.mean([np.interp(grid, steps, values) for steps, values in drawn], axis=0)
-    axis.plot(grid, mean, color=color, linewidth=1.8, label=label)
+    marker = "o" if begin == end else None
+    axis.plot(grid, mean, color=color, linewidth=1.8, label=label, marker=marker)
 
 
 def _map(cells: Sequence[Kept], path: Path) -> Path:

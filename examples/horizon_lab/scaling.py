@@ -2,67 +2,66 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from analysis import read_cells
-from cell import by_task, played
+from cell import by_task
 from rich.console import Console
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import RLConfig, config_from
-from agentgym_train.evaluation.report import EvalReport, pass_at_k
+from agentgym_train.config.methods import RLConfig
+from agentgym_train.evaluation.evaluate import eval_starts
+from agentgym_train.evaluation.report import pass_at_k
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.runs.preflight import world_of
 
-HORIZONS = (2, 4, 6, 10, 14, 20, 28, 38, 48)
+HORIZONS = (2, 4, 6, 10, 14, 20, 26, 32, 40, 48)
 SAMPLES = 64
-PER_CATEGORY = 8
-"""Tasks of each category."""
+PER_HEIGHT = 2
+"""Test tasks of each height of the towers."""
 WORLD = "tower"
 SEEDS = 3
 BEFORE = "before training"
 
 
-def scale(out: Path, console: Console, *, trial: bool = False) -> None:
+def scale(out: Path, first: RLConfig, console: Console, *, trial: bool = False) -> bool:
     """Evaluate the start policy and the policies of part `main`; what is there is kept.
 
     A policy is evaluated once, at the longest horizon: an episode's first turns do not depend on
-    it. Three seeds of each schedule.
+    it. Three seeds of each schedule. `first` is the config of a cell of part `main`. Returns
+    whether anything was evaluated.
     """
     cells = [c for c in read_cells(out) if (c["part"], c["world"]) == ("main", WORLD)]
     seeds = sorted({cell["seed"] for cell in cells})[:SEEDS]
     chosen = [cell for cell in cells if cell["seed"] in seeds and cell["schedule"] != "control"]
     if not chosen:
         console.print("Part scaling needs policies of part main; there are none yet.")
-        return
+        return False
+    samples = 2 if trial else SAMPLES
     path = out / "scaling.json"
-    done: dict[str, Any] = {}
-    if path.is_file():
-        done = {row["name"]: row for row in json.loads(path.read_text())["policies"]}
-    first = _config(out, chosen[0]["name"])
+    rows = (RunStore(out).read_json(path.name) or {}).get("policies", [])
+    done: dict[str, Any] = {row["name"]: row for row in rows if row["samples"] == samples}
     work = [(BEFORE, BEFORE, seeds[0], first.model)]
     work += [(c["name"], c["schedule"], c["seed"], str(out / c["name"] / "model")) for c in chosen]
+    known = len(done)
     for name, schedule, seed, model in work:
         if name in done:
             continue
-        config = replace(
-            first,
-            model=model,
-            seed=seed,
-            eval_per_category=1 if trial else PER_CATEGORY,
-        )
-        samples = 2 if trial else SAMPLES
-        report, success = _evaluated(config, samples)
+        if name != BEFORE and not Path(model).is_dir():
+            console.print(f"scaling, {name}: skipped, its policy is not here", soft_wrap=True)
+            continue
+        config = replace(first, model=model, seed=seed)
+        success = _evaluated(config, samples, 1 if trial else PER_HEIGHT)
         sampled = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= samples]
         done[name] = {
             "name": name,
             "schedule": schedule,
             "seed": seed,
-            "tasks": report.tasks,
+            "tasks": success[max(HORIZONS)],
             "samples": samples,
             "success": {str(h): fmean(success[h].values()) for h in HORIZONS},
             "pass_at_k": {
@@ -75,17 +74,25 @@ def scale(out: Path, console: Console, *, trial: bool = False) -> None:
         }
         RunStore(out).write_json(path.name, {"horizons": HORIZONS, "policies": [*done.values()]})
         console.print(f"scaling, {name}: pass@1 {done[name]['pass_at_k']['1']:.3f}", soft_wrap=True)
+    return len(done) > known
 
 
-def _evaluated(config: RLConfig, samples: int) -> tuple[EvalReport, dict[int, dict[str, float]]]:
-    """(the report, success of each task within each horizon)."""
+def _evaluated(config: RLConfig, samples: int, per_height: int) -> dict[int, dict[str, float]]:
+    """The success of each task within each horizon."""
     with world_of(config) as runner:
         policy = make_policy(config, env_instruction=runner.card.instruction)
-        report, episodes = played(policy, runner, config.eval_split, max(HORIZONS), samples, config)
+        chosen = of_each_height(runner.tasks.split(config.eval_split), per_height)
+        starts = eval_starts(runner.tasks, config.eval_split, samples, config.seed)
+        episodes = runner.collect(
+            policy.actors(config.eval_temperature),
+            [start for start in starts if start.task in chosen],
+            max(HORIZONS),
+            instruction=policy.instruction,
+        )
         runner.run(policy.engine.close())
-    return report, {horizon: by_task(episodes, horizon) for horizon in HORIZONS}
+    return {horizon: by_task(episodes, horizon) for horizon in HORIZONS}
 
 
-def _config(out: Path, name: str) -> RLConfig:
-    values = (RunStore.open(out / name).read_json("run.json") or {})["config"]
-    return config_from(values)
+def of_each_height(tasks: Sequence[str], count: int) -> list[str]:
+    """The first `count` towers of each height; a task is named SPLIT-FLOORS-NUMBER."""
+    return [task for task in tasks if int(task.rpartition("-")[2]) < count]
