@@ -92,7 +92,31 @@ class Act:
         return f"Action:\n{action}"
 
 
-FORMATS: Final[dict[str, ActionFormat]] = {"plain": Plain(), "react": ReAct(), "act": Act()}
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Calls of the environment's tools, in the syntax of the model's chat template.
+
+    Only a chat knows both, and reads and writes them; see `Chat.form`.
+    """
+
+    name: str = "tools"
+    instructions: str = ""
+
+    def parse(self, text: str) -> str | ActionError:
+        """Raises `BadRequest`: a text alone does not show which syntax it has."""
+        raise BadRequest("the action format tools needs a chat template, and this text has none")
+
+    def render(self, action: str, thought: str = "") -> str:
+        """Raises `BadRequest`, as `parse` does."""
+        raise BadRequest("the action format tools needs a chat template to write an action")
+
+
+FORMATS: Final[dict[str, ActionFormat]] = {
+    "plain": Plain(),
+    "react": ReAct(),
+    "act": Act(),
+    "tools": Tools(),
+}
 
 
 def action_format(name: str) -> ActionFormat:

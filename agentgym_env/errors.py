@@ -35,13 +35,14 @@ Outcome = Literal[
     "environment_lost",  # the server, its connection or the session is gone
     "engine_lost",  # the generation engine is gone
     "environment_error",  # the environment's own code failed
+    "agent_lost",  # the program of a black-box agent failed
 ]
 
 TEACHES: Final[frozenset[str]] = frozenset(
     {"success", "failure", "horizon", "token_budget", "policy_timeout"}
 )
 
-Party = Literal["policy", "environment", "server", "engine"]
+Party = Literal["policy", "environment", "server", "engine", "agent"]
 
 
 def at_fault(outcome: Outcome) -> Party:
@@ -53,6 +54,8 @@ def at_fault(outcome: Outcome) -> Party:
             return "server"
         case "engine_lost":
             return "engine"
+        case "agent_lost":
+            return "agent"
     return "policy"
 
 

@@ -162,7 +162,8 @@ class RemoteEnv(gymnasium.Env[str, str]):
         if self._closed:
             raise BadRequest("the environment is closed; make a new one")
         replaced = self._replace_server(0.0)
-        if not replaced and self._session is not None and not self._session.state.is_lost:
+        kept = self._session is not None and not self._session.is_to_move
+        if kept and not replaced and self._session and not self._session.state.is_lost:
             try:
                 return self._session.reset(seed=seed, task=task, split=split)
             except EnvironmentLost as lost:

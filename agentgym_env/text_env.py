@@ -31,6 +31,7 @@ import numpy as np
 from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
 from agentgym_env.gymnasium_text import Translation, translation
 from agentgym_env.spaces import TextSpace, clean_text
+from agentgym_env.tools import ACT, ToolSpec, Verb, specs_of
 
 
 class TaskSet:
@@ -173,6 +174,9 @@ class TextEnv(gymnasium.Env[str, str]):
     """Maximum sessions per server, for environments with expensive sessions; a server may set
     another."""
 
+    verbs: ClassVar[Sequence[Verb]] = ()
+    """The forms of its actions, from which tools are derived."""
+
     observation_space = TextSpace()
     action_space = TextSpace()
     # A text has no frame rate, but Gymnasium's checker wants one declared.
@@ -249,6 +253,10 @@ class TextEnv(gymnasium.Env[str, str]):
         """The available actions, or None if the environment does not list them."""
         return None
 
+    def tool_specs(self) -> list[ToolSpec]:
+        """Its actions as tools. Default: those of `verbs`, or one tool that takes an action."""
+        return specs_of(self.verbs) if self.verbs else [ACT]
+
     def expert(self) -> Iterator[str]:
         """Yield the oracle's actions from the current state on; `self` may be read between them."""
         raise NotImplementedError(f"{type(self).__name__} has no expert")
@@ -256,6 +264,13 @@ class TextEnv(gymnasium.Env[str, str]):
     def has_expert(self) -> bool:
         """Whether the environment has an expert. Default: whether the class defines one."""
         return type(self).expert is not TextEnv.expert
+
+    def expert_thought(self) -> str:
+        """Why the oracle takes its next action, in words; default: empty.
+
+        Called after `expert_action`. Demonstrations in the format `react` contain it.
+        """
+        return ""
 
     def success(self) -> bool:
         """Whether the task is solved. Default: the episode ended with a positive return."""
@@ -416,6 +431,14 @@ class GymnasiumText(TextEnv):
         if allowed is None:
             return list(self.names) or None
         return [name for name, is_allowed in zip(self.names, allowed, strict=False) if is_allowed]
+
+    def tool_specs(self) -> list[ToolSpec]:
+        """One tool, whose argument is the name of an action."""
+        if not self.names:
+            return super().tool_specs()
+        schema = {"type": "string", "enum": list(self.names)}
+        parameters = {"type": "object", "properties": {"action": schema}, "required": ["action"]}
+        return [ToolSpec(ACT.name, ACT.description, parameters, ACT.pattern)]
 
     def close(self) -> None:
         """Close the environment."""

@@ -261,7 +261,11 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
 
     def _open_sessions(self, indices: Iterable[int]) -> None:
         """Open a new session for each episode without a usable one."""
-        lacking = [i for i in indices if (s := self._sessions[i]) is None or s.state.is_lost]
+        lacking = [
+            index
+            for index in indices
+            if (s := self._sessions[index]) is None or s.state.is_lost or s.is_to_move
+        ]
         if not lacking:
             return
         self._client.close_many([s for i in lacking if (s := self._sessions[i]) is not None])

@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from agentgym_env.tools import ACT, ToolSpec
+
 PROTOCOL_VERSION: Final = 2
 MAX_SEED: Final = 2**63 - 1
 """The largest integer that every JSON and MessagePack reader supports."""
@@ -166,6 +168,8 @@ class ExpertReply(Struct, frozen=True):
     session: str = ""
     action: str | None = None
     error: WireError | UnsetType = UNSET
+    thought: str = ""
+    """Why, in words, if the oracle says so."""
 
 
 class ActionsReply(Struct, frozen=True):
@@ -193,6 +197,8 @@ class EnvCard(Struct, frozen=True):
     version: str = ""
     selections: dict[str, int] = {}
     """Further lists of tasks by name, which are used like splits; they may share tasks."""
+    tools: tuple[ToolSpec, ...] = (ACT,)
+    """Its actions as tools."""
 
 
 class TaskList(Struct, frozen=True):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentgym_train.rollout.agent import Agent
     from agentgym_train.rollout.horizon import Horizon
     from agentgym_train.rollout.policy import Policy
-    from agentgym_train.runs.run import AgentTrainer
+    from agentgym_train.runs.agent_trainer import AgentTrainer
     from agentgym_train.trainers.trl_rollout import TrlRollout
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 _MODULES: Final = {
     "Agent": "rollout.agent",
     "AgentEvolConfig": "config.methods",
-    "AgentTrainer": "runs.run",
+    "AgentTrainer": "runs.agent_trainer",
     "Algorithm": "algorithms",
     "CollectConfig": "data.collect",
     "DPOConfig": "config.methods",

@@ -30,6 +30,7 @@ from agentgym_train.config.options import (
     EvalEnvOptions,
     FilterOptions,
     Instruction,
+    MixOptions,
     PolicyOptions,
 )
 from agentgym_train.config.values import (
@@ -164,6 +165,7 @@ def collect(
     ] = "OPENAI_API_KEY",
     *,
     policy_options: PolicyOptions,
+    mix_options: MixOptions,
     filter_options: FilterOptions,
 ) -> None:
     """Collect episodes of a policy as training data.
@@ -178,12 +180,10 @@ def collect(
         split=split, n=n, samples=samples, horizon=env_options.max_turns, seed=env_options.seed,
         env_kwargs=env_options.kwargs(), servers=env_options.server or [],
         wrappers=env_options.wrappers(), keep=EpisodeFilter(**asdict(filter_options)),
+        **asdict(mix_options),
     )  # fmt: skip
-    key = os.environ.get(api_key_env)
-    status = play(
-        config, Console(), concurrency=concurrency, api_key=key, token=env_options.token()
-    )
-    raise typer.Exit(status)
+    key, token = os.environ.get(api_key_env), env_options.token()
+    raise typer.Exit(play(config, Console(), concurrency=concurrency, api_key=key, token=token))
 
 
 METHODS = ("rl", "sft", "dpo", "evolve")

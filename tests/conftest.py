@@ -16,6 +16,7 @@ import worlds
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.sessions import Host, SessionTable
 from hosting import GUESS, HttpServer, Served, speaking
+from leaks import trace_sockets
 
 MakeHost = Callable[..., Host]
 
@@ -24,6 +25,7 @@ MakeHost = Callable[..., Host]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+trace_sockets()
 
 LONG_S = 900
 _without_browser: Counter[str] = Counter()

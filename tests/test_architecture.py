@@ -41,6 +41,7 @@ CONFINED = {
     "bm25s": ("agentgym_servers.worlds.search.retrieval.bm25_",),
     "faiss": ("agentgym_servers.worlds.search.retrieval.dense",),
     "sentence_transformers": ("agentgym_servers.worlds.search.retrieval.dense_encoder",),
+    "ray": ("agentgym_servers.fleet.ray_cluster",),
     "mcp": ("agentgym_adapters.mcp_client", "agentgym_adapters.mcp_server"),
     "websockets": ("agentgym_adapters.openenv_socket",),
     "openenv": (),

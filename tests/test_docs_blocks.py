@@ -27,6 +27,7 @@ import yaml
 
 from agentgym_env.cli.main import _commands, make_app
 from agentgym_env.errors import MissingExtra
+from agentgym_servers.fleet.spec import fleet_of
 from agentgym_train.algorithms import TokenBatch
 from agentgym_train.config.methods import method_config, read_method_config
 from agentgym_train.config.options import expand_flags
@@ -119,7 +120,13 @@ def test_yaml_blocks_are_valid_configs():
         if block.language == "yaml" and not block.why_skipped():
             values = yaml.safe_load(block.text)
             try:
-                method_config(NEEDED[values.get("method", "rl")] | values)
+                if isinstance(values.get("servers"), dict):
+                    fleet_of(values)
+                    return
+                needed = NEEDED[values.get("method", "rl")]
+                if "envs" in values:
+                    needed = {name: value for name, value in needed.items() if name != "env"}
+                method_config(needed | values)
             except Exception as error:
                 yield str(error)
 

@@ -19,12 +19,15 @@ class Calculator(McpTools):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from agentgym_adapters.function_calls import FunctionCall, how_to_call, read_call
 from agentgym_adapters.mcp_client import McpConnection, RefusedCall, ToolResult
 from agentgym_env.errors import BadRequest, EpisodeFailure
 from agentgym_env.text_env import TextEnv
+from agentgym_env.tools import ToolSpec, Verb
+
+_ANSWER: Final = Verb("{text}", "Give the answer; it ends the episode.", "answer").spec
 
 
 class McpTools(TextEnv):
@@ -72,6 +75,12 @@ class McpTools(TextEnv):
         """The server's tools, by name."""
         shown = [tool.schema() for tool in self.tools.values() if tool.name not in self.hidden]
         self.instruction = f"{self.instruction}\n\n{how_to_call(shown)}"  # type: ignore[misc]
+
+    def tool_specs(self) -> list[ToolSpec]:
+        """The server's tools, and one for the answer in words that ends an episode."""
+        shown = [tool for tool in self.tools.values() if tool.name not in self.hidden]
+        found = [ToolSpec(tool.name, tool.description, dict(tool.parameters)) for tool in shown]
+        return found if "answer" in self.tools else [*found, _ANSWER]
 
     def _begin(self, task: str) -> str:
         """The first observation. It may call tools, to set the server's state."""

@@ -15,6 +15,9 @@ from agentgym_env.registration import plain_name, registered
 DISTRIBUTION: Final = "agentgym-sdk"
 EXTRAS: Final = {
     "bench": "serve",
+    "up": "ray",
+    "status": "ray",
+    "down": "ray",
     "index": "search",
     "serve-retriever": "search",
     "sites": "web",

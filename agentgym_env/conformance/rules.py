@@ -440,6 +440,7 @@ def queries_change_nothing(subject: Subject) -> str:
                 asked.available_actions()
                 if asked.has_expert():
                     asked.expert_action()
+                    asked.expert_thought()
             told.append(asked.step(action))
         where = difference([expected], [plain(told)])
         if where:

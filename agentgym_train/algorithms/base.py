@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class TokenBatch:
     """(B, T) log-probability of each sampled token under the reference policy."""
     values: Tensor | None = None
     """(B, T) the critic's value before token t, computed at the previous token's position."""
+    envs: Tensor | None = None
+    """(B,) int64 number of the episode's environment; None if the run has one."""
 
     @property
     def trained(self) -> Tensor:
@@ -91,6 +93,26 @@ class Algorithm(Protocol):
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T) float32 advantages; 0 off the mask and for episodes that are not trained on."""
         ...
+
+
+def advantages_per_env(algorithm: Algorithm, batch: TokenBatch) -> Tensor:
+    """(B, T) advantages, computed separately for the episodes of each environment.
+
+    Baselines of groups are the same either way, since a group is in one environment. Whitening over
+    the step otherwise makes every success in an easy environment better than average.
+    """
+    if batch.envs is None:
+        return algorithm.advantages(batch)
+    found = torch.zeros(batch.loss_mask.shape)  # (B, T)
+    for env in batch.envs.unique():
+        rows = (batch.envs == env).nonzero()[:, 0]  # (rows,)
+        own: dict[str, Any] = {
+            f.name: value[rows]
+            for f in fields(batch)
+            if isinstance(value := getattr(batch, f.name), Tensor)
+        }
+        found[rows] = algorithm.advantages(replace(batch, **own))
+    return found
 
 
 def given(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:

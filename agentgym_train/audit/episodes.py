@@ -24,6 +24,7 @@ from agentgym_env.client.transports import AsyncInProcessTransport
 from agentgym_env.errors import AgentGymError, teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
+from agentgym_env.tools import ACT
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.audit.rules import (
     ENV_ID,
@@ -37,13 +38,14 @@ from agentgym_train.audit.rules import (
 )
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig
+from agentgym_train.data.tokenize import tools_of
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
 from agentgym_train.engines.hf import HFEngine
-from agentgym_train.rollout.actors import ActorFactory
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
-from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
+from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec, Rollouts
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.trainers.sampler import Draw
 from agentgym_train.trainers.trainer import RLTrainer
 
 EPISODE: ContextVar[int] = ContextVar("EPISODE", default=-1)
@@ -177,6 +179,8 @@ class Episodes:
 class AuditRunner:
     """Replaces the trainer's `RolloutRunner`: runs episodes in this process, without a server."""
 
+    env_id = ENV_ID
+
     def __init__(self, policy: Policy, settings: Settings, control: Mapping[int, str]) -> None:
         self._host = AuditHost(observations(list(control.values())))
         self._count = settings.episodes + settings.episodes % 2
@@ -203,7 +207,7 @@ class AuditRunner:
 
     def collect(
         self,
-        new_actor: ActorFactory,
+        new_actor: EpisodeActorFactory,
         starts: Sequence[EpisodeSpec],
         horizon: int,
         *,
@@ -229,7 +233,7 @@ class AuditRunner:
 
         return self.run(everyone())
 
-    def _actors(self, number: int) -> ActorFactory:
+    def _actors(self, number: int) -> EpisodeActorFactory:
         """The actor factory of an episode: sampled or scripted, truncated or not."""
         sampled = self.is_sampled(number)
         policy = replace(self._policy, engine=self.engine if sampled else self.writer)
@@ -269,7 +273,7 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
         config = _config(settings, policy.config.model, folder, len(rollout_runner.tasks.ids))
         store = RunStore.create(Path(folder) / "run", {})
         trainer = RLTrainer(policy, config, cast(RolloutRunner, rollout_runner), store)
-        trainer.episodes.tasks = lambda step: list(rollout_runner.tasks.ids)
+        trainer.episodes.tasks = lambda step: [Draw(0, task) for task in rollout_runner.tasks.ids]
         # As in training, where dropout is active.
         trainer.model.train()
         output = trainer._generate_and_score_completions(
@@ -377,9 +381,10 @@ class Subject:
         self.settings = settings
         self.stored = stored
         self._engine = engine
-        self.format: ActionFormat = settings.form
         self.instruction = settings.system_prompt()
-        self.template = Template(tokenizer, self.instruction, settings.chat_template_kwargs)
+        tools = [ACT] if settings.form.name == "tools" else []
+        self.template = Template(tokenizer, self.instruction, settings.chat_template_kwargs, tools)
+        self._views: dict[tuple[str, str], tuple[Chat, Template]] = {}
         self.kept_reasoning = False
         """Whether the chat keeps reasoning that the template alone would drop."""
         self.chat_error: str | None = None
@@ -422,6 +427,32 @@ class Subject:
         if self.chat is None:
             raise NotApplicable("agentgym does not support the chat template")
         return self.chat
+
+    def reply(self, action: str) -> str:
+        """The text of a reply with an action: with tools, a call."""
+        return self.form.render(action) if self.template.tools else action
+
+    @property
+    def form(self) -> ActionFormat:
+        """The action format; raises `NotApplicable` if there is no chat."""
+        return self.require_chat().form(self.settings.form)
+
+    def view(self, trajectory: Trajectory, config: RLConfig) -> tuple[Chat, Template]:
+        """The chat and the template of a stored episode's environment."""
+        chat = self.require_chat()
+        if not config.envs and not self.template.tools:
+            return chat, self.template
+        key = trajectory.instruction, trajectory.env
+        if key not in self._views:
+            prompt, values = trajectory.instruction, self.settings.chat_template_kwargs
+            tools = tools_of(trajectory.env) if self.template.tools else []
+            kept = self.kept_reasoning or self.settings.keep_reasoning
+            settings = replace(self.settings, keep_reasoning=kept)
+            self._views[key] = (
+                chat_of(settings, self.tokenizer, prompt, tools),
+                Template(self.tokenizer, prompt, values, tools),
+            )
+        return self._views[key]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, including special tokens."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
+from agentgym_env.tools import ToolSpec
 from agentgym_env.wire import (
     CloseReply,
     CreateReply,
@@ -20,6 +21,7 @@ from agentgym_env.wire import (
 )
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.rollout.chat import rendered
+from agentgym_train.rollout.tool_calls import ToolResult
 
 S = TypeVar("S")
 
@@ -160,20 +162,27 @@ class Template:
     """Renders conversations with a tokenizer's chat template alone, without `Chat`."""
 
     def __init__(
-        self, tokenizer: Any, instruction: str, values: Mapping[str, Any] | None = None
+        self,
+        tokenizer: Any,
+        instruction: str,
+        values: Mapping[str, Any] | None = None,
+        tools: Sequence[ToolSpec] = (),
     ) -> None:
-        """`values` are the arguments of the chat template."""
+        """`values` are the arguments of the chat template; with `tools`, replies are calls."""
         self.tokenizer = tokenizer
         self._values = dict(values or {})
+        self.tools = list(tools)
+        if tools:
+            self._values["tools"] = [tool.as_function() for tool in tools]
         self.instruction = instruction
         self.has_system = self._has_system()
 
-    def render(self, messages: list[dict[str, str]], generate: bool = True, **values: Any) -> str:
+    def render(self, messages: list[dict[str, Any]], generate: bool = True, **values: Any) -> str:
         """The text of a conversation, up to where the policy speaks if `generate`."""
         values = {**self._values, **values}
         return rendered(self.tokenizer, messages, add_generation_prompt=generate, **values)
 
-    def opening(self, observation: str) -> list[dict[str, str]]:
+    def opening(self, observation: str) -> list[dict[str, Any]]:
         """The first messages: instruction and first observation."""
         if not self.instruction:
             return [message("user", observation)]
@@ -181,17 +190,41 @@ class Template:
             return [message("system", self.instruction), message("user", observation)]
         return [message("user", f"{self.instruction}\n\n{observation}")]
 
-    def conversation(self, first: str, turns: list[tuple[str, str]]) -> list[dict[str, str]]:
+    def conversation(self, first: str, turns: list[tuple[str, str]]) -> list[dict[str, Any]]:
         """The messages after some (reply, observation) turns."""
         messages = self.opening(first)
         for reply, observation in turns:
-            messages += [message("assistant", reply), message("user", observation)]
+            messages += [self.reply(reply), *self._answers(observation)]
         return messages
 
-    def after_reply(self, observation: str) -> str:
-        """The template's text between a reply and the next one, with all separators."""
-        messages = self.conversation(_MARK[1:], [(_MARK, observation)])
-        return self.render(messages).partition(_MARK)[2]
+    def reply(self, text: str) -> dict[str, Any]:
+        """The message of a reply, or of a call of the first tool with this text."""
+        return _call(self.tools[0].name, text) if self.tools else message("assistant", text)
+
+    def _answers(
+        self, observation: str, results: Sequence[ToolResult] = ()
+    ) -> list[dict[str, Any]]:
+        if not self.tools:
+            return [message("user", observation)]
+        results = results or [ToolResult(self.tools[0].name, "", observation)]
+        return [
+            {"name": r.name, "tool_call_id": r.id or _CALL_ID, **message("tool", r.text)}
+            for r in results
+        ]
+
+    def after_reply(self, observation: str, results: Sequence[ToolResult] = ()) -> str:
+        """The template's text between a reply and the next one, with all separators.
+
+        With tools, `results` are those of the reply's calls.
+        """
+        called = results[0].name if results else self.tools[0].name if self.tools else ""
+        reply = _call(called, _MARK) if self.tools else message("assistant", _MARK)
+        messages = [*self.opening(_MARK[1:]), reply, *self._answers(observation, results)]
+        after = self.render(messages).partition(_MARK)[2]
+        if self.tools:
+            places = (after.find(token) for token in self.control_tokens().values() if token)
+            after = after[min(place for place in places if place >= 0) :]
+        return after
 
     def ids(self, text: str) -> list[int]:
         """The ids of a rendering, tokenized as a whole."""
@@ -216,9 +249,18 @@ class Template:
             return False
 
 
-def message(role: str, content: str) -> dict[str, str]:
+def message(role: str, content: str) -> dict[str, Any]:
     """A message in the format of chat templates."""
     return {"role": role, "content": content}
+
+
+_CALL_ID: Final = "call00000"
+
+
+def _call(name: str, text: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": {"action": text}}
+    calls = [{"type": "function", "id": _CALL_ID, "function": function}]
+    return {**message("assistant", ""), "tool_calls": calls}
 
 
 ENV_ID = "agentgym/Audit-v0"

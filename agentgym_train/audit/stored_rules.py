@@ -21,7 +21,7 @@ from agentgym_train.config.methods import RLConfig
 from agentgym_train.data.tokenize import NO_LIMIT, act_out
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ModelActor
-from agentgym_train.rollout.agent import Agent, agent_factory, format_of
+from agentgym_train.rollout.agent import Agent, agent_factory, format_of, is_black_box
 from agentgym_train.rollout.chat import Chat
 
 
@@ -119,6 +119,8 @@ class StoredRow:
 def stored_tokens_are_the_episodes(subject: Subject) -> Passed:
     """Stored ids match the stored texts: prompts, masks, turn ends and texts between turns."""
     stored, chat = _stored(subject), subject.require_chat()
+    if is_black_box(stored.config.agent):
+        raise NotApplicable("the agent is a program of its own, whose requests are not stored")
     total = sum(map(len, stored.trajectories.values()))
     rows = list(_rows(stored))
     if not rows:
@@ -132,7 +134,9 @@ def stored_tokens_are_the_episodes(subject: Subject) -> Passed:
             rebuilt = _rebuilt_rows(subject, stored.config, row)
         _check_ids(subject, rebuilt[row.number], row)
         if stored.config.agent in _PLAIN:
-            check_separators(row, row.turns, chat, subject.template, subject.decode)
+            own, template = subject.view(row.trajectory, stored.config)
+            form = own.form(subject.settings.form)
+            check_separators(row, row.turns, own, template, subject.decode, form)
     episodes = sum(row.number == 0 for row in rows)
     without = total - episodes
     notes = []
@@ -217,9 +221,10 @@ def _check_shape(row: StoredRow) -> None:
 
 def _rebuilt_rows(subject: Subject, config: RLConfig, row: StoredRow) -> list[Tokens]:
     """Rebuild the rows of an episode; raises `Drift` if their number differs."""
-    form = format_of(config.agent, config.action_format)
+    chat, _ = subject.view(row.trajectory, config)
+    form = chat.form(format_of(config.agent, config.action_format))
     try:
-        rows = tokenized_again(row.trajectory, subject.require_chat(), config.agent, form)
+        rows = tokenized_again(row.trajectory, chat, config.agent, form)
     except ConfigError as error:
         raise Drift(str(error), _CHANGED, Place(row.name)) from error
     if len(rows) != len(row.trajectory.rows):

@@ -15,7 +15,6 @@ from agentgym_train.audit.rules import (
     Place,
     Rule,
     first_difference,
-    message,
     text_place,
 )
 
@@ -29,6 +28,8 @@ _TURNS = {
     "reasoning": [(_THOUGHT, CLEAN[1]), *_PLAIN_TURNS],
 }
 """(reply, observation) turns by their special property; replies have no surrounding spaces."""
+_ACTIONS = ("plain", "an empty observation")
+"""Of those, the conversations whose replies can be tool calls."""
 _KEEP = "use an append-only template, or set keep_reasoning: true to keep all sampled tokens"
 
 
@@ -57,11 +58,12 @@ def chat_is_made(subject: Subject) -> Passed:
 def history_only_grows(subject: Subject) -> Passed:
     """Each rendering starts with the previous rendering and its reply."""
     template, rewritten, notes = subject.template, [], []
-    for name, turns in _TURNS.items():
+    compared = {n: turns for n, turns in _TURNS.items() if n in _ACTIONS or not template.tools}
+    for name, turns in compared.items():
         before = template.render(template.opening(PLAIN))
         for number, (reply, _) in enumerate(turns, 1):
             now = template.render(template.conversation(PLAIN, turns[:number]))
-            expected = before + reply
+            expected = before + subject.reply(reply)
             if now.startswith(expected):
                 before = now
                 continue
@@ -78,8 +80,8 @@ def history_only_grows(subject: Subject) -> Passed:
     spaced = template.render(template.conversation(PLAIN, [("  look  ", "No.")]))
     if "  look  " not in spaced:
         notes.append("the template trims replies; agentgym keeps sampled spaces")
-    grown = len(_TURNS) - len(rewritten)
-    return Passed(f"{grown} of {len(_TURNS)} conversations are append-only", notes)
+    grown = len(compared) - len(rewritten)
+    return Passed(f"{grown} of {len(compared)} conversations are append-only", notes)
 
 
 def rendering_does_not_depend_on_the_clock(subject: Subject) -> Passed:
@@ -119,12 +121,13 @@ def sampling_begins_where_the_template_ends(subject: Subject) -> Passed:
             "the first prompt starts with two BOS tokens",
             "remove the BOS token from the template",
         )
-    closed = template.render([*template.opening(PLAIN), message("assistant", "look")], False)
-    if not closed.startswith(prompt + "look") and not subject.kept_reasoning:
+    closed = template.render([*template.opening(PLAIN), template.reply("look")], False)
+    reply = subject.reply("look")
+    if not closed.startswith(prompt + reply) and not subject.kept_reasoning:
         raise Drift(
             "a reply does not follow the generation prompt directly",
             _KEEP,
-            text_place("first reply", prompt + "look", closed),
+            text_place("first reply", prompt + reply, closed),
         )
     return Passed(f"{len(found)} ids, ending in {subject.decode(found[-3:])!r}")
 
@@ -137,7 +140,7 @@ def deltas_are_the_templates(subject: Subject) -> Passed:
         turns = [("look around", observation), ("get 2 oak logs", observation), ("inventory", "")]
         found = chat.start(observation)
         for reply, answer in turns:
-            ids = chat.response_ids(reply)
+            ids = chat.response_ids(subject.reply(reply))
             found += ids + chat.delta(ids, answer)
         if subject.kept_reasoning:
             expected = _piece_by_piece(subject, observation, turns)
@@ -162,7 +165,7 @@ def _piece_by_piece(subject: Subject, observation: str, turns: list[tuple[str, s
     ids = template.ids(template.render(template.opening(observation)))
     for reply, answer in turns:
         between = template.after_reply(answer)
-        ids += chat.response_ids(reply)[:-1] + template.ids(between)
+        ids += chat.response_ids(subject.reply(reply))[:-1] + template.ids(between)
     return ids
 
 
@@ -176,7 +179,8 @@ def a_turn_has_an_end(subject: Subject) -> Passed:
             "mark it as special in the tokenizer, or use a template with an end-of-turn token",
         )
     cut, ended = chat.delta([], "No."), chat.delta([chat.end_id], "No.")
-    if cut != [chat.end_id, *ended] or chat.response_ids("look").count(chat.end_id) != 1:
+    reply = chat.response_ids(subject.reply("look"))
+    if cut != [chat.end_id, *ended] or reply.count(chat.end_id) != 1:
         raise Drift(
             "the ids after a truncated turn and after a finished turn differ",
             "report a bug in chat.py with the tokenizer's name",

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from agentgym_env.actions import ActionFormat
 from agentgym_env.trajectory import Turn
 from agentgym_train.audit.episodes import Row, Subject
 from agentgym_train.audit.rules import (
@@ -27,6 +28,7 @@ from agentgym_train.audit.rules import (
 from agentgym_train.audit.rules import first_difference as difference
 from agentgym_train.engines.base import Generation, Sampling
 from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.tool_calls import ToolCalls, ToolResult
 from agentgym_train.trainers.batch import token_batch
 
 
@@ -325,14 +327,20 @@ def check_mask(
 
 
 def check_separators(
-    row: Ids, turns: Sequence[Turn], chat: Chat, template: Template, decode: Decode
+    row: Ids,
+    turns: Sequence[Turn],
+    chat: Chat,
+    template: Template,
+    decode: Decode,
+    form: ActionFormat,
 ) -> int:
     """Compare the texts between turns with the template and return their number; raises `Drift`."""
     spans = trained_spans(row.loss_mask)
     end_text = decode([chat.end_id])
     for number, ((_, end), (start, _)) in enumerate(pairwise(spans), 1):
         between = row.completion_ids[end:start]
-        expected = template.after_reply(turns[number - 1].observation)
+        turn = turns[number - 1]
+        expected = template.after_reply(turn.observation, results_of(turn, form))
         if row.completion_ids[end - 1] == chat.end_id:
             expected = expected.removeprefix(end_text)
         found = decode(between)
@@ -344,6 +352,16 @@ def check_separators(
                 Place(place.where, end, (), between[:6], place.expected, place.found),
             )
     return max(0, len(spans) - 1)
+
+
+def results_of(turn: Turn, form: ActionFormat) -> list[ToolResult]:
+    """What a turn's calls were answered; empty without tool calls."""
+    calls = form.parse(turn.response) if form.name == "tools" else None
+    if not isinstance(calls, ToolCalls):
+        return []
+    made = turn.info.get("calls", [{"observation": turn.observation}])
+    given = zip(calls.calls, made, strict=False)
+    return [ToolResult(call.name, call.id, row["observation"]) for call, row in given]
 
 
 _OURS = "report a bug in agentgym with the model's name"
@@ -484,7 +502,9 @@ def separators_stand_once(subject: Subject) -> Passed:
     """The text between two turns is the template's."""
     chat = subject.require_chat()
     between = sum(
-        check_separators(row, row.trajectory.turns, chat, subject.template, subject.decode)
+        check_separators(
+            row, row.trajectory.turns, chat, subject.template, subject.decode, subject.form
+        )
         for row in subject.episodes.rows
     )
     if not between:

@@ -15,7 +15,7 @@ import yaml
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.engines import EngineSettings, engine_settings
+from agentgym_train.config.engines import EngineSettings, GatewaySettings, engine_settings
 from agentgym_train.config.values import (
     RolloutLimits,
     check_keys,
@@ -29,7 +29,12 @@ from agentgym_train.config.values import (
     starters,
     user_path,
 )
-from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of
+from agentgym_train.rollout.agent import (
+    AgentFactory,
+    agent_factory,
+    format_of,
+    is_black_box,
+)
 
 _C = TypeVar("_C", bound="RunConfig")
 
@@ -54,12 +59,16 @@ class PolicyConfig:
     instruction: str | None = None
     """System prompt. Null uses the environment's own instruction, "" uses none."""
     action_format: str = "plain"
-    """How the policy writes an action: plain, react or act."""
+    """How the policy writes an action: plain, react, act, or tools (native tool calls)."""
     agent: str = "plain"
     """How the conversation is built: `plain`; `react` or `act_only` (plain with that
     `action_format`); `plan_then_act`; `reflect` (after a failure, a reflection and a second trial);
     `window:K` (at most K exchanges in the context); `summary:K` (the policy summarizes every K
-    exchanges); or `package.module:Class`. `max_tokens` limits each context."""
+    exchanges); `package.module:Class`; or a black box, which uses the gateway: `command:PROGRAM
+    ARGUMENTS`, `callable:package.module:function` or `external`. `max_tokens` limits each
+    context."""
+    gateway: dict[str, Any] = field(default_factory=dict)
+    """Settings of the gateway of a black-box agent, such as `{port: 8100, calls: 50}`."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the chat template, such as `{enable_thinking: false}` for Qwen3."""
     keep_reasoning: bool = False
@@ -106,7 +115,14 @@ class PolicyConfig:
 
     def check_policy(self) -> None:
         """Raise `ConfigError` for an invalid value."""
-        _ = self.new_agent
+        settings = GatewaySettings.of(self.gateway)
+        if not is_black_box(self.agent):
+            _ = self.new_agent
+        elif self.agent == "external" and settings.address_file is None:
+            raise ConfigError(
+                "the agent external needs gateway.address_file: the file that tells a program "
+                "elsewhere where to take episodes, such as `gateway: {address_file: gateway.json}`"
+            )
 
 
 _SET_BY_CHAT: Final = frozenset(
@@ -222,7 +238,8 @@ class RunConfig(PolicyConfig):
     def check_required(self) -> None:
         """Raise `ConfigError` if the model, the run folder or RL's environment is missing."""
         needed = ("model", "output_dir", "env") if self.method == "rl" else ("model", "output_dir")
-        missing = [name for name in needed if not getattr(self, name)]
+        given = {"env": getattr(self, "envs", None)}
+        missing = [name for name in needed if not (getattr(self, name) or given.get(name))]
         if missing:
             raise ConfigError(f"invalid config: missing {' and '.join(missing)}")
 
@@ -312,6 +329,11 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
     """The config of one method, from plain values."""
     check_keys("", values, (f.name for f in fields(kind)))
+    agent = values.get("agent")
+    if isinstance(agent, Mapping) and len(agent) == 1:
+        # YAML reads `command: python agent.py` as a mapping.
+        ((name, target),) = agent.items()
+        values = {**values, "agent": f"{name}:{'' if target is None else target}"}
     try:
         config = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

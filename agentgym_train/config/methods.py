@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-import msgspec
-
 from agentgym_env.errors import TEACHES, ConfigError
-from agentgym_env.registration import full_id
 from agentgym_train.config.base import (
     RunConfig,
     check_data,
@@ -26,11 +23,18 @@ from agentgym_train.config.values import (
     SET_BY_ROWS,
     EpisodeFilter,
     PairRules,
-    check_keys,
-    check_numbers,
     trained_outcomes,
 )
-from agentgym_train.rollout.horizon import Horizon, make_horizon
+from agentgym_train.config.worlds import (
+    RLWorld,
+    World,
+    check_once,
+    check_worlds,
+    known_id,
+    read_worlds,
+    with_stages,
+)
+from agentgym_train.rollout.horizon import SCHEDULES, Horizon, make_horizon
 
 _C = TypeVar("_C", bound=RunConfig)
 
@@ -40,6 +44,15 @@ class RLConfig(RunConfig):
     """Settings of an RL run. Every field is a key of the YAML file and an option of the command."""
 
     method: Literal["rl"] = "rl"  # type: ignore[mutable-override]
+    envs: list[RLWorld] = field(default_factory=list)
+    """Several environments instead of `env`, each with its own `weight`, `horizon`, `split`,
+    `wrappers`, `instruction`, `servers` and so on. The episodes of a group share theirs."""
+    env_sampling: Literal["weight", "contrast"] = "weight"
+    """How often each of `envs` is drawn: by its weight, or by its weight times the share of its
+    recent groups that were informative (`contrast`)."""
+    normalize_per_env: bool = True
+    """Compute advantages separately for each of `envs`: whitening, as in REINFORCE++ and PPO,
+    otherwise compares the returns of different environments."""
     split: str = "train"
     """Split whose tasks are trained on."""
 
@@ -128,10 +141,14 @@ class RLConfig(RunConfig):
     def __post_init__(self) -> None:
         if isinstance(self.horizon, int):  # as in a YAML file
             object.__setattr__(self, "horizon", [self.horizon])
+        object.__setattr__(self, "envs", read_worlds(self.envs, RLWorld))
         self.check_common()
         if self.temperature == 0:
             raise ConfigError("temperature must be above 0 in RL; 0 is greedy")
-        self.make_horizon()
+        self._check_envs()
+        # A single number fits any schedule if another environment has stages.
+        is_staged = bool(self.envs) and any(len(world.horizon) > 1 for world in self.worlds)
+        self.make_horizon(self.horizon if is_staged else ())
         trained_outcomes(self.train_outcomes)
         check_trainer_args(self.trainer_args, **SET_BY_RL)
         self._check_sampling()
@@ -156,10 +173,53 @@ class RLConfig(RunConfig):
         if self.reset_reference_every and not (self.beta or self.algorithm_args.get("beta")):
             raise ConfigError("reset_reference_every needs beta, the weight of the KL divergence")
 
+    def _check_envs(self) -> None:
+        if not self.envs:
+            if self.env_sampling != "weight":
+                raise ConfigError("env_sampling chooses among several environments; set envs")
+            return
+        if self.env or self.env_kwargs or self.servers:
+            raise ConfigError(
+                "name the environments with envs, or one with env, env_kwargs and servers"
+            )
+        check_once([world.env for world in self.worlds])
+        if self.oversampling_ratio:
+            raise ConfigError(
+                "oversampling_ratio cannot be combined with envs: the groups that finish first "
+                "would be those of the environments with short episodes"
+            )
+        for world in self.worlds:
+            try:
+                self.make_horizon(world.horizon)
+            except ConfigError as error:
+                raise ConfigError(f"{world.env} in envs: {error}") from error
+
+    @property
+    def worlds(self) -> list[RLWorld]:
+        """The environments, with the run's values for what they leave open."""
+        given = self.envs or [
+            RLWorld(env=self.env, env_kwargs=self.env_kwargs, servers=self.servers)
+        ]
+        return [
+            replace(
+                world,
+                env=known_id(world),
+                wrappers=self.wrappers if world.wrappers is None else world.wrappers,
+                instruction=self.instruction if world.instruction is None else world.instruction,
+                split=world.split or self.split,
+                horizon=world.horizon or self.horizon,
+                eval_split=world.eval_split or self.eval_split,
+                eval_horizon=(
+                    world.eval_horizon or self.eval_horizon or (world.horizon or self.horizon)[-1]
+                ),
+            )
+            for world in given
+        ]
+
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that the run uses."""
-        return self.split, self.eval_split
+        """The splits that the run uses; each of several environments has its own."""
+        return () if self.envs else (self.split, self.eval_split)
 
     @property
     def samples_stale(self) -> bool:
@@ -178,12 +238,16 @@ class RLConfig(RunConfig):
         """The horizon of every evaluation of the run, in turns."""
         return self.eval_horizon or self.horizon[-1]
 
-    def make_horizon(self) -> Horizon:
-        """A new schedule, as the `horizon` fields describe it."""
+    def make_horizon(self, stages: Sequence[int] = ()) -> Horizon:
+        """A new schedule, as the `horizon` fields describe it, with these stages or its own.
+
+        One of several environments may have a fixed horizon under any of our schedules.
+        """
+        is_fixed = bool(self.envs) and len(stages) == 1 and self.horizon_schedule in SCHEDULES
         return make_horizon(
-            self.horizon,
+            stages or self.horizon,
             self.horizon_every,
-            self.horizon_schedule,
+            None if is_fixed else self.horizon_schedule,
             threshold=self.horizon_threshold,
             patience=self.horizon_patience,
             window=self.horizon_window,
@@ -210,13 +274,7 @@ def config_from(values: Mapping[str, Any]) -> RLConfig:
     method = values.get("method", "rl")
     if method != "rl":
         raise ConfigError(f"an RL config is needed here, got method {method}")
-    return converted(_with_stages(values), RLConfig)
-
-
-def _with_stages(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`horizon: 30` is short for one stage."""
-    turns = values.get("horizon")
-    return {**values, "horizon": [turns]} if isinstance(turns, int) else values
+    return converted(with_stages(values), RLConfig)
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> RLConfig:
@@ -293,33 +351,6 @@ class SFTConfig(RunConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """One of several environments of a run. A value that is null or 0 is taken from the run."""
-
-    env: str
-    """Id of the environment."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment, for the local server."""
-    servers: list[str] = field(default_factory=list)
-    """Addresses of running servers. Empty starts a local one."""
-    split: str = "train"
-    """Split whose tasks are explored."""
-    tasks: int = 0
-    """Tasks explored per iteration, drawn anew each time; 0 uses all tasks of the split."""
-    horizon: int = 0
-    """Maximum turns per episode, in exploration and evaluation."""
-    min_reward: float | None = None
-    """Learn from episodes with at least this reward; null learns from successes."""
-    weight: float = 1.0
-    """Relative frequency of its rows in an epoch: 2 uses each twice, 0.5 every other one."""
-    eval_split: str = ""
-    """Held-out split that is evaluated."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEvolConfig(RunConfig):
     """Settings of AgentEvol (arXiv:2406.04151): explore, select, and fine-tune the base policy.
 
@@ -362,14 +393,11 @@ class AgentEvolConfig(RunConfig):
     """Peak learning rate."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "envs", read_worlds(self.envs, World))
         self.check_common()
-        object.__setattr__(self, "envs", list(map(_world, self.envs)))
         if bool(self.env) == bool(self.envs):
             raise ConfigError("name the environments with envs, or one with env")
-        names = [world.env for world in self.worlds]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ConfigError(f"{twice[0]} is twice in envs; give it a higher weight instead")
+        check_once([world.env for world in self.worlds])
         check_trainer_args(self.trainer_args, **SET_BY_ROWS)
 
     def check_processes(self, processes: int) -> None:
@@ -383,14 +411,11 @@ class AgentEvolConfig(RunConfig):
         """The environments, with the run's values for what they leave open."""
         given = self.envs or [World(env=self.env, env_kwargs=self.env_kwargs, servers=self.servers)]
         return [
-            World(
-                **{
-                    **{f.name: getattr(world, f.name) for f in fields(World)},
-                    # An environment on a running server may be unknown here.
-                    "env": world.env if world.servers else full_id(world.env),
-                    "horizon": world.horizon or self.horizon,
-                    "eval_split": world.eval_split or self.eval_split,
-                }
+            replace(
+                world,
+                env=known_id(world),
+                horizon=world.horizon or self.horizon,
+                eval_split=world.eval_split or self.eval_split,
             )
             for world in given
         ]
@@ -418,25 +443,6 @@ class AgentEvolConfig(RunConfig):
         values |= {"model": model, "output_dir": output_dir, "servers": []}
         values |= {"data": self.data or ["explored"], "eval_horizon": self.horizon}
         return SFTConfig(**values)
-
-
-def check_worlds(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an unknown key of an environment in `envs`."""
-    envs = values.get("envs")
-    for world in envs if isinstance(envs, list) else []:
-        if not isinstance(world, Mapping):
-            raise ConfigError(
-                f"an entry of envs is {world!r}; write `envs: [{{env: ID, horizon: 20}}]`"
-            )
-        check_keys(" in envs", map(str, world), (f.name for f in fields(World)))
-
-
-def _world(world: World | dict[str, Any]) -> World:
-    """An entry of envs; Python code may write it as in YAML."""
-    if isinstance(world, World):
-        return world
-    check_worlds({"envs": [world]})
-    return msgspec.convert(world, World)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -526,8 +532,8 @@ def method_config(values: Mapping[str, Any]) -> RunConfig:
     if not isinstance(method, str) or method not in CONFIGS:
         raise ConfigError(f"no method {method!r}; choose from {', '.join(CONFIGS)}")
     if method == "evolve":
-        check_worlds(values)
-    return converted(_with_stages(values) if method == "rl" else values, CONFIGS[method])
+        check_worlds(values, World)
+    return converted(with_stages(values) if method == "rl" else values, CONFIGS[method])
 
 
 def stored_config(

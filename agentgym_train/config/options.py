@@ -234,14 +234,24 @@ class PolicyOptions:
         float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
     ] = 1.0
     instruction: Instruction = None
-    action_format: Annotated[str, typer.Option(help="plain, react or act.")] = "plain"
+    action_format: Annotated[
+        str, typer.Option(help="plain, react, act, or tools (tool calls).")
+    ] = "plain"
     agent: Annotated[
         str,
         typer.Option(
             help="How the conversation is built: plain, react, act_only, plan_then_act, reflect, "
-            "window:K, summary:K or package.module:Class.",
+            "window:K, summary:K, package.module:Class, or a black box: 'command:PROGRAM ARGS', "
+            "callable:package.module:function, external.",
         ),
     ] = "plain"
+    gateway: Annotated[
+        str,
+        typer.Option(
+            help="Settings of the gateway of a black-box agent, as a JSON object, such as "
+            "'{\"port\": 8100}'."
+        ),
+    ] = "{}"
     chat_template_kwargs: ChatTemplateKwargs = "{}"
     keep_reasoning: Annotated[
         bool,
@@ -256,7 +266,24 @@ class PolicyOptions:
     def values(self) -> dict[str, Any]:
         """The fields of `PolicyConfig`."""
         kwargs = json_object("--chat-template-kwargs", self.chat_template_kwargs)
-        return {**asdict(self), "chat_template_kwargs": kwargs}
+        gateway = json_object("--gateway", self.gateway)
+        return {**asdict(self), "chat_template_kwargs": kwargs, "gateway": gateway}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixOptions:
+    """The options of `collect` for episodes of two policies."""
+
+    mix_policy: Annotated[
+        str,
+        typer.Option(
+            help="Another policy, which takes some turns: random, or the model that learns. Its "
+            "turns are context and not trained on."
+        ),
+    ] = ""
+    mix_rate: Annotated[
+        float, typer.Option(help="Probability that a turn is that of --mix-policy.")
+    ] = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +15,6 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
@@ -24,8 +24,8 @@ from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, check_keys
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
-from agentgym_train.rollout.actors import ActorFactory, draw_seed
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.actors import MixedActor, draw_seed
+from agentgym_train.rollout.loop import EpisodeActor, EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 
@@ -89,6 +89,10 @@ class CollectConfig(PolicyConfig):
     wrappers: Sequence[WrapperSpec] = field(default_factory=list)
     """As in a training config."""
     keep: EpisodeFilter = field(default_factory=EpisodeFilter)
+    mix_policy: str = ""
+    """Another policy, which takes some turns; see `MixedActor`. Such turns are not trained on."""
+    mix_rate: float = 0.3
+    """The probability that a turn is the other policy's."""
     method: Literal["collect"] = "collect"
 
     def as_dict(self) -> dict[str, Any]:
@@ -186,14 +190,13 @@ def collected(store: RunStore) -> tuple[list[Trajectory], list[BrokenLine]]:
 def play(
     store: RunStore,
     rollout_runner: RolloutRunner,
-    new_actor: ActorFactory,
+    new_actor: EpisodeActorFactory,
     starts: Sequence[EpisodeSpec],
     config: CollectConfig,
     system_prompt: str,
     console: Console,
 ) -> list[Trajectory]:
     """Play episodes and store each when it ends; returns the lost ones, which are not stored."""
-    form = config.form
     lost: dict[Key, Trajectory] = {}
     with progress_bar(console) as progress:
         live = live_status(rollout_runner, progress)
@@ -202,7 +205,7 @@ def play(
         def keep(trajectory: Trajectory) -> None:
             if teaches(trajectory.outcome):
                 lost.pop(key_of(trajectory), None)
-                store.append_trajectories(NAME, [_with_responses(trajectory, form)])
+                store.append_trajectories(NAME, [trajectory])
                 progress.advance(bar)
             else:
                 lost[key_of(trajectory)] = trajectory
@@ -222,14 +225,6 @@ def missing(starts: Iterable[EpisodeSpec], stored: Iterable[Trajectory]) -> list
     """The starts without a stored episode."""
     done = {key_of(trajectory) for trajectory in stored}
     return [start for start in starts if key_of(start) not in done]
-
-
-def _with_responses(trajectory: Trajectory, form: ActionFormat) -> Trajectory:
-    """The episode with responses in the action format, for policies that only give actions."""
-    if trajectory.policy not in WITHOUT_TEXT:
-        return trajectory
-    turns = [msgspec.structs.replace(t, response=form.render(t.action)) for t in trajectory.turns]
-    return msgspec.structs.replace(trajectory, turns=turns)
 
 
 def collect(
@@ -260,6 +255,7 @@ def _collect(
     token: str | None,
 ) -> int:
     spec = PolicySpec(config, api_key=api_key)
+    other = _mixed_in(config, api_key)
     _check_counting(config)
     with RolloutRunner(
         config.env,
@@ -277,7 +273,11 @@ def _collect(
         lost: list[Trajectory] = []
         try:
             if left:
-                with spec.actors(env_instruction, rollout_runner.run) as actors:
+                with ExitStack() as stack:
+                    make = (env_instruction, rollout_runner.run, rollout_runner.card.tools)
+                    actors = stack.enter_context(spec.actors(*make))
+                    if other is not None:
+                        actors = mixed(actors, stack.enter_context(other.actors(*make)), config)
                     # Invalid settings have been rejected by now.
                     store = opened(config)
                     prompt = config.system_prompt(env_instruction)
@@ -287,10 +287,34 @@ def _collect(
             console.print("Interrupted; the same command resumes.")
             return INTERRUPTED
     _close(config, starts, lost, console)
-    used = spec.used()
+    used = Counter(spec.used()) + Counter(other.used() if other else {})
     if used:
         console.print("Used: " + ", ".join(f"{value:,} {name}" for name, value in used.items()))
     return 1 if lost else 0
+
+
+def _mixed_in(config: CollectConfig, api_key: str | None) -> PolicySpec | None:
+    """The policy that takes some of the turns."""
+    if not config.mix_policy:
+        return None
+    if not 0 < config.mix_rate < 1:
+        raise ConfigError(f"--mix-rate is a probability between 0 and 1, got {config.mix_rate:g}")
+    return PolicySpec(replace(config, model=config.mix_policy), api_key=api_key)
+
+
+def mixed(
+    main: EpisodeActorFactory, other: EpisodeActorFactory, config: CollectConfig
+) -> EpisodeActorFactory:
+    """Makes actors of two policies; see `MixedActor`."""
+    form = config.form
+
+    def make() -> MixedActor:
+        first, second = main(), other()
+        if isinstance(first, EpisodeActor) or isinstance(second, EpisodeActor):
+            raise ConfigError("a black-box agent takes every turn itself; leave out --mix-policy")
+        return MixedActor(first, second, config.mix_rate, form)
+
+    return make
 
 
 def _check_counting(config: CollectConfig) -> None:
@@ -300,7 +324,7 @@ def _check_counting(config: CollectConfig) -> None:
         return
     if keep.tokenizer is not None:
         token_counter(keep.tokenizer)
-    elif config.model in WITHOUT_TEXT or config.model.startswith("openai:"):
+    elif config.model in WITHOUT_TEXT or config.mix_policy or config.model.startswith("openai:"):
         raise ConfigError(
             f"{config.model} reports no token ids, which --max-episode-tokens counts; name a model "
             "whose tokenizer counts them: --tokenizer PATH_OR_ID"

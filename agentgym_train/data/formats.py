@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ from agentgym_train.data.pairs import Pair, make_pairs
 
 COLUMN: Final = "agentgym"
 """The column with the rest of an episode, as JSON text: the same type in every row of a dataset."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,16 @@ def _action_in(text: str) -> str:
     return "" if isinstance(found, ActionError) else found
 
 
+def _with_losses(episode: Trajectory, losses: Sequence[bool | None]) -> Trajectory:
+    """The episode with the row's own flags, which may have been edited."""
+    turns = []
+    for turn, loss in zip(episode.turns, losses, strict=True):
+        info = {name: value for name, value in turn.info.items() if name != "loss"}
+        info = {**info, "loss": False} if loss is False else info
+        turns.append(msgspec.structs.replace(turn, info=info))
+    return msgspec.structs.replace(episode, turns=turns)
+
+
 def _with_texts(episode: Trajectory, dialogue: Dialogue, turns: list[Turn]) -> Trajectory:
     return msgspec.structs.replace(
         episode, instruction=dialogue.instruction, observation=dialogue.observation, turns=turns
@@ -222,7 +235,7 @@ def read_conversation(row: dict[str, Any], env: str = "") -> Trajectory:
     read = [_read_message(number, message) for number, message in enumerate(messages, 1)]
     dialogue, losses = _dialogue(read)
     if isinstance(row.get(COLUMN), str):
-        return restored(dialogue, row[COLUMN])
+        return _with_losses(restored(dialogue, row[COLUMN]), losses)
     item = str(row.get("item_id", ""))
     reward = row.get("reward")
     if reward is not None and not isinstance(reward, int | float):
@@ -556,6 +569,13 @@ def rows_of(
     tokens: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """The rows of a file; `rules` are for dpo, where a row is a pair."""
+    context = sum(not turn.info.get("loss", True) for t in trajectories for turn in t.turns)
+    if context and form in ("messages", "dpo"):
+        logger.warning(
+            "%d turns are of another policy and only context, which the format %s cannot say: "
+            "other libraries would train on them; conversations and trajectories mark them",
+            context, form,
+        )  # fmt: skip
     match form:
         case "conversations":
             return (conversation_row(t, tokens=tokens) for t in trajectories)

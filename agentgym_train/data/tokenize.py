@@ -13,12 +13,16 @@ from typing import Any
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
+from agentgym_env.registration import env_class, registered
+from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import CountTokens
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ActorOutput, ModelActor
+from agentgym_train.rollout.agent import agent_factory
 from agentgym_train.rollout.chat import Chat, chat_of
+from agentgym_train.rollout.tool_calls import PlannedCall, ToolCalls, ToolFormat
 
 IGNORED = -100
 """The label of a token without loss, by the convention of transformers."""
@@ -49,22 +53,21 @@ class EpisodeTokenizer:
         self._tokenizer = tokenizer
         config = config or PolicyConfig()
         self._config = replace(config, turn_max_tokens=NO_LIMIT, max_tokens=NO_LIMIT)
-        self._form = config.form
-        self._new_agent = config.new_agent
         self._is_trained = is_trained
-        self._chats: dict[str, Chat] = {}
+        self._chats: dict[tuple[str, str], Chat] = {}
 
     def rows(self, trajectory: Trajectory) -> list[Tokens]:
         """The rows of an episode: one per context, none for an episode without turns."""
         if not trajectory.turns:
             return []
         chat = self.chat_of(trajectory)
-        responses = [chat.response_ids(response_in(turn, self._form)) for turn in trajectory.turns]
+        form = chat.form(self._config.form)
+        responses = [chat.response_ids(response_in(turn, form)) for turn in trajectory.turns]
         actor = ModelActor(
             ScriptedEngine(lambda _, number: responses[number]),
             chat,
             replace(self._config, model=trajectory.policy),
-            agent=self._new_agent(),
+            agent=agent_factory(self._config.agent, form)(),
         )
         rows, _ = asyncio.run(act_out(actor, trajectory, self._config.agent))
         return list(self._masked(rows, trajectory.turns, responses))
@@ -72,9 +75,12 @@ class EpisodeTokenizer:
     def chat_of(self, trajectory: Trajectory) -> Chat:
         """The chat of an episode, whose system prompt depends on the episode's instruction."""
         prompt = self._config.system_prompt(trajectory.instruction)
-        if prompt not in self._chats:
-            self._chats[prompt] = chat_of(self._config, self._tokenizer, prompt)
-        return self._chats[prompt]
+        with_tools = self._config.form.name == "tools"
+        key = (prompt, trajectory.env if with_tools else "")
+        if key not in self._chats:
+            tools = tools_of(trajectory.env) if with_tools else ()
+            self._chats[key] = chat_of(self._config, self._tokenizer, prompt, tools)
+        return self._chats[key]
 
     def _masked(
         self, rows: Sequence[Tokens], turns: Sequence[Turn], responses: Sequence[Sequence[int]]
@@ -115,8 +121,20 @@ async def act_out(
             )
         is_last = number + 1 == len(turns) or number + 1 in reflections
         if output.action is not None and not is_last:
-            await actor.observe(turn.observation)
+            results = [call["observation"] for call in turn.info.get("calls", ())]
+            await actor.observe(turn.observation, results)
     return await actor.end(), output
+
+
+def tools_of(env: str) -> list[ToolSpec]:
+    """The tools of a registered environment; of another one the tool that takes an action."""
+    if env not in {entry.env_id for entry in registered()}:
+        return [ACT]  # A file of episodes does not choose what code is imported.
+    made = env_class(env)()
+    try:
+        return made.tool_specs()
+    finally:
+        made.close()
 
 
 def response_in(turn: Turn, form: ActionFormat) -> str:
@@ -127,7 +145,15 @@ def response_in(turn: Turn, form: ActionFormat) -> str:
     """
     if not turn.action or form.parse(turn.response) == turn.action:
         return turn.response
-    return form.render(turn.action)
+    action, calls = turn.action, turn.info.get("calls")
+    if isinstance(form, ToolFormat) and calls:
+        action = ToolCalls.of([PlannedCall("", "", call["action"] or None) for call in calls])
+    try:
+        return form.render(action)
+    except ConfigError:
+        if turn.info.get("loss", True):
+            raise
+        return turn.response  # context: another policy's noise need not be an action
 
 
 def training_row(tokens: Tokens) -> dict[str, list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +26,15 @@ from agentgym_train.engines.hf_batch import (
     Finished,
     TurnBatch,
     TurnRequest,
-    check_full_attention,
     dense_attention,
     float32_head,
+    has_full_attention,
+    layer_kinds,
     reduced_weights,
 )
+from agentgym_train.engines.hf_plain import PlainBatch
+
+logger = logging.getLogger(__name__)
 
 
 class UpdateGate:
@@ -93,7 +98,14 @@ class HFEngine:
 
         `settle_ties`: see `HFSettings`.
         """
-        check_full_attention(model.config.get_text_config())
+        self._plain = not has_full_attention(model.config.get_text_config())
+        if self._plain:
+            kinds = ", ".join(sorted(layer_kinds(model.config.get_text_config())))
+            logger.warning(
+                "this model has layers of the kinds %s: the hf engine samples its turns one at a "
+                "time, which is slow; the vLLM engines sample them in batches",
+                kinds,
+            )
         self.model = model
         self.version = 0
         self._copies = self._copied = False
@@ -104,7 +116,7 @@ class HFEngine:
         self._gate = UpdateGate()
         self._waiting: deque[TurnRequest] = deque()
         self._running: set[TurnRequest] = set()
-        self._caches: dict[Hashable, tuple[list[int], Tensor]] = {}
+        self._caches: dict[Hashable, tuple[list[int], Any]] = {}
         self._reduced: Copies = {}
         """Freed when the trainer uses the model, and whenever the weights change."""
         self._worker: asyncio.Task[None] | None = None
@@ -162,15 +174,19 @@ class HFEngine:
             self._reduced.clear()
 
     async def close(self) -> None:
-        """End the thread."""
+        """Wait for turns that are still computed, and end the thread."""
+        await self._worker_ended()
         self._thread.shutdown(wait=False)
 
     async def _at_rest(self) -> None:
         """Wait until the thread computes no cancelled turn."""
-        if self._worker is not None and not self._worker.done():
-            await asyncio.wait([self._worker])
+        await self._worker_ended()
         # An ended loop has no worker, but its last turns may still be computed.
         await asyncio.get_running_loop().run_in_executor(self._thread, int)
+
+    async def _worker_ended(self) -> None:
+        if self._worker is not None and not self._worker.done():
+            await asyncio.wait([self._worker])
 
     async def _work(self) -> None:
         """Run the thread while requests wait."""
@@ -199,7 +215,11 @@ class HFEngine:
     def _sample_turns(self) -> list[TurnRequest]:
         """The turns that finished last; the others are answered already."""
         with self._sampling():
-            batch = TurnBatch(self.model, self._pad_id, settle_ties=self._settles)
+            batch: TurnBatch | PlainBatch = (
+                PlainBatch(self.model)
+                if self._plain
+                else TurnBatch(self.model, self._pad_id, settle_ties=self._settles)
+            )
             while True:
                 joining = self._joining(batch)
                 if joining:
@@ -219,7 +239,7 @@ class HFEngine:
         self._running.discard(request)
         return request
 
-    def _joining(self, batch: TurnBatch) -> list[TurnRequest]:
+    def _joining(self, batch: TurnBatch | PlainBatch) -> list[TurnRequest]:
         """The requests that join the batch now."""
         if not batch.accepts(len(self._waiting)):
             return []
@@ -248,7 +268,8 @@ class HFEngine:
             weights = (
                 reduced_weights(model, computes_in, self._reduced) if reduced else nullcontext()
             )
-            with autocast, weights, dense_attention(model), float32_head(model):
+            attention = nullcontext() if self._plain else dense_attention(model)
+            with autocast, weights, attention, float32_head(model):
                 yield
         finally:
             model.train(was_training)
@@ -258,7 +279,7 @@ class HFEngine:
             return weight.dtype
         return self._dtype or (torch.float32 if weight.device.type == "cpu" else torch.bfloat16)
 
-    def _stored_cache(self, request: TurnRequest) -> Tensor | None:
+    def _stored_cache(self, request: TurnRequest) -> Any:
         """The cache of the request's conversation, if it is a proper prefix of the prompt."""
         ids, cache = self._caches.pop(request.conversation, ([], None))
         usable = cache is not None and len(ids) < len(request.ids)

@@ -18,23 +18,18 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from agentgym_env.errors import ConfigError
 from agentgym_train.engines.base import Generation, Sampling
 
 _ALIBI_ALWAYS = ("bloom", "mpt")
 
 
-def check_full_attention(config: Any) -> None:
-    """Raise `ConfigError` unless all layers of a text model attend to all tokens by position."""
-    kinds = sorted(_kinds(config))
-    if kinds != ["full_attention"]:
-        raise ConfigError(
-            f"the hf engine supports full attention layers only, and this model has {kinds}; use "
-            "a full-attention model, or a vLLM engine"
-        )
+def has_full_attention(config: Any) -> bool:
+    """Whether all layers of a text model attend to all tokens by position, as `TurnBatch` needs."""
+    return layer_kinds(config) == {"full_attention"}
 
 
-def _kinds(config: Any) -> set[str]:
+def layer_kinds(config: Any) -> set[str]:
+    """The kinds of a text model's layers, by transformers' names."""
     found = set(getattr(config, "layer_types", None) or _kinds_unnamed(config))
     if getattr(config, "alibi", False) or config.model_type in _ALIBI_ALWAYS:
         found.add("alibi")
@@ -241,16 +236,16 @@ class _BufferLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         """Write q columns and return all that are filled: (B, H, columns, D) each."""
-        start = self._batch.columns
+        first, start = self._batch.first, self._batch.columns
         end = start + key_states.shape[-2]
         keys, values = self._batch.layer_buffer(self._layer, key_states)
         keys[:, :, start:end] = key_states
         values[:, :, start:end] = value_states
-        return keys[:, :, :end], values[:, :, :end]
+        return keys[:, :, first:end], values[:, :, first:end]
 
     def get_seq_length(self) -> int:
         """Columns filled before the current forward."""
-        return self._batch.columns
+        return self._batch.columns - self._batch.first
 
 
 class KVBatch:
@@ -258,6 +253,9 @@ class KVBatch:
 
     Columns contain, from left to right: cached tokens (left-padded to the longest), new prompt
     tokens (left-padded), and one column per decoded token. Positions count a row's real tokens.
+
+    The buffer has spare rows and columns, so that turns join and leave without copies of the
+    others. In use are the first `size` rows and the columns from `first` to `columns`.
     """
 
     def __init__(
@@ -279,6 +277,7 @@ class KVBatch:
         self._capacity = past + width + max_new
         self._real = torch.zeros(size, self._capacity, dtype=torch.bool, device=self._device)
         self._buffer: Tensor | None = None
+        self.size, self.first = size, 0
         self._cached, self._past = caches, past
         self._new = torch.full((size, width), pad_id, device=self._device)  # (B, width)
         for row, (n, new) in enumerate(zip(lengths, news, strict=True)):
@@ -289,7 +288,7 @@ class KVBatch:
         self._cache = Cache(layers=[_BufferLayer(self, i) for i in range(self._layers)])
 
     def layer_buffer(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, (B, H, capacity, D) each, made at the first forward."""
+        """Keys and values of one layer, (size, H, capacity, D) each, made at the first forward."""
         if self._buffer is None:
             size, heads, _, dim = like.shape
             shape = (self._layers, 2, size, heads, self._capacity, dim)
@@ -302,7 +301,7 @@ class KVBatch:
             for row, cache in enumerate(self._cached):
                 if cache is not None:
                     self._buffer[:, :, row, :, self._past - cache.shape[3] : self._past] = cache
-        return self._buffer[layer, 0], self._buffer[layer, 1]
+        return self._buffer[layer, 0, : self.size], self._buffer[layer, 1, : self.size]
 
     def prefill(self) -> Tensor:
         """Run the new prompt tokens; the logits after each row's last one, (B, V)."""
@@ -310,58 +309,87 @@ class KVBatch:
 
     def decode(self, tokens: Sequence[int], live: Sequence[bool]) -> Tensor:
         """Run one token per row; rows that are not live leave a gap. Logits (B, V)."""
-        self._real[:, self.columns] = torch.tensor(live, device=self._device)
+        self._real[: self.size, self.columns] = torch.tensor(live, device=self._device)
         return self._forward(torch.tensor(tokens, device=self._device)[:, None])
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, without the columns that none of them uses."""
-        assert self._buffer is not None  # for the type checker: prefill ran
+    def repeat(self, rows: Sequence[int]) -> None:
+        """Replace the rows by copies of these."""
         chosen = torch.tensor(list(rows), device=self._device)
-        real = self._real.index_select(0, chosen)  # (B', capacity)
-        first = int(real[:, : self.columns].any(0).nonzero()[0])
-        self._real = real[:, first:]
-        self._buffer = self._buffer[..., first:, :].index_select(2, chosen)
-        self._capacity -= first
-        self.columns -= first
+        self._real = self._real.index_select(0, chosen)
+        self._buffer = self._filled.index_select(2, chosen)
+        self.size = len(rows)
 
-    def add(self, other: KVBatch, more: int) -> None:
-        """Append the rows of `other`, with room for `more` further columns."""
-        both = (self, other)
-        columns = max(batch.columns for batch in both)
-        capacity = columns + more
-        size = sum(len(batch._real) for batch in both)
-        real = self._real.new_zeros(size, capacity)
+    def keep(self, live: Sequence[int]) -> list[int]:
+        """Keep these rows only, the last ones in the places of others; returns their new order."""
+        size = len(live)
+        movers = [row for row in live if row >= size]
+        holes = sorted(set(range(size)).difference(live))
+        if movers:
+            used = slice(self.first, self.columns)
+            self._filled[:, :, holes, :, used] = self._filled[:, :, movers, :, used]
+            self._real[holes] = self._real[movers]
+        self.size = size
+        moved = dict(zip(holes, movers, strict=True))
+        return [moved.get(row, row) for row in range(size)]
+
+    def add(self, other: KVBatch, free: Sequence[int], more: int) -> list[int]:
+        """Copy the rows of `other` to the rows `free` and then behind the last; their places.
+
+        There is room for `more` further columns afterwards.
+        """
+        self._real[list(free)] = False
+        rows, width = other.size, other.columns - other.first
+        places = [*free, *range(self.size, self.size + rows)][:rows]
+        used = self._real[: self.size, : self.columns].any(0).nonzero()
+        self.first = int(used[0]) if len(used) else self.columns
+        size = max(self.size, *(place + 1 for place in places))
+        window = max(self.columns - self.first, width)
+        fits = self.columns >= window and self.columns + more <= self._capacity
+        if not fits or size > len(self._real):
+            self._grow(size, window, more)
+        self.first, self.size = self.columns - window, size
+        filled = slice(self.columns - width, self.columns)
+        theirs = slice(other.first, other.columns)
+        self._real[places] = False
+        self._real[places, filled] = other._real[: other.size, theirs]
+        self._filled[:, :, places, :, filled] = other._filled[:, :, : other.size, :, theirs]
+        return places
+
+    def _grow(self, size: int, window: int, more: int) -> None:
+        """Move to a larger buffer, whose first `window` columns are filled."""
+        rows = len(self._real) if size <= len(self._real) else size + size // 4
+        capacity = window + more + window // 4
+        old, before = self._filled, slice(self.first, self.columns)
+        after = slice(window - (self.columns - self.first), window)
+        layers, two, _, heads, _, dim = old.shape
+        real = self._real.new_zeros(rows, capacity)
+        buffer = old.new_zeros(layers, two, rows, heads, capacity, dim)
+        real[: self.size, after] = self._real[: self.size, before]
+        buffer[:, :, : self.size, :, after] = old[:, :, : self.size, :, before]
+        self._real, self._buffer, self._capacity = real, buffer, capacity
+        self.columns = window
+
+    @property
+    def _filled(self) -> Tensor:
+        """(layers, 2, rows, H, capacity, D)."""
         assert self._buffer is not None  # for the type checker: prefill ran
-        layers, two, _, heads, _, dim = self._buffer.shape
-        buffer = self._buffer.new_zeros(layers, two, size, heads, capacity, dim)
-        top = 0
-        for batch in both:
-            assert batch._buffer is not None  # for the type checker: prefill ran
-            rows, filled = (
-                slice(top, top + len(batch._real)),
-                slice(columns - batch.columns, columns),
-            )
-            real[rows, filled] = batch._real[:, : batch.columns]
-            buffer[:, :, rows, :, filled] = batch._buffer[..., : batch.columns, :]
-            top += len(batch._real)
-        self._real, self._buffer, self._capacity, self.columns = real, buffer, capacity, columns
+        return self._buffer
 
     def row(self, row: int, length: int) -> Tensor:
         """The first `length` tokens' cache of one row: (layers, 2, H, length, D)."""
-        assert self._buffer is not None  # for the type checker: prefill ran
         columns = self._real[row, : self.columns].nonzero().squeeze(1)[:length]  # (length,)
-        return self._buffer[:, :, row].index_select(3, columns)
+        return self._filled[:, :, row].index_select(3, columns)
 
     def _forward(self, ids: Tensor) -> Tensor:
         """One forward of q columns; (B, V) for the last."""
         q = ids.shape[1]
-        end = self.columns + q
-        real = self._real[:, :end]  # (B, end)
-        causal = torch.ones(q, end, dtype=torch.bool, device=self._device).tril(self.columns)
-        itself = torch.eye(q, end, dtype=torch.bool, device=self._device).roll(self.columns, 1)
+        end, past = self.columns + q, self.columns - self.first
+        real = self._real[: self.size, self.first : end]  # (B, past + q)
+        causal = torch.ones(q, past + q, dtype=torch.bool, device=self._device).tril(past)
+        itself = torch.eye(q, past + q, dtype=torch.bool, device=self._device).roll(past, 1)
         # A padded query attends to itself, because a fully masked row would be NaN.
-        mask = (real[:, None, :] & causal) | itself  # (B, q, end)
-        positions = (real.cumsum(1) - 1).clamp_(min=0)[:, self.columns :]  # (B, q)
+        mask = (real[:, None, :] & causal) | itself  # (B, q, past + q)
+        positions = (real.cumsum(1) - 1).clamp_(min=0)[:, past:]  # (B, q)
         output = self._model(
             input_ids=ids,
             attention_mask=mask_for(self._model, mask[:, None]),
@@ -376,7 +404,7 @@ class KVBatch:
 
 
 _JOIN_EVERY = 8
-"""Steps before a few requests may join, because joining copies the caches of all rows."""
+"""Steps before a few requests may join, because all rows wait for their prompts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -411,8 +439,9 @@ class Finished:
     """A turn that is finished or cancelled."""
 
     request: TurnRequest
-    cache: Tensor | None
-    """(layers, 2, H, n, D) of the n ids in `request.cached`; None if no turn follows."""
+    cache: Any
+    """(layers, 2, H, n, D) of the n ids in `request.cached`, or a `PlainCache`; None if no turn
+    follows."""
 
 
 class TurnBatch:
@@ -450,18 +479,23 @@ class TurnBatch:
         )
         logits = fresh.prefill()  # (distinct prompts, V)
         if len(first) < len(requests):
-            fresh.keep(row_of)
+            fresh.repeat(row_of)
             logits = logits[row_of]  # (new rows, V)
-        live = [row for row, request in enumerate(self._rows) if not request.done]
-        if live and self._kv is not None:
-            self._keep(live)
-            self._kv.add(fresh, max(longest, *(request.left for request in self._rows)))
-            logits = torch.cat([self._logits[live], logits])  # (B, V)
-        else:
-            self._rows, self._kv = [], fresh
-        self._rows += requests
-        self._logits = logits
         self._steps = 0
+        if not self.live or self._kv is None:
+            self._rows, self._kv, self._logits = list(requests), fresh, logits
+            return
+        done = [row for row, request in enumerate(self._rows) if request.done]
+        more = max(longest, *(r.left for r in self._rows if not r.done))
+        places = self._kv.add(fresh, done, more)
+        added = len(self._rows)
+        self._rows += requests[: self._kv.size - added]
+        for place, request in zip(places, requests, strict=True):
+            self._rows[place] = request
+        both = logits.new_zeros(len(self._rows), logits.shape[1])  # (B, V)
+        both[:added] = self._logits
+        both[places] = logits
+        self._logits = both
 
     def step(self) -> list[Finished]:
         """Sample a token for each turn; returns the turns that finish with it."""
@@ -478,10 +512,11 @@ class TurnBatch:
         if not live:
             self._rows, self._kv = [], None
             return finished
-        if len(live) <= len(self._rows) // 2:
+        if len(live) <= len(self._rows) * 3 // 4:
             # Finished rows cost as much as live ones, and turns differ in length.
-            self._keep(live)
-            tokens = [tokens[row] for row in live]
+            order = self._kv.keep(live)
+            self._rows = [self._rows[row] for row in order]
+            tokens = [tokens[row] for row in order]
         self._logits = self._kv.decode(tokens, [not r.done for r in self._rows])  # (B, V)
         self._steps += 1
         return finished
@@ -513,11 +548,6 @@ class TurnBatch:
         output = self._model(input_ids=ids, use_cache=False, logits_to_keep=1)
         logits: Tensor = output.logits[:, -1]
         return logits
-
-    def _keep(self, live: list[int]) -> None:
-        if len(live) < len(self._rows) and self._kv is not None:
-            self._kv.keep(live)
-            self._rows = [self._rows[row] for row in live]
 
     def _cache_of(self, row: int) -> Tensor | None:
         request = self._rows[row]

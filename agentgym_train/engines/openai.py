@@ -89,6 +89,8 @@ class Reply:
     total_tokens: int
     """Of the conversation with this response; 0 if the endpoint does not report it."""
     completion_tokens: int
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    """As the API has them, each with `id` and `function`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +138,23 @@ class ChatEndpoint:
         self._http: aiohttp.ClientSession | None = None
 
     async def respond(
-        self, messages: Sequence[Mapping[str, str]], *, max_tokens: int, temperature: float
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        temperature: float,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Reply:
-        """The next message; raises `EngineLost`, `ContextFull`, or `ConfigError` if rejected."""
+        """The next message; raises `EngineLost`, `ContextFull`, or `ConfigError` if rejected.
+
+        `tools` are definitions of functions that it may call.
+        """
         body = {
             "model": self.settings.model,
             "messages": list(messages),
             "max_tokens": max_tokens,
             "temperature": temperature,
+            **({"tools": list(tools)} if tools else {}),
             **self.settings.options,
         }
         failures = 0
@@ -168,7 +179,7 @@ class ChatEndpoint:
 
     async def _request_in_turn(self, body: Mapping[str, Any], max_tokens: int) -> Reply | _Failure:
         """One request, when the limits of requests and tokens allow it."""
-        characters = sum(len(message["content"]) for message in body["messages"])
+        characters = sum(len(message.get("content") or "") for message in body["messages"])
         estimate = characters / _CHARACTERS_PER_TOKEN + max_tokens
         await self._tokens.take(estimate)
         await self._requests.take(1)
@@ -213,7 +224,9 @@ class ChatEndpoint:
     def _reply(self, raw: bytes) -> Reply | _Failure:
         try:
             body = json.loads(raw)
-            text = body["choices"][0]["message"]["content"]
+            message = body["choices"][0]["message"]
+            calls = message.get("tool_calls") or []
+            text = message.get("content") if calls else message["content"]
             usage = body.get("usage") or {}
             prompt, completion = (
                 int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")
@@ -225,10 +238,12 @@ class ChatEndpoint:
             )
         if text is not None and not isinstance(text, str):
             return _Failure(f"content of the type {type(text).__name__}")
+        if not all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls):
+            return _Failure("tool_calls that are not a list of function calls")
         self.usage.requests += 1
         self.usage.prompt_tokens += prompt
         self.usage.completion_tokens += completion
-        return Reply(clean_text(text or ""), prompt + completion, completion)
+        return Reply(clean_text(text or ""), prompt + completion, completion, calls)
 
     def _without_key(self, raw: bytes) -> str:
         text = raw.decode("utf-8", "replace")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from agentgym_env.errors import MissingExtra
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.engines.vllm_server import Member, VLLMWire
+from agentgym_train.engines.vllm_transports import Transport
+from agentgym_train.engines.vllm_wire import Member, VLLMWire
 from agentgym_train.models.loading import checkpoint_weights
 
 try:
@@ -30,7 +31,7 @@ except ImportError as error:
     ) from error
 
 
-class NCCLTransport:
+class NCCLTransport(Transport):
     """Sends weights over one communicator per server, so that a restarted server joins alone."""
 
     def __init__(self, wire: VLLMWire, address: str, port: int) -> None:

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -24,19 +25,24 @@ from typing import IO, Any, Final, cast
 import requests
 import torch
 
-from agentgym_env.errors import ServerStartFailed
+from agentgym_env.errors import ConfigError, ServerStartFailed
 from agentgym_env.launch import LocalServer, SharedServer, SharedServers, child_environment
-from agentgym_train.config.engines import ServerSettings, VLLMSettings
+from agentgym_train.config.engines import ServerSettings, VLLMSettings, engine_settings
 from agentgym_train.models.loading import base_model
 
 READER = "agentgym_train.engines.vllm_worker.WeightReader"
 
 """The worker extension that loads new weights."""
 
+UPDATABLE: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""Environment variables of a server whose weights and adapters are updated over HTTP."""
+
 _CPU_BLOCK = 32
 
 
-def engine_values(settings: VLLMSettings, max_len: int, memory_share: float) -> dict[str, Any]:
+def engine_values(
+    settings: VLLMSettings, max_len: int | None, memory_share: float
+) -> dict[str, Any]:
     """Engine arguments of vLLM for the settings, on this machine's type of device.
 
     `memory_share` is the default fraction of a GPU's memory.
@@ -105,11 +111,45 @@ def launch_vllm(
     return LocalVLLM(lambda: _SERVERS.get((key,), lambda: _VLLMServer(values)), _SERVERS)
 
 
-def launch_for(model: Any, settings: ServerSettings, *, max_tokens: int) -> LocalVLLM:
-    """Start a server for the architecture of a loaded model, with dummy weights."""
+def fleet_command(model: str, options: Mapping[str, Any], host: str, port: int) -> list[str]:
+    """The command of a server in a fleet (`agentgym up`); `options` are those of `engine_args`.
+
+    Raises `ConfigError` for an option that the engine does not have.
+    """
+    settings = engine_settings("vllm_server", options)
+    assert isinstance(settings, ServerSettings)
+    if settings.servers:
+        raise ConfigError("a fleet starts the servers itself; remove servers from options")
+    values = engine_values(settings, settings.max_model_len, _GPU_SHARE)
+    values |= {
+        "model": model,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "enable_server_load_tracking": True,
+        **({"weight_transfer_config": {"backend": "nccl"}} if settings.transport == "nccl" else {}),
+        **settings.extra,
+    }
+    return _command(host, port, values)
+
+
+def _command(host: str, port: int, values: dict[str, Any]) -> list[str]:
+    return [
+        sys.executable, "-P", "-m", "agentgym_train.engines.vllm_process",
+        "--host", host, "--port", str(port), *command_line(values),
+    ]  # fmt: skip
+
+
+def launch_for(
+    model: Any, settings: ServerSettings, *, max_tokens: int, adapters: bool = False
+) -> LocalVLLM:
+    """Start a server for the architecture of a loaded model, with dummy weights.
+
+    With `adapters` it takes LoRA adapters as large as the model's.
+    """
     folder = Path(tempfile.mkdtemp(prefix="agentgym-vllm-"))
     save_architecture(model, folder)
-    options = {"load_format": "dummy", "skip_tokenizer_init": True}
+    options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+    if adapters:
+        options |= {"enable_lora": True, "max_lora_rank": _rank_for(model), "max_loras": 1}
     try:
         started = launch_vllm(folder, settings, max_tokens=max_tokens, **options)
     except BaseException:
@@ -118,6 +158,21 @@ def launch_for(model: Any, settings: ServerSettings, *, max_tokens: int) -> Loca
     # A restarted server reads the folder again, so it exists as long as the server.
     weakref.finalize(started, shutil.rmtree, folder, ignore_errors=True)
     return started
+
+
+_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of vLLM's --max-lora-rank."""
+
+
+def _rank_for(model: Any) -> int:
+    """The smallest maximum rank that a server needs for a model's adapters."""
+    most = max(max([c.r, *c.rank_pattern.values()]) for c in model.peft_config.values())
+    if most > _RANKS[-1]:
+        raise ConfigError(
+            f"vLLM takes LoRA adapters up to rank {_RANKS[-1]}, got {most}; set "
+            "engine_args.adapter_updates to false"
+        )
+    return next(rank for rank in _RANKS if rank >= most)
 
 
 class _VLLMServer(SharedServer):
@@ -147,17 +202,13 @@ class _VLLMServer(SharedServer):
 
     def _start(self) -> None:
         self.process = subprocess.Popen(
-            [
-                sys.executable, "-P", "-m", "agentgym_train.engines.vllm_process",
-                "--host", "127.0.0.1", "--port", str(self._port), *command_line(self._values),
-            ],
+            _command("127.0.0.1", self._port, self._values),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # Weights are updated through vLLM's development endpoints.
-            env=child_environment() | {"VLLM_SERVER_DEV_MODE": "1"},
+            env=child_environment() | UPDATABLE,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self.listen(self.process.stdout, logging.DEBUG)
         try:
             self._await_health()

@@ -7,113 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import aiohttp
-import msgspec
-from safetensors.torch import save_file
 from torch import distributed
 
+from agentgym_env.client.directory import Directory, directory_of
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_train.config.engines import ServerSettings, check_address
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.hf import UpdateGate
 from agentgym_train.engines.vllm_process import READER
+from agentgym_train.engines.vllm_transports import (
+    AdapterTransport,
+    FileTransport,
+    Transport,
+    sends_adapters,
+)
+from agentgym_train.engines.vllm_wire import Member, Unreachable, VLLMWire
 from agentgym_train.models.distributed import gathered
-from agentgym_train.models.loading import checkpoint_weights
-
-_CONNECT_S = 10.0
-
-_KEPT_S = 2.0
-
-"""Keep-alive of idle connections; vLLM's server closes them after 5 seconds."""
-
-
-class Unreachable(Exception):
-    """A server did not respond, or reported an internal error; another server may be used."""
-
-
-class Broken(Unreachable):
-    """A server responded with status 500 or above."""
-
-
-class VLLMWire:
-    """A connection pool for all servers of an engine."""
-
-    def __init__(self, timeout_s: float, api_key: str | None = None) -> None:
-        self._timeout_s = timeout_s
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def call(self, address: str, path: str, body: Any = None) -> Any:
-        """Send a POST with a body, or a GET without one, and return the JSON response.
-
-        Raises `Unreachable` or `Broken`, and `ConfigError` if the server rejects the request.
-        """
-        try:
-            try:
-                status, text = await self._ask(address + path, body)
-            except aiohttp.ClientOSError:
-                # The server may have closed an idle connection just now: try a new one, once.
-                status, text = await self._ask(address + path, body)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{address}: {type(error).__name__}: {error}") from error
-        if status >= 500:
-            raise Broken(f"{address}{path} failed with status {status}: {text[:300]}")
-        if status >= 400:
-            raise ConfigError(f"{address}{path} was rejected with status {status}: {text[:300]}")
-        return msgspec.json.decode(text) if text else None
-
-    async def _ask(self, url: str, body: Any) -> tuple[int, str]:
-        method = "GET" if body is None else "POST"
-        async with self._open().request(method, url, json=body) as response:
-            return response.status, await response.text()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    def _open(self) -> aiohttp.ClientSession:
-        """The session, which is bound to the event loop of the first call."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=_CONNECT_S),
-            )
-        return self._session
-
 
 logger = logging.getLogger(__name__)
 
 _PROBE_S = 0.5
 
 _REMIND_S = 30.0
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """One server."""
-
-    address: str
-    local: Any = None
-    """The `LocalVLLM`, if this process started the server; it is restarted if it dies."""
-    model: str = ""
-    """The name of the served model; empty until the server is checked."""
-    in_flight: int = 0
-    conversations: int = 0
-    gone: str | None = None
-    """Why the server is currently unavailable; None if it is available."""
-    updating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Fleet:
@@ -123,8 +44,16 @@ class Fleet:
     the server with the fewest requests.
     """
 
-    def __init__(self, members: Sequence[Member], wire: VLLMWire, wait_s: float) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        wire: VLLMWire,
+        wait_s: float,
+        directory: Directory | None = None,
+    ) -> None:
+        """`directory` lists the servers that there are now."""
         self.members = list(members)
+        self._directory = directory
         self._wire = wire
         self._wait_s = wait_s
         self._homes: dict[Hashable, Member] = {}
@@ -133,12 +62,13 @@ class Fleet:
     @property
     def present(self) -> list[Member]:
         """The available servers, as far as is known."""
+        self._follow()
         return [member for member in self.members if member.gone is None]
 
     async def choose(self, conversation: Hashable | None) -> Member:
         """The server for a turn; waits for one, and raises `EngineLost` if none returns."""
         home = self._homes.get(conversation)
-        if home is not None and home.gone is None:
+        if home is not None and home.gone is None and home in self.present:
             return home
         await self.some()
         chosen = min(self.present, key=lambda m: (m.in_flight, m.conversations))
@@ -187,10 +117,22 @@ class Fleet:
             if member.local is not None:
                 await asyncio.to_thread(member.local.close)
 
+    def _follow(self) -> None:
+        """Take in servers that came, and leave out those that left."""
+        if self._directory is None:
+            return
+        listed = self._directory.addresses()
+        known = {member.address for member in self.members}
+        came = [Member(address) for address in listed if address not in known]
+        stay = [member for member in self.members if member.address in listed]
+        if came or len(stay) < len(self.members):
+            # Without any listed server, the known ones are probed until others come.
+            self.members = [*stay, *came] or self.members
+
     async def _await_return(self, member: Member) -> None:
         """Probe an unavailable server until it responds."""
         began = reminded = time.monotonic()
-        while True:
+        while member in self.members:
             await asyncio.sleep(_PROBE_S)
             try:
                 if member.local is not None and member.local.process.poll() is not None:
@@ -203,65 +145,9 @@ class Fleet:
                 reminded = time.monotonic()
                 waited = reminded - began
                 logger.warning("vLLM server unavailable for %.0f s: %s", waited, member.gone)
-        logger.warning("the vLLM server %s is available again", member.address)
-        member.gone = None
-
-
-class Transport(Protocol):
-    """Publishes a version of the weights once, and sends it to paused servers."""
-
-    def publish(self, model: Any, label: str) -> None:
-        """Publish `model`'s current weights; called on the run's first process only."""
-        ...
-
-    async def give(self, member: Member, label: str, *, is_new: bool) -> None:
-        """Make a server load the weights `label`; `is_new` if it had none of this run before."""
-        ...
-
-    def close(self) -> None:
-        """Free the published weights."""
-        ...
-
-
-class FileTransport:
-    """Writes weights to a safetensors file that trainer and servers see under the same path.
-
-    The file exists until the next version is published, so that any process of the run can send
-    the current weights to a restarted server.
-    """
-
-    def __init__(self, wire: VLLMWire, run: str, folder: str | None) -> None:
-        self._wire = wire
-        self._folder = Path(folder or tempfile.gettempdir()).absolute() / f"agentgym-weights-{run}"
-
-    def publish(self, model: Any, label: str) -> None:
-        """Write the file, then remove the previous one."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(label)
-        weights = checkpoint_weights(model)
-        save_file({n: w.cpu().contiguous() for n, w in weights.items()}, path)
-        for other in self._folder.glob("*.safetensors"):
-            if other != path:
-                other.unlink()
-
-    async def give(self, member: Member, label: str, *, is_new: bool) -> None:
-        """Make a server's workers load the file."""
-        body = {"method": "read_weights", "args": [str(self._path(label))]}
-        try:
-            await self._wire.call(member.address, "/collective_rpc", body)
-        except Broken as error:
-            raise EngineLost(
-                f"{member.address} cannot read the weights {self._path(label)}: {error}. It must "
-                "see that folder under the same path: set engine_args.weights_dir to a shared "
-                "folder"
-            ) from error
-
-    def _path(self, label: str) -> Path:
-        return self._folder / f"{label}.safetensors"
-
-    def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if member in self.members:
+            logger.warning("the vLLM server %s is available again", member.address)
+            member.gone = None
 
 
 _T = TypeVar("_T")
@@ -292,9 +178,14 @@ class VLLMServerEngine:
         max_tokens: int,
         gathered: Callable[[Any], list[Any]] = lambda own: [own],
         is_first: bool = True,
-        api_key: str | None = None,
+        api_key: str | Callable[[], str | None] | None = None,
+        directory: Directory | None = None,
+        adapters: bool = False,
     ) -> None:
-        """`max_tokens` is the maximum per conversation; servers with less are rejected."""
+        """`max_tokens` is the maximum per conversation; servers with less are rejected.
+
+        With `adapters` the servers get the base weights once, and then only LoRA adapters.
+        """
         self.version = 0
         self._max_tokens = max_tokens
         self._gathered = gathered
@@ -305,8 +196,8 @@ class VLLMServerEngine:
         self._label: str | None = None
         """Label of the current weights on the servers; None before the first update."""
         self._wire = VLLMWire(settings.request_timeout_s, api_key)
-        self._fleet = Fleet(members, self._wire, settings.wait_s)
-        self._transport = self._make_transport(settings)
+        self._fleet = Fleet(members, self._wire, settings.wait_s, directory)
+        self._transport = self._make_transport(settings, adapters)
         self._gate = UpdateGate()
 
     async def generate(
@@ -361,12 +252,13 @@ class VLLMServerEngine:
         if self._is_first:
             self._transport.close()
 
-    def _make_transport(self, settings: ServerSettings) -> Transport:
+    def _make_transport(self, settings: ServerSettings, adapters: bool) -> Transport:
         if settings.transport == "nccl":
             from agentgym_train.engines.vllm_nccl import NCCLTransport
 
             return NCCLTransport(self._wire, settings.nccl_address, settings.nccl_port)
-        return FileTransport(self._wire, self._run, settings.weights_dir)
+        kind = AdapterTransport if adapters else FileTransport
+        return kind(self._wire, self._run, settings.weights_dir)
 
     async def _publish(self, model: Any, label: str) -> str | None:
         """Send the weights; returns an error message for all processes, or None."""
@@ -388,22 +280,37 @@ class VLLMServerEngine:
 
     async def _bring_up_to_date(self, member: Member) -> None:
         """Send the current weights to a server that has other ones."""
-        if member.model and await self._weights_of(member) == self._label:
+        if member.model and await self._is_up_to_date(member):
             return
         async with member.updating:
             if not member.model:
                 await self._get_to_know(member)
-            found, label = await self._weights_of(member), self._label
-            if label is None or found == label:
+            if await self._is_up_to_date(member):
                 return
-            is_new = not str(found).startswith(self._run)
-            await self._call(member, "/pause?mode=wait", {})
-            # If this fails midway, no process mistakes the partial weights for a version.
-            await self._call(member, "/update_weight_version", {"new_version": "incomplete"})
-            await self._transport.give(member, label, is_new=is_new)
-            await self._call(member, "/reset_prefix_cache", {})
-            await self._call(member, "/update_weight_version", {"new_version": label})
-            await self._call(member, "/resume", {})
+            assert self._label is not None
+            await self._replace_weights(member, self._transport.weights(self._label))
+            if not await self._transport.offers(member, self._label):
+                await self._transport.offer(member, self._label)
+
+    async def _is_up_to_date(self, member: Member) -> bool:
+        label = self._label
+        if label is None:
+            return True
+        has_weights = await self._weights_of(member) == self._transport.weights(label)
+        return has_weights and await self._transport.offers(member, label)
+
+    async def _replace_weights(self, member: Member, label: str) -> None:
+        found = await self._weights_of(member)
+        if found == label:
+            return
+        is_new = not str(found).startswith(self._run)
+        await self._call(member, "/pause?mode=wait", {})
+        # If this fails midway, no process mistakes the partial weights for a version.
+        await self._call(member, "/update_weight_version", {"new_version": "incomplete"})
+        await self._transport.give(member, label, is_new=is_new)
+        await self._call(member, "/reset_prefix_cache", {})
+        await self._call(member, "/update_weight_version", {"new_version": label})
+        await self._call(member, "/resume", {})
 
     async def _weights_of(self, member: Member) -> str | None:
         """The label of a server's weights; None before the first update."""
@@ -433,7 +340,7 @@ class VLLMServerEngine:
         self, member: Member, prompt_ids: Sequence[int], sampling: Sampling
     ) -> Generation:
         body = {
-            "model": member.model,
+            "model": self._transport.name(member, self._label),
             "prompt": list(prompt_ids),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -630,7 +537,11 @@ def make_engine(
 ) -> VLLMServerEngine:
     """The engine for settings, with their servers or a local server that it starts."""
     several = distributed.is_available() and distributed.is_initialized()
-    if settings.servers:
+    directory = directory_of(settings.servers, "vllm")
+    adapters = sends_adapters(settings, model)
+    if directory is not None:
+        members = [Member(address) for address in directory.await_addresses()]
+    elif settings.servers:
         members = [Member(address.rstrip("/")) for address in settings.servers]
     elif several and distributed.get_world_size() > 1:
         raise ConfigError(
@@ -640,7 +551,7 @@ def make_engine(
     else:
         from agentgym_train.engines.vllm_process import launch_for
 
-        local = launch_for(model, settings, max_tokens=max_tokens)
+        local = launch_for(model, settings, max_tokens=max_tokens, adapters=adapters)
         members = [Member(local.address, local)]
     return VLLMServerEngine(
         members,
@@ -648,4 +559,7 @@ def make_engine(
         max_tokens=max_tokens,
         gathered=gathered,
         is_first=not several or distributed.get_rank() == 0,
+        api_key=(lambda: directory.token) if directory else None,
+        directory=directory,
+        adapters=adapters,
     )

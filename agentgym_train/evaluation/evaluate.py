@@ -38,8 +38,8 @@ from agentgym_train.evaluation.report import (
     figures_of,
     report_of,
 )
-from agentgym_train.rollout.actors import ActorFactory, draw_seed
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.actors import draw_seed
+from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicyName, PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 
@@ -179,7 +179,7 @@ def starts_of(
 
 def evaluate(
     rollout_runner: RolloutRunner,
-    new_actor: ActorFactory,
+    new_actor: EpisodeActorFactory,
     *,
     split: str,
     horizon: int,
@@ -428,7 +428,7 @@ def _short(value: Any) -> str:
 _CHUNK: Final = 4096
 """Episodes per call of the runner, which keeps their trajectories in memory until the last ends."""
 
-LoadActors = Callable[[], AbstractContextManager[ActorFactory]]
+LoadActors = Callable[[], AbstractContextManager[EpisodeActorFactory]]
 """Loads a policy; called only if there are episodes left to play."""
 
 
@@ -536,7 +536,12 @@ def play_policies(
             store,
             policy.file,
             rollout_runner,
-            partial(specs[policy.label].actors, env_instruction, rollout_runner.run),
+            partial(
+                specs[policy.label].actors,
+                env_instruction,
+                rollout_runner.run,
+                rollout_runner.card.tools,
+            ),
             starts,
             horizon=plan.horizon,
             instruction=plan.policy.system_prompt(env_instruction),

@@ -254,6 +254,10 @@ class EvalReport:
         return msgspec.convert(dict(values), cls)
 
 
+Reports = dict[str, EvalReport]
+"""Evaluations of one policy by environment; empty if there was none."""
+
+
 def figures_of(trajectory: Trajectory) -> EpisodeFigures:
     """The figures of one trajectory."""
     sampled = sum(sum(row.loss_mask) for row in trajectory.rows)

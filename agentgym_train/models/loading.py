@@ -94,11 +94,17 @@ def _best_attention(model: Any, on_gpu: bool, computes_in: str) -> str | None:
 
 
 CHATML: Final = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<|im_start|>system\nTools:\n{% for t in tools %}{{ t['function'] | tojson }}\n"
+    '{% endfor %}To call one, write:\n<tool_call>\n{"name": NAME, "arguments": {...}}\n'
+    "</tool_call><|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %}<tool_call>\n{\"name\": "
+    "\"{{ c['function']['name'] }}\", \"arguments\": {{ c['function']['arguments'] | tojson }}}\n"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-"""The ChatML template, append-only: it trims and drops nothing."""
+"""The ChatML template with tool calls as Hermes writes them, append-only: it drops nothing."""
 
 TURN_BEGINS: Final = "<|im_start|>"
 
@@ -130,20 +136,32 @@ def base_model(model: Any) -> Any:
 
 
 @torch.no_grad()
-def checkpoint_weights(model: Any) -> dict[str, Tensor]:
-    """Each weight once, tied ones under their first name, with adapters merged.
+def checkpoint_weights(model: Any, *, with_adapters: bool = True) -> dict[str, Tensor]:
+    """Each weight once, tied ones under their first name, with adapters merged or left out.
 
     Tensors that need no computation are the model's own.
     """
-    named = dict(_merged(model) if hasattr(model, "get_base_model") else model.named_parameters())
+    is_adapted = hasattr(model, "get_base_model")
+    named = dict(_merged(model, with_adapters) if is_adapted else model.named_parameters())
     weights = {name: weight.detach() for name, weight in named.items()}
     # Checkpoints have separate weights where transformers fuses or renames them in memory.
     found: dict[str, Tensor] = revert_weight_conversion(base_model(model), weights)
     return found
 
 
-def _merged(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """The weights with merged adapters; the model itself does not change."""
+def adapters_of(model: Any) -> tuple[Any, dict[str, Tensor]]:
+    """(PEFT's configuration, the weights) of a model's LoRA adapters, as PEFT saves them."""
+    from peft import get_peft_model_state_dict
+
+    (name,) = model.active_adapters
+    config = copy.copy(model.peft_config[name])
+    config.inference_mode = True
+    weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    return config, {n: weight.detach().cpu().contiguous() for n, weight in weights.items()}
+
+
+def _merged(model: Any, with_adapters: bool) -> Iterator[tuple[str, Tensor]]:
+    """The weights with merged adapters, or without; the model itself does not change."""
     from peft.tuners.lora import LoraLayer
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -161,8 +179,8 @@ def _merged(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, weight in base.named_parameters():
         owner, _, weight_name = name.partition(".base_layer.")
         if weight_name:
-            deltas = adapted[owner].active_adapters if weight_name == "weight" else ()
-            for adapter in deltas:
+            merges = with_adapters and weight_name == "weight"
+            for adapter in adapted[owner].active_adapters if merges else ():
                 weight = weight + adapted[owner].get_delta_weight(adapter)
             yield f"{owner}.{weight_name}", weight
         elif not any(name.startswith(f"{layer}.") for layer in adapted):

@@ -6,18 +6,29 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from agentgym_env.actions import ActionError
+from agentgym_env.actions import ActionError, ActionFormat
 from agentgym_env.client.aio import AsyncSession
-from agentgym_env.errors import ConfigError, Outcome
+from agentgym_env.errors import BadRequest, ConfigError, Outcome
+from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Tokens
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.openai import ChatEndpoint, ContextFull
-from agentgym_train.rollout.agent import Agent, AgentFactory, Message
+from agentgym_train.rollout.agent import Agent, AgentFactory, Message, agent_factory
 from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.tool_calls import (
+    SYNTAXES,
+    PlannedCall,
+    ToolCalls,
+    ToolFormat,
+    ToolResult,
+    write_hermes,
+    written_calls,
+)
 
 
 @dataclass(slots=True)
@@ -76,6 +87,10 @@ class ActorOutput:
     """The agent's message after a non-action turn."""
     tokens: int = 0
     """Number of sampled tokens."""
+    trained: bool = True
+    """False for a turn that is only context for those who learn from the episode."""
+    thought: str = ""
+    """Why, if the policy is an oracle that says so."""
 
 
 class Actor(Protocol):
@@ -93,9 +108,13 @@ class Actor(Protocol):
         """The next turn; None when the token budget is used up."""
         ...
 
-    async def observe(self, observation: str) -> None:
-        """Receive the observation after the last action."""
+    async def observe(self, observation: str, results: Sequence[str] = ()) -> None:
+        """Receive the observation after the last action; of tool calls also each one's result."""
         ...
+
+    async def adopt(self, output: ActorOutput) -> None:
+        """Another policy takes this turn; continue as if the action were the actor's own."""
+        return
 
     async def reflection(self, outcome: Outcome, observation: str) -> str | None:
         """The reflection that starts another trial; None if there is to be no other trial.
@@ -128,6 +147,7 @@ class AgentActor(Actor):
         self.agent = agent
         self.trials = agent.trials
         self._acts = True
+        self._calls: tuple[PlannedCall, ...] = ()
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
         """Start the conversation."""
@@ -142,14 +162,37 @@ class AgentActor(Actor):
             return None
         text, tokens = sampled
         if self._acts:
-            return ActorOutput(text, self.agent.format.parse(text), tokens=tokens)
+            action = self.agent.format.parse(text)
+            self._calls = action.calls if isinstance(action, ToolCalls) else ()
+            return ActorOutput(text, action, tokens=tokens)
         message = self.agent.after_non_action(text)
         self._send(message)
         return ActorOutput(text, None, message.text, tokens)
 
-    async def observe(self, observation: str) -> None:
+    async def adopt(self, output: ActorOutput) -> None:
+        """Put another policy's action into the conversation, in the agent's format."""
+        if not self._acts or output.action is None:
+            raise ConfigError(
+                f"the agent {type(self.agent).__name__} requests a turn without an action, which "
+                "another policy cannot take; mix policies with the agent plain, react or window"
+            )
+        action, form = output.action, self.agent.format
+        text = output.response
+        if isinstance(action, str) and action and not _has_problem(action):
+            # What no tool gives stays as it is: a wrong action, as the policy's own may be.
+            with suppress(BadRequest):
+                text = form.render(action, output.thought)
+        parsed = form.parse(text)
+        self._calls = parsed.calls if isinstance(parsed, ToolCalls) else ()
+        self.insert(text)
+
+    async def observe(self, observation: str, results: Sequence[str] = ()) -> None:
         """Send the agent's message about the observation."""
-        self._send(self.agent.observed(observation))
+        message = self.agent.observed(observation)
+        if message.text != observation or len(results) != len(self._calls):
+            results = [message.text] * min(1, len(self._calls))
+        given = zip(self._calls, results, strict=False)
+        self._send(message, [ToolResult(call.name, call.id, text) for call, text in given])
 
     async def reflection(self, outcome: Outcome, observation: str) -> str | None:
         """The policy's answer to the agent's question, if it asks one."""
@@ -164,9 +207,9 @@ class AgentActor(Actor):
         """Start another trial with the reflection on the last one."""
         self._send(self.agent.begin_again(reflection, observation))
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message, results: Sequence[ToolResult] = ()) -> None:
         self._acts = message.acts
-        self.append(message)
+        self.append(message, results)
 
     def open(self, text: str, seed: int) -> None:
         """Start a conversation with its first message. `seed` is for this episode's sampling."""
@@ -176,9 +219,21 @@ class AgentActor(Actor):
         """The text of the next turn and its number of tokens; None if no tokens are left."""
         raise NotImplementedError
 
-    def append(self, message: Message) -> None:
-        """Append a message to the context, or start the new context that it requests."""
+    def insert(self, text: str) -> None:
+        """Append a response that was not sampled here."""
         raise NotImplementedError
+
+    def append(self, message: Message, results: Sequence[ToolResult] = ()) -> None:
+        """Append a message to the context, or start the new context that it requests.
+
+        With tools, `results` are what the message says about each call.
+        """
+        raise NotImplementedError
+
+
+def _has_problem(action: str) -> bool:
+    """Whether a call of the response cannot be carried out."""
+    return isinstance(action, ToolCalls) and any(call.action is None for call in action.calls)
 
 
 class ModelActor(AgentActor):
@@ -227,10 +282,16 @@ class ModelActor(AgentActor):
         self._exchanges.append((generation.token_ids, []))
         return self._chat.text_of(generation.token_ids), len(generation.token_ids)
 
-    def append(self, message: Message) -> None:
+    def insert(self, text: str) -> None:
+        """Append the ids of a response that was not sampled here, without loss."""
+        ids = self._chat.response_ids(text)
+        self._rows[-1].add_observation(ids)
+        self._exchanges.append((ids, []))
+
+    def append(self, message: Message, results: Sequence[ToolResult] = ()) -> None:
         """Append the message's delta, or start a new row."""
         response, _ = self._exchanges[-1]
-        delta = self._chat.delta(response, message.text)
+        delta = self._chat.delta(response, message.text, results)
         self._exchanges[-1] = response, delta
         if message.context_reset is None:
             self._rows[-1].add_observation(delta)
@@ -247,12 +308,14 @@ class ModelActor(AgentActor):
 
 
 class ExpertActor(Actor):
-    """The environment's own expert."""
+    """The environment's own expert, which writes its actions and thoughts in a format."""
 
     name = "expert"
 
-    def __init__(self) -> None:
+    def __init__(self, form: ActionFormat | None = None) -> None:
+        """Without `form` a response is the action alone."""
         self._session: AsyncSession | None = None
+        self._form = form
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
         """Keep the session."""
@@ -260,10 +323,13 @@ class ExpertActor(Actor):
 
     async def act(self) -> ActorOutput | None:
         """The expert's action; None if it has none."""
-        action = await self._session.expert_action() if self._session else None
-        return None if action is None else ActorOutput(action, action)
+        reply = await self._session.expert() if self._session else None
+        if reply is None or reply.action is None:
+            return None
+        text = self._form.render(reply.action, reply.thought) if self._form else reply.action
+        return ActorOutput(text, reply.action, thought=reply.thought)
 
-    async def observe(self, observation: str) -> None:
+    async def observe(self, observation: str, results: Sequence[str] = ()) -> None:
         """The expert reads the environment itself."""
 
     async def end(self) -> list[Tokens]:
@@ -276,9 +342,11 @@ class RandomActor(Actor):
 
     name = "random"
 
-    def __init__(self) -> None:
+    def __init__(self, form: ActionFormat | None = None) -> None:
+        """Without `form` a response is the action alone."""
         self._session: AsyncSession | None = None
         self._draws = random.Random(0)
+        self._form = form
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
         """Keep the session and the seed."""
@@ -292,14 +360,73 @@ class RandomActor(Actor):
             action = actions[int(self._draws.random() * len(actions))]
         else:
             action = "".join(self._draws.choice("abcdefghij 0123456789") for _ in range(12))
-        return ActorOutput(action, action)
+        return ActorOutput(self._form.render(action) if self._form else action, action)
 
-    async def observe(self, observation: str) -> None:
+    async def observe(self, observation: str, results: Sequence[str] = ()) -> None:
         """Observations are ignored."""
 
     async def end(self) -> list[Tokens]:
         """No tokens are sampled."""
         return []
+
+
+class MixedActor(Actor):
+    """One policy, and in some turns another one, whose turns are context for those who learn.
+
+    The other policy leads into states that the first would not reach, from which the first shows
+    the way: with random actions as in DART (arXiv:1703.09327), with the learner as in DAgger
+    (arXiv:1011.0686). No token ids are stored.
+    """
+
+    def __init__(self, main: Actor, other: Actor, rate: float, form: ActionFormat) -> None:
+        """`rate` is the probability that a turn is the other policy's; `form` writes actions."""
+        self.name = f"{main.name}, {rate:g} {other.name}"
+        self._main, self._other, self._rate, self._form = main, other, rate, form
+        self._draws = random.Random(0)
+
+    async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
+        """Begin with both."""
+        self._draws = random.Random(f"mix/{seed}")
+        for actor in (self._main, self._other):
+            await actor.begin(session, observation, seed)
+
+    async def act(self) -> ActorOutput | None:
+        """The turn of one of them, which the other continues from."""
+        if self._draws.random() < self._rate:
+            output = await self._other.act()
+            if output is not None:
+                output = replace(output, trained=False)
+                await self._main.adopt(output)
+                return self._written(output)
+        output = await self._main.act()
+        if output is None:
+            return None
+        await self._other.adopt(output)
+        return self._written(output)
+
+    def _written(self, output: ActorOutput) -> ActorOutput:
+        """The output with the action in the action format, if it is the whole response."""
+        models = (actor for actor in (self._main, self._other) if isinstance(actor, AgentActor))
+        form = next((actor.agent.format for actor in models), self._form)
+        if isinstance(output.action, str) and output.response == output.action:
+            with suppress(BadRequest):  # noise need not be an action of the format
+                return replace(output, response=form.render(output.action, output.thought))
+        return output
+
+    async def observe(self, observation: str, results: Sequence[str] = ()) -> None:
+        """Both receive the observation."""
+        for actor in (self._main, self._other):
+            await actor.observe(observation, results)
+
+    async def end(self) -> list[Tokens]:
+        """End both; rows would have turns of two policies."""
+        for actor in (self._main, self._other):
+            await actor.end()
+        return []
+
+    def used(self) -> dict[str, int]:
+        """Token usage of both."""
+        return dict(Counter(self._main.used()) + Counter(self._other.used()))
 
 
 def model_actor(
@@ -309,7 +436,7 @@ def model_actor(
     new_agent: AgentFactory | None = None,
 ) -> ActorFactory:
     """Makes actors of one model, each with an agent of the config's or of `new_agent`."""
-    make_agent = new_agent or config.new_agent
+    make_agent = new_agent or agent_factory(config.agent, chat.form(config.form))
     return lambda: ModelActor(engine, chat, config, agent=make_agent())
 
 
@@ -332,12 +459,14 @@ class ChatActor(AgentActor):
         *,
         agent: Agent,
         system_prompt: str,
+        tools: Sequence[ToolSpec] = (),
     ) -> None:
         super().__init__(agent, f"openai:{endpoint.settings.model}")
+        self._tools = [tool.as_function() for tool in tools]
         self._endpoint = endpoint
         self._config = config
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
         self._used = 0
         self._usage: Counter[str] = Counter()
 
@@ -352,7 +481,10 @@ class ChatActor(AgentActor):
             return None
         try:
             reply = await self._endpoint.respond(
-                self._messages, max_tokens=room, temperature=self._config.temperature
+                self._messages,
+                max_tokens=room,
+                temperature=self._config.temperature,
+                tools=self._tools,
             )
         except ContextFull:
             return None
@@ -360,12 +492,24 @@ class ChatActor(AgentActor):
         self._usage["requests"] += 1
         self._usage["prompt_tokens"] += reply.total_tokens - reply.completion_tokens
         self._usage["completion_tokens"] += reply.completion_tokens
-        self._messages.append({"role": "assistant", "content": reply.text})
-        return reply.text, reply.completion_tokens
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+        if reply.tool_calls:
+            message["tool_calls"] = list(reply.tool_calls)
+        self._messages.append(message)
+        return reply.text + written_calls(reply.tool_calls), reply.completion_tokens
 
-    def append(self, message: Message) -> None:
+    def insert(self, text: str) -> None:
+        """Append a response that was not requested here."""
+        self._messages.append({"role": "assistant", "content": text})
+
+    def append(self, message: Message, results: Sequence[ToolResult] = ()) -> None:
         """Append the message, or start a new context."""
-        self._messages.append(_user(message.text))
+        called = [call["id"] for call in self._messages[-1].get("tool_calls", ())]
+        for number, identity in enumerate(called):
+            text = results[number].text if number < len(results) else message.text
+            self._messages.append({"role": "tool", "tool_call_id": identity, "content": text})
+        if not called:
+            self._messages.append(_user(message.text))
         if message.context_reset is not None:
             kept = self._messages[len(self._messages) - 2 * message.context_reset.keep :]
             self._messages = [*self._system, _user(message.context_reset.opening), *kept]
@@ -381,12 +525,21 @@ class ChatActor(AgentActor):
 
 
 def chat_actors(
-    endpoint: ChatEndpoint, config: PolicyConfig, *, env_instruction: str = ""
+    endpoint: ChatEndpoint,
+    config: PolicyConfig,
+    *,
+    env_instruction: str = "",
+    tools: Sequence[ToolSpec] = (),
 ) -> ActorFactory:
     """Makes actors that use one chat endpoint."""
-    new_agent = config.new_agent
-    prompt = config.system_prompt(env_instruction)
-    return lambda: ChatActor(endpoint, config, agent=new_agent(), system_prompt=prompt)
+    prompt, form = config.system_prompt(env_instruction), config.form
+    if form.name != "tools":
+        tools = ()
+    else:
+        tools = tools or [ACT]
+        form = ToolFormat(tuple(tools), SYNTAXES["hermes"], write_hermes)
+    new_agent = agent_factory(config.agent, form)
+    return lambda: ChatActor(endpoint, config, agent=new_agent(), system_prompt=prompt, tools=tools)
 
 
 def _user(content: str) -> dict[str, str]:

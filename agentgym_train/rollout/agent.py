@@ -6,6 +6,7 @@ whatever text an agent adds.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -201,11 +202,18 @@ _KINDS: Final[dict[str, Callable[..., Agent]]] = {
 }
 _FORMATS: Final = {"react": "react", "act_only": "act"}
 """Agents with the plain conversation and an action format of their own."""
+_WITH_TOOLS: Final = frozenset({"plain", "window"})
+"""Agents whose every turn is an action."""
 _SIZED: Final = ("window", "summary")
 
 
 def format_of(agent: str, action_format_name: str) -> ActionFormat:
     """The action format of an agent: its own if its name is one, else the one that is given."""
+    if action_format_name == "tools" and agent.partition(":")[0] in _KINDS.keys() - _WITH_TOOLS:
+        raise ConfigError(
+            f"the agent {agent} has turns without a tool call; with action_format tools use the "
+            f"agent {' or '.join(sorted(_WITH_TOOLS))}, or your own"
+        )
     own = _FORMATS.get(agent)
     if own is not None and action_format_name not in ("plain", own):
         raise ConfigError(
@@ -218,6 +226,11 @@ def format_of(agent: str, action_format_name: str) -> ActionFormat:
 def agent_factory(agent: str, form: ActionFormat) -> AgentFactory:
     """A maker of agents by name, `name:SIZE` or `package.module:Class`; tries it once."""
     kind, _, rest = agent.partition(":")
+    if is_black_box(agent):
+        raise ConfigError(
+            f"the agent {agent[:80]!r} is a program of its own, which needs a policy whose tokens "
+            "are sampled here: a model (hf:PATH_OR_ID) or a vLLM server"
+        )
     if kind in _KINDS and (not rest or kind in _SIZED):
         made = _KINDS[kind]
         if rest and not rest.isdecimal():
@@ -232,8 +245,41 @@ def agent_factory(agent: str, form: ActionFormat) -> AgentFactory:
             f"no agent {agent!r}; choose from {', '.join(_KINDS)}, or name your own as "
             "package.module:Class"
         )
+    if kind not in _KINDS:
+        _check_agent(made, agent, form)
     made(form, *sizes)
     return lambda: made(form, *sizes)
+
+
+def _check_agent(make: Callable[..., Agent], name: str, form: ActionFormat) -> None:
+    """Raise `ConfigError` if a class of the user makes no agent."""
+    black_box = f"for a function that plays an episode by itself, write `callable:{name}`"
+    if inspect.iscoroutinefunction(make):
+        raise ConfigError(f"the agent {name} is a coroutine function; {black_box}")
+    try:
+        made = make(form)
+    except Exception as error:
+        # The user's code may fail in any way.
+        raise ConfigError(
+            f"the agent {name} cannot be made: {type(error).__name__}: {error}; {black_box}"
+        ) from error
+    if not hasattr(made, "begin"):
+        raise ConfigError(f"the agent {name} makes a {type(made).__name__}, no Agent; {black_box}")
+
+
+BLACK_BOXES: Final = ("command", "callable", "external")
+"""Kinds of agents that are programs of their own; see `rollout.black_box`."""
+
+
+def is_black_box(agent: str) -> bool:
+    """Whether an agent is a program of its own; raises `ConfigError` if its target is missing."""
+    kind, _, target = agent.partition(":")
+    if kind not in BLACK_BOXES:
+        return False
+    if (kind == "external") == bool(target.strip()):
+        remedy = "write external" if kind == "external" else f"write `{kind}: ...`"
+        raise ConfigError(f"agent {agent[:80]!r} is incomplete or has too much; {remedy}")
+    return True
 
 
 def _imported(name: str) -> Callable[..., Agent]:
@@ -242,6 +288,7 @@ def _imported(name: str) -> Callable[..., Agent]:
     except (BadRequest, ImportError) as error:
         raise ConfigError(
             f"no agent {name}: {error}. It is package.module:Class, where Class takes an "
-            "action format and has the methods of agentgym_train.rollout.agent.Agent"
+            "action format and has the methods of agentgym_train.rollout.agent.Agent; or one of "
+            "command:PROGRAM, callable:package.module:function and external"
         ) from error
     return made

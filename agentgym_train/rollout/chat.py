@@ -7,28 +7,48 @@ delta. Nothing is tokenized twice. Knows nothing about models or environments.
 
 from __future__ import annotations
 
+import json
+import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, Final
 
+from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
+from agentgym_env.tools import ACT, ToolSpec
 from agentgym_train.config.base import PolicyConfig
+from agentgym_train.rollout.agent import is_black_box
+from agentgym_train.rollout.tool_calls import (
+    PROBE,
+    BadCall,
+    Call,
+    Parse,
+    ToolFormat,
+    ToolResult,
+    syntax_of,
+    without_thinking,
+)
 
 _INSTRUCTION = "XINSTRUCTIONX"
 _FIRST = "XFIRSTX"
 _REPLY = "XREPLYX"
 _SECOND = "XSECONDX"
 _REASONING = "XREASONINGX"
-
+_THOUGHT = f"<think>\n{_REASONING}\n</think>\n\n"
+_QUOTED = 'XA"B\nCX'
+"""A result that JSON writes in another way."""
+_MARK: Final = "XSPECIAL{}TOKENX"
+_MARKED: Final = re.compile(r"XSPECIAL(\d+)TOKENX")
 
 TEMPLATE_S: Final = 10.0
 """Seconds that a chat template may take to render a conversation."""
 
 
-def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], **values: Any) -> str:
+def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
     """The text of a conversation by a tokenizer's chat template.
 
     Raises `TimeoutError` if the template takes too long, which is noticed in the main thread only,
@@ -80,7 +100,9 @@ class Chat:
         *,
         keep_reasoning: bool = False,
         template_kwargs: dict[str, Any] | None = None,
+        tools: Sequence[ToolSpec] = (),
     ) -> None:
+        """With `tools`, observations are their results, and a turn is a call of some of them."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat "
@@ -88,15 +110,27 @@ class Chat:
                 "--chat-template chatml`"
             )
         self._tokenizer = tokenizer
-        self._kwargs = template_kwargs or {}
+        self._kwargs = dict(template_kwargs or {})
+        self._tools = tuple(tools)
+        if tools:
+            self._kwargs["tools"] = [tool.as_function() for tool in tools]
         self._instruction = instruction
-        self._check_history(keep_reasoning)
+        self._control = _control_tokens(tokenizer)
+        self._parse_calls: Parse | None = None
+        self._in_calls: frozenset[str] = frozenset()
+        """Special tokens that are part of a call."""
+        self._probe: dict[str, Any] = {}
+        """A turn with a call."""
+        self._result_frames: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        if tools:
+            self._read_syntax(keep_reasoning)
+        else:
+            self._check_history(keep_reasoning)
         self._trims = f" {_FIRST}" not in self._render([_user(f" {_FIRST} ")])
         self._first = self._first_frame()
         self._next = self._next_frame()
-        self._control = _control_tokens(tokenizer)
         self.end_id = self._end_of_turn()
-        stops = {self.end_id, tokenizer.eos_token_id} - {None}
+        stops = {self.end_id, self._next_end(), tokenizer.eos_token_id} - {None}
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
         """Token ids that end a turn."""
 
@@ -108,9 +142,18 @@ class Chat:
         text = self._render(self._opening(observation))
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def delta(self, response_ids: Sequence[int], observation: str) -> list[int]:
-        """The ids between two sampled turns: the observation, after an end token if missing."""
-        ids = self._encode(self._next, observation)
+    def delta(
+        self, response_ids: Sequence[int], observation: str, results: Sequence[ToolResult] = ()
+    ) -> list[int]:
+        """The ids between two sampled turns: the observation, after an end token if missing.
+
+        With tools, `results` are those of the calls, and the observation is one if there are none.
+        """
+        if self._tools:
+            results = results or [ToolResult(self._tools[0].name, "", observation)]
+            ids = self._result_ids(results)
+        else:
+            ids = self._encode(self._next, observation)
         ended = bool(response_ids) and response_ids[-1] == self.end_id
         return ids[1:] if ended else ids
 
@@ -123,9 +166,112 @@ class Chat:
 
     def response_ids(self, text: str) -> list[int]:
         """The ids of a demonstrated turn, including its end token."""
-        return [*self._plain_ids(text), self.end_id]
+        return [*self._plain_ids(text, self._in_calls), self.end_id]
 
-    def _render(self, messages: list[dict[str, str]], generate: bool = True) -> str:
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids of any conversation, up to where the policy speaks."""
+        return self._encoded(messages, self._render)
+
+    def suffix(self, messages: Sequence[Mapping[str, Any]], *, called: bool) -> list[int]:
+        """The ids between two sampled turns for any messages, from the first turn's end token on.
+
+        `called` is whether the first turn calls tools.
+        """
+        opening = self._opening(_FIRST)
+        reply = self._probe if called else _assistant(_REPLY)
+
+        def after(further: Sequence[Mapping[str, Any]]) -> str:
+            text = self._render([*opening, reply, *further])
+            if not called:
+                return _cut_once(text, _REPLY)[1]
+            text = text[len(self._render(opening)) :]
+            return text[self._end_after(text, str(PROBE.arguments["text"])) :]
+
+        return self._encoded(messages, after)
+
+    def _encoded(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        render: Callable[[Sequence[Mapping[str, Any]]], str],
+    ) -> list[int]:
+        """The ids of rendered messages, in which the names of special tokens stay plain text."""
+        holes: dict[str, str] = {}
+        shown = []
+        for number, message in enumerate(messages):
+            content = message.get("content")
+            if isinstance(content, str) and self._names_control(content):
+                hole = f"XCONTENT{number}X"
+                is_result = message["role"] == "tool" and self._tools
+                holes[hole] = self._result_text(content) if is_result else content
+                message = {**message, "content": hole}
+            if message.get("tool_calls"):
+                message = {**message, "tool_calls": self._named_apart(message["tool_calls"])}
+            shown.append(message)
+        text = render(shown)
+        ids: list[int] = []
+        for hole, content in holes.items():
+            before, text = _cut_once(text, hole)
+            ids += self._structure_ids(before)
+            ids += self._plain_ids(content.strip() if self._trims else content)
+        return [*ids, *self._structure_ids(text)]
+
+    def _named_apart(self, value: Any) -> Any:
+        """Calls in which a mark, which every template keeps, is where a special token is named."""
+        if isinstance(value, str):
+            for number, token in self._control.items():
+                value = value.replace(token, _MARK.format(number))
+            return value
+        if isinstance(value, list):
+            return [self._named_apart(each) for each in value]
+        if isinstance(value, Mapping):
+            return {self._named_apart(key): self._named_apart(v) for key, v in value.items()}
+        return value
+
+    def _structure_ids(self, text: str) -> list[int]:
+        """The ids of what a template wrote; what marks stand for stays plain text."""
+        parts = [""]
+        for number, piece in enumerate(_MARKED.split(text)):
+            token = self._control.get(int(piece)) if number % 2 else None
+            if number % 2 and token is None:
+                parts[-1] += _MARK.format(piece)
+            elif token is None:
+                parts[-1] += piece
+            else:
+                half = max(1, len(token) // 2)
+                parts[-1] += token[:half]
+                parts.append(token[half:])
+        return [i for part in parts for i in self._tokenizer.encode(part, add_special_tokens=False)]
+
+    def calls_in(self, text: str) -> list[Call | BadCall]:
+        """The tool calls in a policy's text; empty without tools."""
+        return [] if self._parse_calls is None else self._parse_calls(without_thinking(text))
+
+    def form(self, plain: ActionFormat) -> ActionFormat:
+        """The action format of the conversation: `plain`, or with tools that of their calls."""
+        if self._parse_calls is None:
+            return plain
+        return ToolFormat(self._tools, self._parse_calls, self._written)
+
+    def _written(self, calls: Sequence[Call]) -> str:
+        """The text of a response with these calls, up to its end token."""
+        given = json.dumps([dict(call.arguments) for call in calls], ensure_ascii=False)
+        if self._names_control(given):
+            raise ConfigError(
+                f"a tool call with the arguments {given[:120]} cannot be written: they contain a "
+                "special token of the tokenizer"
+            )
+        name, hole = calls[-1].name, "XRESULT0X"
+        opening = self._opening(_FIRST)
+        messages = [*opening, _called(*calls), _result(name, calls[-1].id or PROBE.id, hole)]
+        start, text = self._render(opening), self._render(messages, generate=False)
+        if not text.startswith(start):  # The template asks for reasoning: an empty one.
+            place = len(opening)
+            messages[place] = {**self._probe, "tool_calls": messages[place]["tool_calls"]}
+            text = self._render(messages, generate=False).replace(_REASONING, "")
+        text = text[len(start) :]
+        return text[: text.rindex(self._frame_of(((name, ""),))[0] + hole)]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], generate: bool = True) -> str:
         try:
             return rendered(
                 self._tokenizer, messages, add_generation_prompt=generate, **self._kwargs
@@ -163,8 +309,113 @@ class Chat:
         before, after = _cut_once(rest, _SECOND)
         return _Frame(before, after)
 
-    def _end_of_turn(self) -> int:
+    def _read_syntax(self, keep_reasoning: bool) -> None:
+        """How the template writes calls and their results, and whether it changes earlier turns."""
+        opening, result = self._opening(_FIRST), _result(PROBE.name, PROBE.id, _SECOND)
+        start = self._render(opening)
+        if self._tools[0].name not in start:
+            raise ConfigError(
+                "the chat template does not show tools, so the policy could not call them; use a "
+                "template with tools, or another action_format"
+            )
+        self._probe = probe = self._probe_after(start)
+        whole = self._render([*opening, probe, result], generate=False)
+        if str(PROBE.arguments["text"]) not in whole or _SECOND not in whole:
+            raise ConfigError(
+                "the chat template does not show tool calls and their results; use a template "
+                "with tools, or another action_format"
+            )
+        rendered = whole[len(start) : whole.index(_SECOND)]
+        call = rendered[: self._end_after(rendered, str(PROBE.arguments["text"]))]
+        self._parse_calls = syntax_of(call)
+        self._in_calls = frozenset(t for t in self._control.values() if t in call)
+        escaped = self._render([*opening, probe, _result(PROBE.name, PROBE.id, _QUOTED)], False)
+        self._json_results = _QUOTED not in escaped and json.dumps(_QUOTED)[1:-1] in escaped
+        self._trims_results = f" {_SECOND}" not in self._render(
+            [*opening, probe, _result(PROBE.name, PROBE.id, f" {_SECOND} ")], False
+        )
+        thought = {**probe, "content": _THOUGHT}
+        now = self._render([*opening, thought], generate=False)
+        later = self._render([*opening, thought, result, probe, result], generate=False)
+        again = self._render([*opening, probe, result, probe, result], generate=False)
+        if not again.startswith(whole):
+            problem = "changes earlier turns"
+        elif _REASONING in now and _REASONING not in later:
+            problem = "drops the reasoning of earlier turns"
+        else:
+            return
+        if not keep_reasoning:
+            raise TemplateRewritesHistory(_rewrites(problem))
+
+    def _probe_after(self, start: str) -> dict[str, Any]:
+        """A call that begins as the template asks for a turn: with reasoning, if need be."""
+        opening, plain = self._opening(_FIRST), _called(PROBE)
+        thinking = ({"content": _THOUGHT}, {"reasoning_content": _REASONING})
+        for probe in (plain, *({**plain, **extra} for extra in thinking)):
+            if self._render([*opening, probe], generate=False).startswith(start):
+                return probe
+        raise TemplateRewritesHistory(
+            "the chat template begins a turn with a call in another way than it asks for one, so "
+            "the policy would be trained on a context that it did not see; use another template, "
+            "or other chat_template_kwargs"
+        )
+
+    def _end_after(self, text: str, mark: str) -> int:
+        """The place of the first special token after `mark`, which ends the turn."""
+        begin = text.index(mark) + len(mark)
+        places = [text.find(token, begin) for token in self._control.values()]
+        found = [place for place in places if place >= 0]
+        if not found:
+            raise ConfigError(
+                "the chat template ends a tool call without a special token, so a policy could not "
+                "end its turn; use another template"
+            )
+        return min(found)
+
+    def _frame_of(self, calls: tuple[tuple[str, str], ...]) -> list[str]:
+        """The texts before, between and after the results of calls with these names and ids."""
+        if calls not in self._result_frames:
+            opening = self._opening(_FIRST)
+            holes = [f"XRESULT{number}X" for number in range(len(calls))]
+            messages = [
+                _result(name, identity or PROBE.id, hole)
+                for (name, identity), hole in zip(calls, holes, strict=True)
+            ]
+            called = _called(Call(calls[0][0], PROBE.arguments, calls[0][1]))
+            text = self._render([*opening, {**self._probe, **called}, *messages])
+            text = text[len(self._render(opening)) :]
+            rest = text[self._end_after(text, str(PROBE.arguments["text"])) :]
+            parts = []
+            for hole in holes:
+                before, rest = _cut_once(rest, hole)
+                parts.append(before)
+            self._result_frames[calls] = [*parts, rest]
+        return self._result_frames[calls]
+
+    def _result_ids(self, results: Sequence[ToolResult]) -> list[int]:
+        parts = self._frame_of(tuple((result.name, result.id) for result in results))
+        texts = [self._result_text(result.text) for result in results]
+        if not any(map(self._names_control, texts)):
+            whole = parts[0] + "".join(t + p for t, p in zip(texts, parts[1:], strict=True))
+            return list(self._tokenizer.encode(whole, add_special_tokens=False))
+        ids = list(self._tokenizer.encode(parts[0], add_special_tokens=False))
+        for text, part in zip(texts, parts[1:], strict=True):
+            ids += self._plain_ids(text)
+            ids += self._tokenizer.encode(part, add_special_tokens=False)
+        return ids
+
+    def _result_text(self, text: str) -> str:
+        text = text.strip() if self._trims_results else text
+        return json.dumps(text, ensure_ascii=False)[1:-1] if self._json_results else text
+
+    def _next_end(self) -> int | None:
+        """The token that ends a turn without a call, if it is a special one."""
         ids = self._tokenizer.encode(self._next.before, add_special_tokens=False)
+        return int(ids[0]) if ids and ids[0] in self._control else None
+
+    def _end_of_turn(self) -> int:
+        frame = self._frame_of(((self._tools[0].name, ""),))[0] if self._tools else None
+        ids = self._tokenizer.encode(frame or self._next.before, add_special_tokens=False)
         if not ids or ids[0] not in self._control:
             raise ConfigError(
                 f"the chat template ends a turn with {self._next.before[:40]!r}, which is not a "
@@ -182,17 +433,13 @@ class Chat:
         if not second.startswith(start + _REPLY) or third != second + delta:
             problem = "changes earlier turns"
         else:
-            thought = f"<think>\n{_REASONING}\n</think>\n\n{_REPLY}"
-            again = self._render([*self._opening(_FIRST), _assistant(thought), _user(_SECOND)])
+            thought = _assistant(_THOUGHT + _REPLY)
+            again = self._render([*self._opening(_FIRST), thought, _user(_SECOND)])
             if _REASONING in again:
                 return
             problem = "drops the reasoning of earlier turns"
         if not keep_reasoning:
-            raise TemplateRewritesHistory(
-                f"the chat template {problem}, so the policy would be trained on a context that "
-                "it did not see. Use an append-only template, or set keep_reasoning=True to keep "
-                "all sampled tokens"
-            )
+            raise TemplateRewritesHistory(_rewrites(problem))
 
     def _encode(self, frame: _Frame, observation: str) -> list[int]:
         text = observation.strip() if self._trims else observation
@@ -208,11 +455,12 @@ class Chat:
     def _names_control(self, text: str) -> bool:
         return any(token in text for token in self._control.values())
 
-    def _plain_ids(self, text: str) -> list[int]:
-        """Tokenize a text and treat the names of special tokens in it as plain text."""
+    def _plain_ids(self, text: str, special: AbstractSet[str] = frozenset()) -> list[int]:
+        """Tokenize a text and treat the names of other special tokens in it as plain text."""
         parts = [text]
         for token in self._control.values():
-            parts = [piece for part in parts for piece in _break_up(part, token)]
+            if token not in special:
+                parts = [piece for part in parts for piece in _break_up(part, token)]
         return [i for part in parts for i in self._tokenizer.encode(part, add_special_tokens=False)]
 
 
@@ -224,14 +472,40 @@ def _control_tokens(tokenizer: Any) -> dict[int, str]:
     return {int(number): str(token) for number, token in found if str(token)}
 
 
-def chat_of(config: PolicyConfig, tokenizer: Any, system_prompt: str) -> Chat:
-    """The chat of a policy with a complete system prompt."""
+def chat_of(
+    config: PolicyConfig, tokenizer: Any, system_prompt: str, tools: Sequence[ToolSpec] = ()
+) -> Chat:
+    """The chat of a policy with a complete system prompt.
+
+    `tools` are those of the environment, which the action format `tools` uses.
+    """
     return Chat(
         tokenizer,
         system_prompt,
-        keep_reasoning=config.keep_reasoning,
+        # The gateway splits the rows of a black-box agent where the template drops reasoning.
+        keep_reasoning=config.keep_reasoning or is_black_box(config.agent),
         template_kwargs=config.chat_template_kwargs,
+        tools=(tools or [ACT]) if config.form.name == "tools" else (),
     )
+
+
+def _rewrites(problem: str) -> str:
+    return (
+        f"the chat template {problem}, so the policy would be trained on a context that it did not "
+        "see. Use an append-only template, or set keep_reasoning=True to keep all sampled tokens"
+    )
+
+
+def _called(*calls: Call) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [call.as_message() for call in calls],
+    }
+
+
+def _result(name: str, identity: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "name": name, "tool_call_id": identity, "content": content}
 
 
 def _user(content: str) -> dict[str, str]:

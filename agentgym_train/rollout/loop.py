@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.values import RolloutLimits
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.rollout.actors import Actor, ActorFactory, ActorOutput, draw_seed
+from agentgym_train.rollout.actors import Actor, ActorOutput, draw_seed
+from agentgym_train.rollout.tool_calls import ToolCalls
 from agentgym_train.rollout.wrapping import WrappedSession, Wrapping
 
 Party = Literal["policy", "environment"]
@@ -170,6 +172,8 @@ class ConcurrencyLimits:
 
 INVALID: Final[dict[str, Any]] = {"invalid_action": True}
 """The info of a turn whose response has no action; the environment never sees it."""
+WITHOUT_LOSS: Final[dict[str, Any]] = {"loss": False}
+"""The info of a turn that is only context for those who learn from the episode."""
 _MAX_NON_ACTION_TURNS = 8
 
 """Consecutive non-action turns after which an agent is considered broken."""
@@ -187,6 +191,8 @@ class EpisodeSpec:
     group: int = -1
     split: str = ""
     category: str | None = None
+    env: int = 0
+    """Number of the environment, among those of the run."""
 
 
 @dataclass(slots=True)
@@ -201,6 +207,27 @@ class EpisodeResult:
     rows: list[Tokens]
     policy: str
     usage: dict[str, int] = field(default_factory=dict)
+
+
+class EpisodeActor(ABC):
+    """Plays a whole episode in its own way, in place of an actor that the turn loop asks."""
+
+    @abstractmethod
+    async def play(
+        self,
+        client: AsyncEnvClient,
+        start: EpisodeSpec,
+        horizon: int,
+        concurrency_limits: ConcurrencyLimits,
+        clock: Deadline,
+        wrapping: Wrapping | None,
+        step: int,
+    ) -> EpisodeResult:
+        """Play one attempt; raises if the environment, the engine or the agent is lost."""
+
+
+EpisodeActorFactory = Callable[[], Actor | EpisodeActor]
+"""Makes what plays an episode: mostly an actor."""
 
 
 class DeadlinePassed(EnvironmentLost):
@@ -311,29 +338,84 @@ class EpisodeRun:
                     )
                 self._turns.append(Turn(output.response, "", output.answer))
                 continue
-            steps, non_action_turns = steps + 1, 0
-            self._left -= 1
-            ending = await self._step(session, output, output.action)
+            non_action_turns = 0
+            if isinstance(output.action, ToolCalls):
+                taken, ending = await self._call(session, output, output.action, most - steps)
+            else:
+                taken, ending = 1, await self._step(session, output, output.action)
+            steps += taken
+            self._left -= taken
             if ending is not None:
                 return ending
             if steps < most:
-                await self._actor.observe(self._turns[-1].observation)
+                last = self._turns[-1]
+                results = [call["observation"] for call in last.info.get("calls", ())]
+                await self._actor.observe(last.observation, results)
         return "horizon"
+
+    async def _call(
+        self, session: AsyncSession, output: ActorOutput, calls: ToolCalls, most: int
+    ) -> tuple[int, Outcome | None]:
+        """Carry out calls one after the other, at most `most` that reach the environment.
+
+        Returns their number, at least 1, and the outcome if the episode is over. The turn has the
+        sum of the rewards; with several calls its info has each of them.
+        """
+        made: list[dict[str, Any]] = []
+        info: dict[str, Any] = {**INVALID}
+        taken, rejected = 0, False
+        ending: Outcome | None = None
+        self._unanswered = output
+        for call in calls.calls:
+            if call.action is None:
+                made.append({"action": "", "observation": call.problem, "reward": 0.0})
+                rejected = True
+                continue
+            if taken == most or ending is not None:
+                break
+            async with self._concurrency_limits.environment.call(self._clock):
+                reply = await session.step(call.action)
+            taken, info = taken + 1, reply.info
+            rejected |= bool(reply.info.get("invalid_action"))
+            row = {"action": call.action, "observation": reply.observation, "reward": reply.reward}
+            made.append(row)
+            if reply.terminated:
+                ending = "success" if reply.info.get("success") else "failure"
+            elif reply.truncated:
+                ending = "horizon"
+        self._unanswered = None
+        if len(calls.calls) > 1:
+            info = {**info, "invalid_action": rejected, "calls": made}
+        if not output.trained:
+            info = {**info, **WITHOUT_LOSS}
+        observation = "\n\n".join(row["observation"] for row in made)
+        reward = sum(row["reward"] for row in made)
+        self._turns.append(Turn(output.response, str(calls), observation, reward, info))
+        return max(1, taken), ending
 
     async def _step(
         self, session: AsyncSession, output: ActorOutput, action: str | ActionError
     ) -> Outcome | None:
         """Send the action; returns the outcome if the episode is over."""
+        context = {} if output.trained else WITHOUT_LOSS
         if isinstance(action, ActionError):
             # The response has no action: the observation says so, and the turn counts.
-            self._turns.append(Turn(output.response, "", action.message, info={**INVALID}))
+            self._turns.append(
+                Turn(output.response, "", action.message, info={**INVALID, **context})
+            )
             return None
         self._unanswered = output
         async with self._concurrency_limits.environment.call(self._clock):
             reply = await session.step(action)
         self._unanswered = None
         self._turns.append(
-            Turn(output.response, action, reply.observation, reply.reward, reply.info)
+            Turn(
+                output.response,
+                action,
+                reply.observation,
+                reply.reward,
+                {**reply.info, **context} if context else reply.info,
+            )
         )
         if reply.terminated:
             return "success" if reply.info.get("success") else "failure"
@@ -352,7 +434,7 @@ class EpisodeRun:
             )
         if isinstance(self._unanswered, ActorOutput) and isinstance(self._unanswered.action, str):
             # Its tokens were sampled; the observation is unknown.
-            self._turns.append(Turn(self._unanswered.response, self._unanswered.action, ""))
+            self._turns.append(Turn(self._unanswered.response, str(self._unanswered.action), ""))
         return "policy_timeout"
 
     async def _result(self, outcome: Outcome) -> EpisodeResult:
@@ -392,7 +474,7 @@ class Rollouts:
     def __init__(
         self,
         client: AsyncEnvClient,
-        new_actor: ActorFactory,
+        new_actor: EpisodeActorFactory,
         *,
         env_id: str,
         instruction: str = "",
@@ -435,6 +517,16 @@ class Rollouts:
             with self.concurrency_limits.episode() as clock:
                 return await self._play_with_retries(start, horizon, step, clock)
 
+    async def _play_once(
+        self, start: EpisodeSpec, horizon: int, step: int, clock: Deadline
+    ) -> EpisodeResult:
+        actor, limits, wrapping = self._new_actor(), self.concurrency_limits, self._wrapping
+        if isinstance(actor, EpisodeActor):
+            return await actor.play(self._client, start, horizon, limits, clock, wrapping, step)
+        return await EpisodeRun(actor, start, horizon, limits, clock, wrapping).play(
+            self._client, step
+        )
+
     async def _play_with_retries(
         self, start: EpisodeSpec, horizon: int, step: int, clock: Deadline
     ) -> Trajectory:
@@ -443,11 +535,8 @@ class Rollouts:
         result: EpisodeResult | None = None
         error: EpisodeFailure | EngineLost | None = None
         for attempts in range(1, self.concurrency_limits.limits.retries + 2):
-            run = EpisodeRun(
-                self._new_actor(), start, horizon, self.concurrency_limits, clock, self._wrapping
-            )
             try:
-                result = await run.play(self._client, step)
+                result = await self._play_once(start, horizon, step, clock)
                 break
             except (EpisodeFailure, EngineLost) as failure:
                 error = failure

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
+from agentgym_env.tools import ToolSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import EngineSettings, HFSettings
 from agentgym_train.engines.base import GenerationEngine, make_engine
 from agentgym_train.engines.vllm_server import served_engine, served_model
+from agentgym_train.gateway.server import Gateway
 from agentgym_train.models.loading import load_policy
-from agentgym_train.rollout.actors import ActorFactory, model_actor
+from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import AgentFactory
+from agentgym_train.rollout.black_box import gateway_actors, gateway_of
 from agentgym_train.rollout.chat import Chat, chat_of
+from agentgym_train.rollout.loop import EpisodeActorFactory
 from agentgym_train.rollout.policy_spec import PolicyName
 
 
@@ -31,34 +36,62 @@ class Policy:
     """The complete system prompt, including the instructions of the action format."""
     new_agent: AgentFactory | None = None
     """Makes an agent per episode; None makes the agent of the config."""
+    tools: Sequence[ToolSpec] = ()
+    """The environment's tools."""
+    gateway: Gateway | None = None
+    """Through which a black-box agent plays; None for other agents."""
 
     @property
     def action_format(self) -> ActionFormat:
         """How the policy writes an action."""
-        return self.config.form
+        return self.chat.form(self.config.form)
 
-    def actors(self, temperature: float | None = None) -> ActorFactory:
+    def actors(self, temperature: float | None = None) -> EpisodeActorFactory:
         """A factory of actors, one per episode; `temperature` overrides the config's."""
         config = self.config
         if temperature is not None:
             config = replace(config, temperature=temperature)
+        if self.gateway is not None:
+            return gateway_actors(self.gateway, config, self.instruction, self.tools)
         return model_actor(self.engine, self.chat, config, self.new_agent)
 
-    def in_environment(self, env_instruction: str) -> Policy:
-        """The same policy with the instruction of another environment."""
-        prompt = self.config.system_prompt(env_instruction)
-        return replace(self, chat=chat_of(self.config, self.tokenizer, prompt), instruction=prompt)
+    async def close(self) -> None:
+        """Close the gateway, if there is one, and the engine."""
+        if self.gateway is not None:
+            await self.gateway.close()
+        await self.engine.close()
+
+    def in_environment(
+        self,
+        env_instruction: str,
+        instruction: str | None = None,
+        tools: Sequence[ToolSpec] = (),
+    ) -> Policy:
+        """The same policy in another environment, whose instruction `instruction` overrides."""
+        config = self.config
+        if instruction is not None:
+            config = replace(config, instruction=instruction)
+        prompt = config.system_prompt(env_instruction)
+        chat = chat_of(config, self.tokenizer, prompt, tools)
+        return replace(self, chat=chat, instruction=prompt, tools=tools)
 
 
 def make_policy(
-    config: PolicyConfig, *, env_instruction: str = "", engine: EngineSettings | None = None
+    config: PolicyConfig,
+    *,
+    env_instruction: str = "",
+    tools: Sequence[ToolSpec] = (),
+    engine: EngineSettings | None = None,
 ) -> Policy:
     """Load a model from a folder or the hub and create its engine; default: transformers.
 
-    `env_instruction` is the environment's instruction; the config may override it.
+    `env_instruction` is the environment's instruction, which the config may override, and `tools`
+    are its tools, for the action format `tools`.
     """
     model, tokenizer = load_policy(config.model, config.dtype)
-    return policy_of(config, model, tokenizer, env_instruction=env_instruction, engine=engine)
+    return policy_of(
+        config, model, tokenizer, env_instruction=env_instruction, tools=tools, engine=engine
+    )
 
 
 def policy_of(
@@ -67,35 +100,40 @@ def policy_of(
     tokenizer: Any,
     *,
     env_instruction: str = "",
+    tools: Sequence[ToolSpec] = (),
     engine: EngineSettings | None = None,
 ) -> Policy:
     """A policy from a loaded model, with a new engine."""
     prompt = config.system_prompt(env_instruction)
+    made = make_engine(
+        engine or HFSettings(),
+        model,
+        pad_id=tokenizer.pad_token_id,
+        max_tokens=config.max_tokens,
+        dtype=config.compute_dtype,
+    )
     return Policy(
         config=config,
         model=model,
         tokenizer=tokenizer,
-        chat=chat_of(config, tokenizer, prompt),
-        engine=make_engine(
-            engine or HFSettings(),
-            model,
-            pad_id=tokenizer.pad_token_id,
-            max_tokens=config.max_tokens,
-            dtype=config.compute_dtype,
-        ),
+        chat=chat_of(config, tokenizer, prompt, tools),
+        engine=made,
         instruction=prompt,
+        tools=tools,
+        gateway=gateway_of(made, tokenizer, config),
     )
 
 
-def served_actors(
+def served_policy(
     name: PolicyName,
     config: PolicyConfig,
     *,
     env_instruction: str,
+    tools: Sequence[ToolSpec] = (),
     tokenizer: str | None = None,
     api_key: str | None = None,
-) -> tuple[GenerationEngine, ActorFactory]:
-    """(engine, actor factory) of a vLLM server; close the engine on the actors' event loop.
+) -> Policy:
+    """The policy of a vLLM server, without a model here.
 
     `tokenizer` is a folder or hub id; default: the one that the server loaded its model from.
     Raises `ConfigError` if the server or the tokenizer is not available.
@@ -105,8 +143,18 @@ def served_actors(
     engine = served_engine(
         name.url, loaded, max_tokens=config.max_tokens, model=served.name, api_key=api_key
     )
-    chat = chat_of(config, loaded, config.system_prompt(env_instruction))
-    return engine, model_actor(engine, chat, replace(config, model=f"vllm:{served.name}"))
+    config = replace(config, model=f"vllm:{served.name}")
+    prompt = config.system_prompt(env_instruction)
+    return Policy(
+        config=config,
+        model=None,
+        tokenizer=loaded,
+        chat=chat_of(config, loaded, prompt, tools),
+        engine=engine,
+        instruction=prompt,
+        tools=tools,
+        gateway=gateway_of(engine, loaded, config),
+    )
 
 
 def _tokenizer(source: str, name: PolicyName) -> Any:

@@ -14,19 +14,22 @@ LABEL=POLICY            any of these with a label
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from agentgym_env.errors import ConfigError
+from agentgym_env.tools import ToolSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
 from agentgym_train.models.local import check_folder
-from agentgym_train.rollout.actors import ActorFactory, ExpertActor, RandomActor, chat_actors
+from agentgym_train.rollout.actors import ExpertActor, RandomActor, chat_actors
+from agentgym_train.rollout.loop import EpisodeActorFactory
 
 Kind = Literal["expert", "random", "hf", "vllm", "openai"]
 
@@ -144,27 +147,36 @@ class PolicySpec:
             self._endpoint = ChatEndpoint(settings)
 
     @contextmanager
-    def actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
-        """Make actors for an environment's instruction; `run` runs a coroutine on their loop."""
+    def actors(
+        self, instruction: str, run: Run, tools: Sequence[ToolSpec] = ()
+    ) -> Iterator[EpisodeActorFactory]:
+        """Make actors for an environment; `run` runs a coroutine on their loop."""
+        form = self.config.form
+        # Only a chat template can write tool calls.
+        written = None if form.name == "tools" else form
         if self.name.kind == "expert":
-            yield ExpertActor
+            yield partial(ExpertActor, written)
         elif self.name.kind == "random":
-            yield RandomActor
+            yield partial(RandomActor, written)
         elif self._endpoint is not None:
             try:
-                yield chat_actors(self._endpoint, self.config, env_instruction=instruction)
+                yield chat_actors(
+                    self._endpoint, self.config, env_instruction=instruction, tools=tools
+                )
             finally:
                 run(self._endpoint.close())
         elif self.name.kind == "vllm":
-            yield from self._served_actors(instruction, run)
+            yield from self._served_actors(instruction, run, tools)
         else:
-            yield from self._model_actors(instruction, run)
+            yield from self._model_actors(instruction, run, tools)
 
     def used(self) -> dict[str, int]:
         """The endpoint's token and request counts so far, including failed requests."""
         return {} if self._endpoint is None else asdict(self._endpoint.usage)
 
-    def _model_actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
+    def _model_actors(
+        self, instruction: str, run: Run, tools: Sequence[ToolSpec]
+    ) -> Iterator[EpisodeActorFactory]:
         from agentgym_train.models.local import check_available
 
         check_available(self.name.model)
@@ -177,6 +189,7 @@ class PolicySpec:
         policy = make_policy(
             replace(self.config, model=self.name.model),
             env_instruction=instruction,
+            tools=tools,
             engine=HFSettings(settle_ties=True),
         )
         if torch.cuda.is_available():
@@ -184,19 +197,22 @@ class PolicySpec:
         try:
             yield policy.actors()
         finally:
-            run(policy.engine.close())
+            run(policy.close())
 
-    def _served_actors(self, instruction: str, run: Run) -> Iterator[ActorFactory]:
-        from agentgym_train.rollout.policy import served_actors
+    def _served_actors(
+        self, instruction: str, run: Run, tools: Sequence[ToolSpec]
+    ) -> Iterator[EpisodeActorFactory]:
+        from agentgym_train.rollout.policy import served_policy
 
-        engine, actors = served_actors(
+        policy = served_policy(
             self.name,
             self.config,
             env_instruction=instruction,
+            tools=tools,
             tokenizer=self.tokenizer,
             api_key=self.api_key,
         )
         try:
-            yield actors
+            yield policy.actors()
         finally:
-            run(engine.close())
+            run(policy.close())

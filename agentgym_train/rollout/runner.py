@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agentgym_env.client.aio import AsyncEnvClient
+from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import full_id
@@ -23,9 +23,15 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
-from agentgym_train.config.methods import AgentEvolConfig, World
-from agentgym_train.rollout.actors import ActorFactory
-from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec, RolloutLimits, Rollouts
+from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.config.worlds import RLWorld, World
+from agentgym_train.rollout.loop import (
+    ConcurrencyLimits,
+    EpisodeActorFactory,
+    EpisodeSpec,
+    RolloutLimits,
+    Rollouts,
+)
 from agentgym_train.rollout.wrapping import Wrapping
 
 
@@ -164,16 +170,19 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         env_kwargs: Mapping[str, Any] | None = None,
         concurrency: int = 256,
         processes: int = 1,
-        limits: RolloutLimits | None = None,
+        limits: RolloutLimits | ConcurrencyLimits | None = None,
         runner: asyncio.Runner | None = None,
         wrappers: Sequence[WrapperSpec] = (),
     ) -> None:
         """`processes` share `servers` and `concurrency`; each process starts its own local server.
 
         `token` is that of `servers`; None uses the environment variable `AGENTGYM_TOKEN`.
-        RolloutRunners with the same `runner` share its event loop, and so can share an engine.
+        RolloutRunners with the same `runner` share its event loop, and so can share an engine and
+        `ConcurrencyLimits`.
         """
-        self.concurrency_limits = ConcurrencyLimits(limits)
+        if not isinstance(limits, ConcurrencyLimits):
+            limits = ConcurrencyLimits(limits)
+        self.concurrency_limits: ConcurrencyLimits = limits
         self._pool: OversamplingPool | None = None
         self._wrapping: Wrapping | None = None
         self._running: asyncio.Task[Any] | None = None
@@ -195,11 +204,10 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         try:
             self.card: EnvCard = self.run(self._client.card())
             self.tasks: TaskSet = self.run(self._client.task_set())
-            sessions = self.card.max_sessions * len(addresses)
-            sessions //= 1 if self.server else processes
-            self._concurrency = max(1, min(concurrency // processes, sessions))
+            self._processes = processes
+            self._wanted_concurrency = concurrency // processes
             if wrappers:
-                self._wrapping = Wrapping(wrappers, self.card, self.tasks, self._concurrency)
+                self._wrapping = Wrapping(wrappers, self.card, self.tasks, self._concurrency())
         except BaseException:
             self.close()
             raise
@@ -230,13 +238,13 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
 
     def collect(
         self,
-        new_actor: ActorFactory,
+        new_actor: EpisodeActorFactory,
         starts: Sequence[EpisodeSpec],
         horizon: int,
         *,
         step: int = -1,
         instruction: str = "",
-        on_episode: Callable[[Trajectory], None] | None = None,
+        on_episode: OnEpisode | None = None,
     ) -> list[Trajectory]:
         """Run every start for at most `horizon` turns; trajectories are in the order of `starts`.
 
@@ -244,15 +252,37 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         carried over from a training step are cancelled.
         """
         self._end_pool()
+        return self.run(
+            self.collecting(
+                new_actor,
+                starts,
+                horizon,
+                step=step,
+                instruction=instruction,
+                on_episode=on_episode,
+            )
+        )
 
-        def play(chosen: Sequence[EpisodeSpec]) -> list[Trajectory]:
+    async def collecting(
+        self,
+        new_actor: EpisodeActorFactory,
+        starts: Sequence[EpisodeSpec],
+        horizon: int,
+        *,
+        step: int = -1,
+        instruction: str = "",
+        on_episode: OnEpisode | None = None,
+    ) -> list[Trajectory]:
+        """`collect` as a coroutine, so that several environments can be played at once."""
+
+        async def play(chosen: Sequence[EpisodeSpec]) -> list[Trajectory]:
             rollouts = self._rollouts(new_actor, instruction)
-            return self.run(rollouts.collect(chosen, horizon, step=step, on_episode=on_episode))
+            return await rollouts.collect(chosen, horizon, step=step, on_episode=on_episode)
 
-        played = play(starts)
-        if self._replace_dead_server():
+        played = await play(starts)
+        if await self._replace_dead_server():
             lost = [i for i, t in enumerate(played) if t.outcome == "environment_lost"]
-            again = play([starts[i] for i in lost])
+            again = await play([starts[i] for i in lost])
             for i, trajectory in zip(lost, again, strict=True):
                 played[i] = after_loss(trajectory, played[i])
         return played
@@ -260,7 +290,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
     def collect_groups(
         self,
         pool: OversamplingPool,
-        new_actor: ActorFactory,
+        new_actor: EpisodeActorFactory,
         groups: Sequence[Sequence[EpisodeSpec]],
         horizon: int,
         *,
@@ -268,7 +298,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         step: int,
         version: int,
         instruction: str = "",
-        on_episode: Callable[[Trajectory], None] | None = None,
+        on_episode: OnEpisode | None = None,
     ) -> list[Trajectory]:
         """Run groups and return the first `wanted` complete ones; see `OversamplingPool`.
 
@@ -286,8 +316,12 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
                 on_episode=on_episode,
             )
         )
-        self._replace_dead_server()
+        self.run(self._replace_dead_server())
         return played
+
+    async def open_session(self) -> AsyncSession:
+        """A session of its own, which the caller closes."""
+        return await self._client.open()
 
     def _end_pool(self) -> None:
         if self._pool is not None:
@@ -295,22 +329,28 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
             self.concurrency_limits.resume()
             self._pool = None
 
-    def _rollouts(self, new_actor: ActorFactory, instruction: str) -> Rollouts:
+    def _rollouts(self, new_actor: EpisodeActorFactory, instruction: str) -> Rollouts:
         return Rollouts(
             self._client,
             new_actor,
             env_id=self.env_id,
             instruction=instruction,
-            concurrency=self._concurrency,
+            concurrency=self._concurrency(),
             concurrency_limits=self.concurrency_limits,
             wrapping=self._wrapping,
         )
 
-    def _replace_dead_server(self) -> bool:
+    def _concurrency(self) -> int:
+        """Episodes at the same time, for the servers that there are now."""
+        sessions = self.card.max_sessions * self._client.server_count
+        sessions //= 1 if self.server else self._processes
+        return max(1, min(self._wanted_concurrency, sessions))
+
+    async def _replace_dead_server(self) -> bool:
         """Start a new local server if it died."""
         if self.server is None or not self.server.replace_ended():
             return False
-        self.run(self._client.close())
+        await self._client.close()
         self._client = AsyncEnvClient([self.server.address], token=NO_TOKEN, timeout_s=_TIMEOUT_S)
         return True
 
@@ -402,23 +442,30 @@ class RolloutBar:
 class Worlds(AbstractContextManager["Worlds"]):
     """A `RolloutRunner` per environment. They share an event loop, so one engine serves all."""
 
-    def __init__(self, config: AgentEvolConfig, processes: int = 1) -> None:
-        """Raises an error if an environment, its server or a split is not available."""
+    def __init__(self, config: AgentEvolConfig | RLConfig, processes: int = 1) -> None:
+        """Raises an error if an environment, its server or a split is not available.
+
+        In RL all environments are played at once, and share `concurrency`.
+        """
         self._open = ExitStack()
         runner = self._open.enter_context(asyncio.Runner())
-        self._rollout_runners: list[tuple[World, RolloutRunner]] = []
+        self.concurrency_limits = ConcurrencyLimits(config.rollout_limits)
+        worlds: Sequence[World | RLWorld] = config.worlds
+        at_once = len(worlds) if isinstance(config, RLConfig) else 1
+        self._rollout_runners: list[tuple[Any, RolloutRunner]] = []
         try:
-            for world in config.worlds:
+            for world in worlds:
+                wrappers = world.wrappers if isinstance(world, RLWorld) else config.wrappers
                 rollout_runner = RolloutRunner(
                     world.env,
                     world.servers,
                     token=token_of_file(config.token_file) if world.servers else None,
                     env_kwargs=world.env_kwargs,
-                    concurrency=config.concurrency,
+                    concurrency=max(1, config.concurrency // at_once),
                     processes=processes,
-                    limits=config.rollout_limits,
+                    limits=self.concurrency_limits,
                     runner=runner,
-                    wrappers=config.wrappers,
+                    wrappers=wrappers or (),
                 )
                 self._open.enter_context(rollout_runner)
                 for split in (world.split, world.eval_split):
@@ -427,12 +474,25 @@ class Worlds(AbstractContextManager["Worlds"]):
         except BaseException:
             self._open.close()
             raise
-        self.run = self._rollout_runners[0][1].run
+        first = self._rollout_runners[0][1]
+        self.run = first.run
         """Runs a coroutine on the shared event loop."""
+        self.stop = first.stop
+        """Cancels the coroutine that another thread runs, if any."""
+        self.card = first.card
+        """That of the first environment."""
 
-    def __iter__(self) -> Iterator[tuple[World, RolloutRunner]]:
+    def __iter__(self) -> Iterator[tuple[Any, RolloutRunner]]:
+        """(`RLWorld` of RL or `World` of AgentEvol, runner) of each environment."""
         return iter(self._rollout_runners)
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """Close the servers, then the event loop."""
         self._open.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+Stage = RolloutRunner | Worlds | None
+"""What a run plays in: one environment, several, or none."""

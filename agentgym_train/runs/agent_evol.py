@@ -31,10 +31,10 @@ from rich.console import Console
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_env.trust import trust_option
 from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import AgentEvolConfig, World
+from agentgym_train.config.methods import AgentEvolConfig
 from agentgym_train.config.values import INTERRUPTED, EpisodeFilter
+from agentgym_train.config.worlds import World, file_name
 from agentgym_train.data.collect import (
     CollectConfig,
     FilteredEpisodes,
@@ -54,7 +54,8 @@ from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
-from agentgym_train.runs.run import evaluate_policy, new_folder, notifier, train
+from agentgym_train.runs.run import evaluate_policy, new_folder, notifier, resume_command, train
+from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.trainers.callbacks import last_checkpoint
 from agentgym_train.trainers.run_summary import conclude_evolution
 from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer
@@ -173,11 +174,6 @@ def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajector
     return found.selected
 
 
-def file_name(env: str) -> str:
-    """The id of an environment as a file name."""
-    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in env)
-
-
 def explored_episodes(folder: Path) -> list[Trajectory]:
     """The episodes that all processes explored in one environment, in the order of the starts."""
     parts = sorted(folder.glob("process-*"))
@@ -198,32 +194,33 @@ class _Run:
     def run(self) -> int:
         """Run all iterations and write the summary. Returns the exit status."""
         config = self.config
+        again = resume_command(self.store, config)
         try:
-            self._evaluate_base()
-            results: list[list[ExplorationResult]] = []
-            # Without demonstrations there is nothing to learn from before the first exploration.
-            for iteration in range(0 if self.demonstrations else 1, config.iterations + 1):
-                store = self._iteration_store(iteration)
-                if iteration:
-                    results.append(self._explore(store, iteration))
-                if not self._exists(store.path / "iteration.json"):
-                    rows = self._learn(
-                        store, iteration, merged(config, self.demonstrations, results)
-                    )
-                    reports = self._evaluate(store, iteration)
-                    self._finish(store, iteration_row(iteration, reports, results, rows, store))
+            with watching_processes(f"Resume with: {again}"):
+                self._iterate()
         except KeyboardInterrupt:
-            self.console.print(
-                f"Interrupted. Resume with: [bold]agentgym train --resume {self.store.path}"
-                f"{trust_option(config.as_dict())}[/]",
-                soft_wrap=True,
-            )
+            self.console.print(f"Interrupted. Resume with: [bold]{again}[/]", soft_wrap=True)
             return INTERRUPTED
         if PartialState().is_main_process:
             model = self._folder(config.iterations) / "model"
             shutil.copytree(model, self.store.path / "model", dirs_exist_ok=True)
             conclude_evolution(config, self.store, self.console)
         return 0
+
+    def _iterate(self) -> None:
+        """Explore, learn and evaluate in turn; what is finished is kept."""
+        config = self.config
+        self._evaluate_base()
+        results: list[list[ExplorationResult]] = []
+        # Without demonstrations there is nothing to learn from before the first exploration.
+        for iteration in range(0 if self.demonstrations else 1, config.iterations + 1):
+            store = self._iteration_store(iteration)
+            if iteration:
+                results.append(self._explore(store, iteration))
+            if not self._exists(store.path / "iteration.json"):
+                rows = self._learn(store, iteration, merged(config, self.demonstrations, results))
+                reports = self._evaluate(store, iteration)
+                self._finish(store, iteration_row(iteration, reports, results, rows, store))
 
     def _folder(self, iteration: int) -> Path:
         return self.store.path / f"iteration-{iteration}"
@@ -265,7 +262,7 @@ class _Run:
         try:
             yield policy
         finally:
-            self.worlds.run(policy.engine.close())
+            self.worlds.run(policy.close())
             del policy
             clear_device_cache(garbage_collection=True)
 
@@ -304,7 +301,8 @@ class _Run:
         gathered(None)
         if not share:
             return
-        policy = policy.in_environment(rollout_runner.card.instruction)
+        card = rollout_runner.card
+        policy = policy.in_environment(card.instruction, tools=card.tools)
         actors = policy.actors(self.config.temperature)
         store = opened(settings)
         lost = play(
@@ -397,7 +395,9 @@ class _Run:
                         eval_split=world.eval_split,
                         eval_horizon=config.eval_horizon_of(world),
                     ),
-                    policy.in_environment(rollout_runner.card.instruction),
+                    policy.in_environment(
+                        rollout_runner.card.instruction, tools=rollout_runner.card.tools
+                    ),
                     rollout_runner,
                     self.console,
                     f"eval {world.env.rpartition('/')[2][-20:]}",

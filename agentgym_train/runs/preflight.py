@@ -29,7 +29,7 @@ from agentgym_train.config.methods import (
     stored_config,
 )
 from agentgym_train.config.values import local_path
-from agentgym_train.rollout.runner import RolloutRunner, Worlds
+from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 
 logger = logging.getLogger(__name__)
 
@@ -234,9 +234,7 @@ def is_complete(path: Path) -> bool:
     return RunStore.open(path).read_json("summary.json") is not None
 
 
-def prepared(
-    config: RunConfig, processes: int = 1, *, is_loaded: bool = False
-) -> RolloutRunner | Worlds | None:
+def prepared(config: RunConfig, processes: int = 1, *, is_loaded: bool = False) -> Stage:
     """The rollout runner of a config, for one of `processes`; None without an environment.
 
     Raises an error if the batch is not divisible by the processes, or if a library, the model, a
@@ -244,9 +242,10 @@ def prepared(
     """
     config.check_processes(processes)
     addresses = list(config.servers)
-    if isinstance(config, AgentEvolConfig):
+    several = _of_several(config)
+    if several is not None:
         # An unknown environment is reported before a model is downloaded.
-        addresses += [address for world in config.worlds for address in world.servers]
+        addresses += [address for world in several.worlds for address in world.servers]
     elif config.env and not config.servers:
         full_id(config.env)
     if config.token_file is not None and not addresses:
@@ -257,8 +256,8 @@ def prepared(
     check_libraries()
     if not is_loaded:
         config.check_model()
-    if isinstance(config, AgentEvolConfig):
-        worlds = Worlds(config, processes)
+    if several is not None:
+        worlds = Worlds(several, processes)
         for world, runner in worlds:
             warn_of_trained_tasks(runner, world.split, world.eval_split)
         return worlds
@@ -268,6 +267,14 @@ def prepared(
     if isinstance(config, RLConfig):
         warn_of_trained_tasks(rollout_runner, config.split, config.eval_split)
     return rollout_runner
+
+
+def _of_several(config: RunConfig) -> AgentEvolConfig | RLConfig | None:
+    """The config, if it is one of several environments."""
+    has_several = isinstance(config, AgentEvolConfig) or (
+        isinstance(config, RLConfig) and bool(config.envs)
+    )
+    return config if has_several else None  # type: ignore[return-value]
 
 
 def warn_of_trained_tasks(rollout_runner: RolloutRunner, split: str, eval_split: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from transformers.trainer_pt_utils import get_parameter_names
 from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm
-from agentgym_train.algorithms.base import TokenBatch
+from agentgym_train.algorithms.base import TokenBatch, advantages_per_env
 from agentgym_train.algorithms.gae import ActorCritic, CriticTargets, value_loss
 from agentgym_train.models.distributed import gathered
 from agentgym_train.trainers.batch import (
@@ -288,7 +288,10 @@ class StepAdvantages:
         minibatches: int = 1,
         epochs: int = 1,
         overlong: OverlongPenalty | None = None,
+        env_of: Callable[[Trajectory], int] | None = None,
     ) -> None:
+        """With `env_of`, the number of an episode's environment, each has its own whitening."""
+        self._env_of = env_of
         self._trainer = trainer
         self._algorithm = algorithm
         self._group_size = group_size
@@ -327,6 +330,7 @@ class StepAdvantages:
             self._dummy_id,
             self._trained,
             self._overlong,
+            None if self._env_of is None else list(map(self._env_of, trajectories)),
         )
         mask = own.trained.to(device)  # (B, V)
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (R, P + T)
@@ -349,7 +353,9 @@ class StepAdvantages:
             Counts(int(every.trainable[here].sum()), int(every.trained[here].sum()))
             for here in (numbers == number for number in range(self._minibatches))
         ]
-        found = rows_of(self._algorithm.advantages(every), shares, rank).to(device)  # (B, V)
+        found = rows_of(advantages_per_env(self._algorithm, every), shares, rank).to(
+            device
+        )  # (B, V)
         if self.critic is not None:
             self._update_critic(ids, attention, width, rows, own, every, shares, numbers)
         self.per_token = found.cpu()

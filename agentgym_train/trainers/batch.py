@@ -227,11 +227,13 @@ def token_batch(
     dummy_id: int,
     trained: frozenset[str] = TEACHES,
     overlong: OverlongPenalty | None = None,
+    envs: Sequence[int] | None = None,
 ) -> TokenBatch:
     """B episodes, each with all its rows joined and padded to `width`, as input of an algorithm.
 
     Only episodes whose outcome is in `trained` are trained on; the others have no tokens and turns.
-    `overlong` is subtracted from the reward of the last turn.
+    `overlong` is subtracted from the reward of the last turn. `envs` are the numbers of the
+    episodes' environments, if there are several.
     """
     rows = [joined_tokens(rows_of_episode(t, dummy_id, trained)) for t in trajectories]
     trainable = [t.outcome in trained for t in trajectories]
@@ -249,6 +251,7 @@ def token_batch(
         states=_padded([_states(t, len(p)) for t, p in zip(trajectories, turns, strict=True)], -1),
         truncated=torch.tensor([t.outcome in TRUNCATED for t in trajectories]),
         logprobs=_padded([row.logprobs for row in rows], 0.0, width),
+        envs=None if envs is None else torch.tensor(envs),
     )
 
 

@@ -18,11 +18,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.base import RunConfig
-from agentgym_train.evaluation.evaluate import EvalReport
+from agentgym_train.evaluation.report import Reports
 from agentgym_train.models.distributed import gathered
 from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.runner import Stage
 
 StepMetrics = dict[str, float]
 
@@ -146,6 +146,32 @@ class StopAtLastStep(TrainerCallback):
             raise LastStepReached
 
 
+class StopAtEnvSteps(TrainerCallback):
+    """Ends a run after the optimizer step that reaches a number of environment steps.
+
+    The count is from the trainer's log, which checkpoints contain: a resumed run counts on. It
+    raises `LastStepReached` if the steps were used before the checkpoint was saved.
+    """
+
+    def __init__(self, env_steps: int) -> None:
+        self.env_steps = env_steps
+
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Raise if no step is left."""
+        if self._are_used(state):
+            raise LastStepReached
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Stop if the steps are used; transformers saves a checkpoint afterwards."""
+        if self._are_used(state):
+            control.should_training_stop = True
+
+    def _are_used(self, state: TrainerState) -> bool:
+        return sum(row.get("env_steps", 0) for row in state.log_history) >= self.env_steps
+
+
 class HorizonState(TrainerCallback):
     """Saves the horizon schedule's state in each checkpoint, and reports when it grows.
 
@@ -260,14 +286,15 @@ class Method:
 
     check: Callable[[Any], None]
     """Raise `ConfigError` for values that only the libraries can check, before writing a folder."""
-    prepare: Callable[[Policy, Any, RolloutRunner | None, Notify], MakeTrainer]
+    prepare: Callable[[Policy, Any, Stage, Notify], MakeTrainer]
     """Check what needs the loaded policy, and return the factory of the trainer."""
     callbacks: Callable[[Any, str | None, Progress], list[TrainerCallback]]
     """The callbacks for a trainer and the checkpoint that it resumes from. One of them writes the
     file that marks a checkpoint as complete."""
     shown: Shown
     """Which metrics of a step are written and shown."""
-    summary: Callable[[Any, RunStore, EvalReport | None, EvalReport | None], dict[str, Any]]
+    summary: Callable[[Any, RunStore, Reports, Reports], dict[str, Any]]
+    """summary.json, from the evaluations before and after training."""
     plot: Callable[[Any, RunStore], Path | None]
     next_commands: Callable[[Any, RunStore], list[tuple[str, str]]]
     """(command, purpose) of the suggested next commands."""

@@ -31,7 +31,7 @@ from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.runner import Stage
 from agentgym_train.trainers.callbacks import (
     MakeTrainer,
     Method,
@@ -265,7 +265,7 @@ def _check(config: DPOConfig) -> None:
 
 
 def _prepare(
-    policy: Policy, config: DPOConfig, rollout_runner: RolloutRunner | None, notify: Notify
+    policy: Policy, config: DPOConfig, rollout_runner: Stage, notify: Notify
 ) -> MakeTrainer:
     """Read the pairs; returns a function that creates the trainer."""
     rows = DPODataset.read(config, policy.tokenizer)

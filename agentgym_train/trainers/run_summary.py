@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
-from agentgym_train.evaluation.evaluate import EvalReport
+from agentgym_train.config.worlds import RLWorld
+from agentgym_train.evaluation.report import Reports
 from agentgym_train.evaluation.tables import category_grid
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ SMOOTHED_OVER = 10
 """Steps of the plot's moving average."""
 
 
-def summary(
-    config: RLConfig, store: RunStore, before: EvalReport | None, after: EvalReport | None
-) -> dict[str, Any]:
+def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) -> dict[str, Any]:
     """The summary.json of an RL run."""
     rows, _ = store.metrics()
     return _evaluations(config, before, after) | {
@@ -44,7 +43,7 @@ def summary(
 
 
 def learning_summary(
-    config: RunConfig, store: RunStore, before: EvalReport | None, after: EvalReport | None
+    config: RunConfig, store: RunStore, before: Reports, after: Reports
 ) -> dict[str, Any]:
     """The summary.json of an SFT or DPO run."""
     rows, _ = store.metrics()
@@ -57,18 +56,30 @@ def learning_summary(
     }
 
 
-def _evaluations(
-    config: RunConfig, before: EvalReport | None, after: EvalReport | None
-) -> dict[str, Any]:
-    return {
-        "success_before": before.success if before else None,
-        "success_after": after.success if after else None,
+def _evaluations(config: RunConfig, before: Reports, after: Reports) -> dict[str, Any]:
+    """The results before and after; of several environments the mean success, and each report."""
+    shared = {
+        f"success_{name}": fmean(r.success for r in reports.values()) if reports else None
+        for name, reports in (("before", before), ("after", after))
+    }
+    if isinstance(config, RLConfig) and config.envs:
+        return shared | {
+            "seed": config.seed,
+            "envs": {
+                world.env: {"eval_split": world.eval_split, "eval_horizon": world.eval_horizon}
+                for world in config.worlds
+            },
+            "before": {env: report.as_dict() for env, report in before.items()},
+            "after": {env: report.as_dict() for env, report in after.items()},
+        }
+    first, last = (next(iter(reports.values()), None) for reports in (before, after))
+    return shared | {
         "seed": config.seed,
         "env": config.env,
         "eval_split": config.eval_split,
         "eval_horizon": config.fixed_eval_horizon,
-        "before": before.as_dict() if before else None,
-        "after": after.as_dict() if after else None,
+        "before": first.as_dict() if first else None,
+        "after": last.as_dict() if last else None,
     }
 
 
@@ -76,9 +87,10 @@ def _seconds(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return round(sum(row[name] for row in rows), 1)
 
 
-def success_table(reports: dict[str, EvalReport]) -> UncutTable:
+def success_table(reports: Reports, title: str = "") -> UncutTable:
     """Success and mean turns by category, with two columns per report."""
-    return category_grid(reports).as_table()
+    grid = category_grid(reports)
+    return (replace(grid, title=title) if title else grid).as_table()
 
 
 def lost_episodes(store: RunStore) -> str | None:
@@ -120,6 +132,10 @@ def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
         (of_reward, "reward", "#d1495b", "--", of_kept),
     ):
         drawn += _smoothed(axis, rows, name, color, dashes, label=name + of)
+    for number, name in enumerate(n for n in rows[-1] if n.startswith("success/")):
+        known = [row for row in rows if row.get(name) is not None]
+        label = name.rpartition("/")[2]
+        drawn += _smoothed(upper, known, name, f"C{number + 1}", ":", label=label)
     upper.set_ylim(-0.02, 1.02)
     upper.set_ylabel("mean over the step's episodes")
     if of_reward is not upper:
@@ -229,15 +245,18 @@ def _save(figure: Figure, folder: Path) -> Path:
 
 def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, purpose) of the suggested commands after RL."""
-    run = store.path
+    run, world = store.path, config.worlds[0]
     return [
-        (
-            _eval_command(config, config.env, run, config.split, config.fixed_eval_horizon),
-            "evaluate the trained policy on another split",
+        *(
+            (
+                _eval_command(_in_world(config, w), w.env, run, w.split, w.eval_horizon),
+                "evaluate the trained policy on another split",
+            )
+            for w in config.worlds
         ),
         (
-            f"agentgym eval --env {config.env} --policy expert --split {config.eval_split} "
-            f"--horizon {config.fixed_eval_horizon}",
+            f"agentgym eval --env {world.env} --policy expert --split {world.eval_split} "
+            f"--horizon {world.eval_horizon}",
             "evaluate the oracle",
         ),
         (
@@ -246,6 +265,11 @@ def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
             "continue training from here",
         ),
     ]
+
+
+def _in_world(config: RLConfig, world: RLWorld) -> RLConfig:
+    """The config with the prompt and the wrappers of one of its environments."""
+    return replace(config, instruction=world.instruction, wrappers=world.wrappers or [])
 
 
 def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:

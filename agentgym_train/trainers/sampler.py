@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -14,8 +16,8 @@ import torch
 
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.rollout.actors import ActorFactory, draw_seed
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.actors import draw_seed
+from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.runner import OversamplingPool, RolloutBar, RolloutRunner
 from agentgym_train.trainers.batch import OverlongPenalty
 
@@ -124,50 +126,108 @@ def tasks_of_step(tasks: Sequence[str], seed: int, number: int, wanted: int) -> 
     return [tasks[order[i % len(tasks)]] for i in range(place * wanted, (place + 1) * wanted)]
 
 
+class TaskEpochs:
+    """An endless sequence of tasks: one shuffled epoch after the other.
+
+    Of `apart` successive tasks none is named twice, also where an epoch ends, as long as there are
+    twice as many tasks.
+    """
+
+    def __init__(self, tasks: Sequence[str], apart: int, seed: int) -> None:
+        self._tasks = list(tasks)
+        self._apart = min(apart - 1, len(self._tasks) // 2)
+        self._seed = seed
+        self._epochs: list[list[str]] = []
+
+    def take(self, first: int, wanted: int) -> list[str]:
+        """The tasks `first` to `first + wanted`."""
+        found: list[str] = []
+        while len(found) < wanted:
+            epoch, place = divmod(first + len(found), len(self._tasks))
+            found += self._epoch(epoch)[place : place + wanted - len(found)]
+        return found
+
+    def _epoch(self, number: int) -> list[str]:
+        while len(self._epochs) <= number:
+            order = list(self._tasks)
+            random.Random(f"epoch/{self._seed}/{len(self._epochs)}").shuffle(order)
+            last = self._epochs[-1][-self._apart :] if self._epochs and self._apart else []
+            begin = [task for task in order if task not in last][: self._apart]
+            self._epochs.append([*begin, *(task for task in order if task not in begin)])
+        return self._epochs[number]
+
+
+def envs_of_step(weights: Sequence[float], wanted: int, seed: int) -> list[int]:
+    """The environments of `wanted` groups, in a random order.
+
+    Systematic sampling: each environment has its share of the groups, rounded down or up, and its
+    exact share on average.
+    """
+    chance = random.Random(seed)
+    ends = [sum(weights[: i + 1]) / sum(weights) for i in range(len(weights))]
+    start = chance.random()
+    chosen = [
+        next(i for i, end in enumerate(ends) if (start + k) / wanted < end or end == ends[-1])
+        for k in range(wanted)
+    ]
+    chance.shuffle(chosen)
+    return chosen
+
+
 class TaskContrast:
     """How often each task's recent groups were informative: had episodes that differ in return.
 
     A task's weight is (a + q) / (n + 1), for n groups of which a were informative, and at least
     1/20. q is the same ratio for the task's category, with q = 1 before any group: so a new task
-    is judged by the others of its category. Older groups count less.
+    is judged by the others of its category. Older groups count less. Tasks are pairs of the number
+    of the environment and the task's id.
     """
 
     FILE = "tasks.json"
     _MEMORY = 0.8
     _CATEGORY_MEMORY = 0.98
+    """Also of an environment."""
     _LEAST = 0.05
 
-    def __init__(self, category: Callable[[str], str | None]) -> None:
+    def __init__(self, category: Callable[[int, str], str | None]) -> None:
         self._category = category
         self._counts: dict[str, tuple[float, float]] = {}
-        """Task or `category:NAME` -> decayed a and n."""
+        """Name of a task, category or environment -> decayed a and n."""
 
-    def observe(self, task: str, informative: bool) -> None:
+    def observe(self, env: int, task: str, informative: bool) -> None:
         """Count a group."""
-        for name, memory in ((task, self._MEMORY), (self._of(task), self._CATEGORY_MEMORY)):
+        for name, memory in (
+            (f"task {env} {task}", self._MEMORY),
+            (self._category_of(env, task), self._CATEGORY_MEMORY),
+            (f"env {env}", self._CATEGORY_MEMORY),
+        ):
             found, groups = self._counts.get(name, (0.0, 0.0))
             self._counts[name] = (memory * found + informative, memory * groups + 1)
 
-    def weight(self, task: str) -> float:
+    def weight(self, env: int, task: str) -> float:
         """The relative frequency with which a task is drawn."""
-        expected = self._rate(self._of(task), 1.0)
-        return max(self._LEAST, self._rate(task, expected))
+        expected = self._rate(self._category_of(env, task), 1.0)
+        return max(self._LEAST, self._rate(f"task {env} {task}", expected))
+
+    def env_weight(self, env: int) -> float:
+        """The relative frequency with which an environment is drawn."""
+        return max(self._LEAST, self._rate(f"env {env}", 1.0))
 
     def _rate(self, name: str, prior: float) -> float:
         found, groups = self._counts.get(name, (0.0, 0.0))
         return (found + prior) / (groups + 1)
 
-    def _of(self, task: str) -> str:
-        return f"category:{self._category(task)}"
+    def _category_of(self, env: int, task: str) -> str:
+        return f"category {env} {self._category(env, task)}"
 
-    def draw(self, tasks: Sequence[str], wanted: int, seed: int) -> list[str]:
+    def draw(self, env: int, tasks: Sequence[str], wanted: int, seed: int) -> list[str]:
         """`wanted` different tasks by weight; if there are fewer tasks, they repeat.
 
         The draw is that of Efraimidis and Spirakis (doi:10.1016/j.ipl.2005.11.003): the tasks with
         the largest u^(1/weight), u uniform.
         """
         chance = random.Random(seed)
-        keys = {task: chance.random() ** (1 / self.weight(task)) for task in tasks}
+        keys = {task: chance.random() ** (1 / self.weight(env, task)) for task in tasks}
         order = sorted(keys, key=lambda task: -keys[task])
         return [order[i % len(order)] for i in range(wanted)]
 
@@ -182,8 +242,33 @@ class TaskContrast:
         self._counts = msgspec.json.decode(kept, type=dict[str, tuple[float, float]])
 
 
+@dataclass(frozen=True, slots=True)
+class StepWorld:
+    """An environment that a run trains in."""
+
+    rollout_runner: RolloutRunner
+    new_actors: Callable[[], EpisodeActorFactory]
+    instruction: str
+    """The complete system prompt."""
+    split: str
+    weight: float = 1.0
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """The tasks that are trained on."""
+        return self.rollout_runner.tasks.split(self.split)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A task of one of the environments."""
+
+    env: int
+    task: str
+
+
 class StepSampler:
-    """Runs the groups of one process.
+    """Runs the groups of one process, in one environment or in several at once.
 
     Tasks and seeds depend only on the run's seed, the step, and with `task_sampling: contrast` on
     the earlier steps. Groups are informative if their episodes differ in return; the others have
@@ -191,31 +276,25 @@ class StepSampler:
     """
 
     def __init__(
-        self,
-        config: RLConfig,
-        rollout_runner: RolloutRunner,
-        new_actors: Callable[[], ActorFactory],
-        *,
-        instruction: str,
-        rank: int,
-        processes: int,
+        self, config: RLConfig, worlds: Sequence[StepWorld], *, rank: int, processes: int
     ) -> None:
         self._config = config
-        self._rollout_runner = rollout_runner
-        self._new_actors = new_actors
-        self._instruction = instruction
+        self.worlds = list(worlds)
         self._rank = rank
         self._processes = processes
-        self.tasks: Callable[[int], list[str]] = self._drawn
+        self.tasks: Callable[[int], list[Draw]] = self._drawn
         """The tasks of a step's episodes on this process, ordered by group."""
         self.overlong = OverlongPenalty(config.max_tokens, config.overlong_tokens)
         self.contrast: TaskContrast | None = None
-        if config.task_sampling == "contrast":
-            self.contrast = TaskContrast(rollout_runner.tasks.category)
+        if "contrast" in (config.task_sampling, config.env_sampling):
+            self.contrast = TaskContrast(self._category)
+        self._used: list[list[int]] = [[0] * len(worlds)]
+        """Groups of each environment before each step, if environments are drawn by weight."""
+        self._epochs: dict[int, TaskEpochs] = {}
         self._pool: OversamplingPool | None = None
         if config.oversampling_ratio:
             self._pool = OversamplingPool(
-                rollout_runner.concurrency_limits,
+                worlds[0].rollout_runner.concurrency_limits,
                 carries=config.unfinished_groups == "carry",
                 max_staleness=config.max_staleness,
             )
@@ -227,15 +306,21 @@ class StepSampler:
         """Episodes of the last step that were started and dropped before their end."""
         return self._pool.dropped if self._pool is not None else 0
 
-    def play(self, step: int, horizon: int, version: int) -> StepEpisodes:
-        """Run the episodes of this process with weights `version`."""
+    def _category(self, env: int, task: str) -> str | None:
+        return self.worlds[env].rollout_runner.tasks.category(task)
+
+    def play(self, step: int, horizons: Sequence[int], version: int) -> StepEpisodes:
+        """Run the episodes of this process with weights `version`.
+
+        `horizons` are the maximum turns in each environment.
+        """
         tasks = self.tasks(step)
         starts = self.starts(tasks, step)
         if self.bar is not None:
             self.bar.begin(len(starts))
         try:
-            played = self._played(starts, step, horizon, version)
-            return self._replaced(played, set(tasks), step, horizon, version)
+            played = self._played(starts, step, horizons, version)
+            return self._replaced(played, tasks, step, horizons, version)
         finally:
             if self.bar is not None:
                 self.bar.end()
@@ -252,106 +337,217 @@ class StepSampler:
         return [list(trajectories[i : i + size]) for i in range(0, len(trajectories), size)]
 
     def _replaced(
-        self, played: list[Trajectory], tasks: set[str], step: int, horizon: int, version: int
+        self,
+        played: list[Trajectory],
+        tasks: Sequence[Draw],
+        step: int,
+        horizons: Sequence[int],
+        version: int,
     ) -> StepEpisodes:
-        """The step's episodes with further groups in place of uninformative ones."""
+        """The step's episodes with further groups in place of uninformative ones.
+
+        A group is replaced by one of its own environment.
+        """
         ratio = self._config.resampling_ratio
         if not ratio:
             return StepEpisodes(played)
         discarded: list[Trajectory] = []
         groups = self.groups(played)
+        envs = [draw.env for draw in tasks[:: self._config.num_generations]]
         further = self._further_groups(math.ceil(ratio * len(groups)), step, without=tasks)
-        while further:
+        while True:
             places = [i for i, group in enumerate(groups) if not self.is_informative(group)]
-            if not places:
+            now = self._fitting([envs[i] for i in places], further)
+            if not now:
                 break
-            now, further = further[: len(places)], further[len(places) :]
+            further = [group for group in further if group not in now]
             if self.bar is not None:
                 self.bar.begin(len(now) * self._config.num_generations)
             starts = [start for group in now for start in group]
-            for found in self.groups(self._played(starts, step, horizon, version)):
+            played = self._played(starts, step, horizons, version)
+            for group, found in zip(now, self.groups(played), strict=True):
                 if self.is_informative(found):
-                    place = places.pop()
+                    place = next(i for i in reversed(places) if envs[i] == group[0].env)
+                    places.remove(place)
                     found, groups[place] = groups[place], found
                 discarded += found
         return StepEpisodes([trajectory for group in groups for trajectory in group], discarded)
 
+    def _fitting(
+        self, envs: Sequence[int], further: Sequence[list[EpisodeSpec]]
+    ) -> list[list[EpisodeSpec]]:
+        """The first further groups of these environments, one for each."""
+        left = list(envs)
+        found = []
+        for group in further:
+            if group[0].env in left:
+                left.remove(group[0].env)
+                found.append(group)
+        return found
+
     def _played(
-        self, starts: list[EpisodeSpec], step: int, horizon: int, version: int
+        self, starts: list[EpisodeSpec], step: int, horizons: Sequence[int], version: int
     ) -> list[Trajectory]:
         on_episode = None if self.bar is None else self.bar.advance
+        first = self.worlds[0]
+        if len(self.worlds) > 1:
+            return first.rollout_runner.run(self._everywhere(starts, step, horizons))
         if self._pool is None:
-            return self._rollout_runner.collect(
-                self._new_actors(),
+            return first.rollout_runner.collect(
+                first.new_actors(),
                 starts,
-                horizon,
+                horizons[0],
                 step=step,
-                instruction=self._instruction,
+                instruction=first.instruction,
                 on_episode=on_episode,
             )
         size = self._config.num_generations
         groups = [starts[i : i + size] for i in range(0, len(starts), size)]
-        return self._rollout_runner.collect_groups(
+        return first.rollout_runner.collect_groups(
             self._pool,
-            self._new_actors(),
+            first.new_actors(),
             [*groups, *self._further_groups(self._oversampled(len(groups)), step)],
-            horizon,
+            horizons[0],
             wanted=len(groups),
             step=step,
             version=version,
-            instruction=self._instruction,
+            instruction=first.instruction,
             on_episode=on_episode,
         )
 
-    def starts(self, tasks: Sequence[str], step: int) -> list[EpisodeSpec]:
+    async def _everywhere(
+        self, starts: Sequence[EpisodeSpec], step: int, horizons: Sequence[int]
+    ) -> list[Trajectory]:
+        """Play all environments at once; trajectories are in the order of `starts`."""
+        places = [
+            [place for place, start in enumerate(starts) if start.env == env]
+            for env in range(len(self.worlds))
+        ]
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    world.rollout_runner.collecting(
+                        world.new_actors(),
+                        [starts[place] for place in own],
+                        horizon,
+                        step=step,
+                        instruction=world.instruction,
+                        on_episode=None if self.bar is None else self.bar.advance,
+                    )
+                )
+                for world, own, horizon in zip(self.worlds, places, horizons, strict=True)
+            ]
+        found = {
+            place: trajectory
+            for own, task in zip(places, tasks, strict=True)
+            for place, trajectory in zip(own, task.result(), strict=True)
+        }
+        return [found[place] for place in range(len(starts))]
+
+    def starts(self, tasks: Sequence[Draw], step: int) -> list[EpisodeSpec]:
         """The episode specs of the step's groups."""
         first = self._rank * len(tasks)
-        return [self._start(task, step, number) for number, task in enumerate(tasks, first)]
+        return [self._start(draw, step, number) for number, draw in enumerate(tasks, first)]
 
-    def _drawn(self, step: int) -> list[str]:
-        known = self._rollout_runner.tasks.split(self._config.split)
-        wanted = self._config.prompts_per_step
-        if self.contrast is None:
-            tasks = tasks_of_step(known, self._config.seed, step, wanted)
-        else:
-            tasks = self.contrast.draw(
-                known, wanted, draw_seed("contrast", self._config.seed, step)
-            )
-        local = self._config.prompts_per_step // self._processes
+    def _drawn(self, step: int) -> list[Draw]:
+        tasks = self._drawn_everywhere(step)
+        local = len(tasks) // self._processes
         own = tasks[self._rank * local : (self._rank + 1) * local]
-        return [task for task in own for _ in range(self._config.num_generations)]
+        return [draw for draw in own for _ in range(self._config.num_generations)]
+
+    def _drawn_everywhere(self, step: int) -> list[Draw]:
+        """The tasks of the step's groups on all processes."""
+        wanted = self._config.prompts_per_step
+        envs = self._envs(step, wanted)
+        counts = [envs.count(env) for env in range(len(self.worlds))]
+        of_env = [iter(self._tasks_of(env, step, count)) for env, count in enumerate(counts)]
+        return [Draw(env, next(of_env[env])) for env in envs]
+
+    def _envs(self, step: int, wanted: int, kind: str = "envs") -> list[int]:
+        """The environments of a step's groups."""
+        if len(self.worlds) == 1:
+            return [0] * wanted
+        weights = [world.weight for world in self.worlds]
+        if self._config.env_sampling == "contrast":
+            assert self.contrast is not None
+            weights = [w * self.contrast.env_weight(env) for env, w in enumerate(weights)]
+        return envs_of_step(weights, wanted, draw_seed(kind, self._config.seed, step))
+
+    def _tasks_of(self, env: int, step: int, count: int) -> list[str]:
+        """`count` tasks of an environment for a step."""
+        config, known = self._config, self.worlds[env].tasks
+        if config.task_sampling == "contrast":
+            assert self.contrast is not None
+            parts = ("contrast", config.seed, step, *([env] if env else []))
+            return self.contrast.draw(env, known, count, draw_seed(*parts))
+        if len(self.worlds) == 1:
+            return tasks_of_step(known, config.seed, step, count)
+        if config.env_sampling == "contrast":
+            # How many were drawn before depends on what happened, so there are no epochs.
+            order = list(known)
+            random.Random(draw_seed("tasks", config.seed, step, env)).shuffle(order)
+            return [order[i % len(order)] for i in range(count)]
+        if env not in self._epochs:
+            seed = draw_seed("tasks", config.seed, env)
+            self._epochs[env] = TaskEpochs(known, config.prompts_per_step, seed)
+        return self._epochs[env].take(self._before(step)[env], count)
+
+    def _before(self, step: int) -> list[int]:
+        """Groups of each environment in all steps before this one."""
+        while len(self._used) <= step:
+            envs = self._envs(len(self._used) - 1, self._config.prompts_per_step)
+            last = self._used[-1]
+            self._used.append([n + envs.count(env) for env, n in enumerate(last)])
+        return self._used[step]
 
     def _oversampled(self, own: int) -> int:
         return math.ceil(own * self._config.oversampling_ratio)
 
     def _further_groups(
-        self, count: int, step: int, without: AbstractSet[str] = frozenset()
+        self, count: int, step: int, without: Sequence[Draw] = ()
     ) -> list[list[EpisodeSpec]]:
-        """Additional groups of random tasks; `without` are left out unless there are no others."""
+        """Additional groups of this process, of random tasks, each task once if there are enough.
+
+        `without`, and the tasks of the step on other processes, are left out unless there are no
+        others.
+        """
         size = self._config.num_generations
-        seed = draw_seed("further", self._config.seed, step, self._rank)
-        every = self._rollout_runner.tasks.split(self._config.split)
-        tasks = [task for task in every if task not in without] or every
-        if self.contrast is None:
-            draw = random.Random(seed)
-            drawn = [draw.choice(tasks) for _ in range(count)]
-        else:
-            drawn = self.contrast.draw(tasks, count, seed)
+        known = {*without, *(self._drawn_everywhere(step) if without else ())}
+        envs = self._envs(step, count * self._processes, "further")
+        of_env = [
+            iter(self._further_tasks(env, step, envs.count(env), known))
+            for env in range(len(self.worlds))
+        ]
+        draws = [Draw(env, next(of_env[env])) for env in envs]
+        draws = draws[self._rank * count : (self._rank + 1) * count]
         first = self._config.episodes_per_step + self._rank * count * size
         return [
             [
-                self._start(task, step, number)
+                self._start(draw, step, number)
                 for number in range(first + i * size, first + (i + 1) * size)
             ]
-            for i, task in enumerate(drawn)
+            for i, draw in enumerate(draws)
         ]
 
-    def _start(self, task: str, step: int, number: int) -> EpisodeSpec:
+    def _further_tasks(
+        self, env: int, step: int, count: int, without: AbstractSet[Draw]
+    ) -> list[str]:
+        parts = ("further", self._config.seed, step, *([env] if env else []))
+        seed, every = draw_seed(*parts), self.worlds[env].tasks
+        tasks = [task for task in every if Draw(env, task) not in without] or list(every)
+        if self._config.task_sampling == "contrast":
+            assert self.contrast is not None
+            return self.contrast.draw(env, tasks, count, seed)
+        random.Random(seed).shuffle(tasks)
+        return [tasks[i % len(tasks)] for i in range(count)]
+
+    def _start(self, draw: Draw, step: int, number: int) -> EpisodeSpec:
         return EpisodeSpec(
-            task=task,
-            seed=draw_seed("train", self._config.seed, step, task),
+            task=draw.task,
+            seed=draw_seed("train", self._config.seed, step, draw.task),
             sample=number,
             group=number // self._config.num_generations,
-            split=self._config.split,
-            category=self._rollout_runner.tasks.category(task),
+            split=self.worlds[draw.env].split,
+            category=self._category(draw.env, draw.task),
+            env=draw.env,
         )

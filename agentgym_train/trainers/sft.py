@@ -27,7 +27,7 @@ from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.runner import Stage
 from agentgym_train.trainers.callbacks import (
     CheckpointMarker,
     MakeTrainer,
@@ -188,7 +188,7 @@ def _check(config: SFTConfig | AgentEvolConfig) -> None:
 
 
 def _prepare(
-    policy: Policy, config: SFTConfig, rollout_runner: RolloutRunner | None, notify: Notify
+    policy: Policy, config: SFTConfig, rollout_runner: Stage, notify: Notify
 ) -> MakeTrainer:
     """Read the rows; returns a function that creates the trainer."""
     rows = SFTDataset.read(config, policy.tokenizer)

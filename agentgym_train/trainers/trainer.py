@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
+from logging import getLogger
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,10 +41,10 @@ from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pi
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.models.loading import lora_config
-from agentgym_train.rollout.horizon import Horizon
+from agentgym_train.rollout.horizon import Horizon, PerEnvironment
 from agentgym_train.rollout.loop import INVALID
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutBar, RolloutRunner
+from agentgym_train.rollout.runner import RolloutBar, RolloutRunner, Stage, Worlds
 from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
 from agentgym_train.trainers.batch import Rows, rollout_output
 from agentgym_train.trainers.callbacks import (
@@ -56,7 +57,12 @@ from agentgym_train.trainers.callbacks import (
     shared_values,
 )
 from agentgym_train.trainers.run_summary import lost_episodes, next_commands, plot, summary
-from agentgym_train.trainers.sampler import AsyncRollouts, StepEpisodes, StepSampler
+from agentgym_train.trainers.sampler import (
+    AsyncRollouts,
+    StepEpisodes,
+    StepSampler,
+    StepWorld,
+)
 from agentgym_train.trainers.update import PackedUpdate, ragged_gather
 
 _REFERENCE = "reference.safetensors"
@@ -112,16 +118,16 @@ class StepShare:
     tokens: StepTokens
     sizes: list[int]
     """Rows in each mini-batch."""
-    trained_groups: list[tuple[str, bool]]
-    """(task, whether it is informative) of each group."""
-    discarded_groups: list[tuple[str, bool]]
+    trained_groups: list[tuple[int, str, bool]]
+    """(environment, task, whether it is informative) of each group."""
+    discarded_groups: list[tuple[int, str, bool]]
     penalties: list[float]
     """`overlong_tokens`' of each trained episode."""
 
 
 def step_metrics(
     trajectories: Sequence[Trajectory],
-    horizon: int,
+    horizon: float,
     tokens: StepTokens,
     discarded: Sequence[Trajectory] = (),
 ) -> dict[str, float]:
@@ -150,19 +156,42 @@ def step_metrics(
     return {name: float(value) for name, value in figures.items()}
 
 
+def env_metrics(
+    trajectories: Sequence[Trajectory], discarded: Sequence[Trajectory], env: str
+) -> dict[str, float]:
+    """The metrics of a step's episodes in one of several environments; NaN where it has none."""
+    own = [t for t in trajectories if t.env == env]
+    kept = [t for t in own if teaches(t.outcome)]
+    replaced = [t for t in discarded if t.env == env]
+    figures = {
+        "success": _mean([t.success for t in (*kept, *replaced) if teaches(t.outcome)]),
+        "reward": _mean([t.reward for t in kept]),
+        "turns": _mean([len(t.turns) for t in kept]),
+        "horizon": _mean([t.horizon for t in own]),
+        "env_steps": _env_steps([*own, *replaced]),
+        "episodes": len(own),
+    }
+    return {f"{name}/{env}": float(value) for name, value in figures.items()}
+
+
 def _env_steps(trajectories: Sequence[Trajectory]) -> int:
-    return sum(map(_is_step, chain.from_iterable(t.turns for t in trajectories)))
+    return sum(map(_steps_of, chain.from_iterable(t.turns for t in trajectories)))
 
 
-def _is_step(turn: Turn) -> bool:
-    """Whether the environment answered a turn: its own info is never empty."""
-    return bool(turn.info) and turn.info != INVALID
+def _steps_of(turn: Turn) -> int:
+    """How often the environment answered in a turn: its own info is never empty."""
+    if "calls" in turn.info:
+        return sum(bool(call["action"]) for call in turn.info["calls"])
+    return int(bool(turn.info) and turn.info != INVALID)
 
 
 def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: float) -> None:
     """Raise `TooManyLost` if the rate of lost episodes in a step is above `max_lost_rate`."""
     lost = [t for t in trajectories if not teaches(t.outcome)]
     share = len(lost) / len(trajectories)
+    if not any(t.turns for t in trajectories):
+        ends = ", ".join(sorted({t.outcome for t in trajectories}))
+        getLogger(__name__).warning("step %d: no episode has a turn (%s)", step, ends)
     if share <= max_lost_rate:
         return
     kinds = Counter(t.outcome for t in lost)
@@ -280,7 +309,7 @@ class RLTrainer(PackedUpdate):
         self,
         policy: Policy,
         config: RLConfig,
-        rollout_runner: RolloutRunner,
+        rollout_runner: RolloutRunner | Worlds,
         store: RunStore,
         *,
         algorithm: Algorithm | None = None,
@@ -291,7 +320,9 @@ class RLTrainer(PackedUpdate):
         self.config = config
         self.rollout_runner = rollout_runner
         self.store = store
-        self.horizon = horizon or config.make_horizon()
+        self.worlds = step_worlds(policy, config, rollout_runner)
+        self.env_ids = [world.rollout_runner.env_id for world in self.worlds]
+        self.horizon = horizon or _horizon_of(config, self.env_ids)
         self.algorithm = algorithm or make_algorithm(config.algorithm, config.algorithm_args)
         self.max_tokens_per_microbatch = config.max_tokens_per_microbatch
         self.epochs_per_rollout = config.epochs_per_rollout
@@ -300,7 +331,7 @@ class RLTrainer(PackedUpdate):
         self._rows = Rows([], [], [], 0, [])
         self._trajectories: list[Trajectory] = []
         self._starts: list[int] = []
-        tasks = rollout_runner.tasks.split(config.split)
+        tasks = [task for world in self.worlds for task in world.tasks]
         with warnings.catch_warnings():
             # TRL marks rollout_func as experimental; our version range of TRL is pinned.
             warnings.filterwarnings("ignore", message=".*'rollout_func'.*experimental")
@@ -308,7 +339,7 @@ class RLTrainer(PackedUpdate):
                 model=policy.model,
                 processing_class=policy.tokenizer,
                 args=grpo_config(config, self.algorithm, store),
-                train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": list(tasks)}),
+                train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": tasks}),
                 reward_funcs=[trajectory_reward],
                 rollout_func=self._hand_over,
                 peft_config=lora_config(config.lora),
@@ -320,9 +351,7 @@ class RLTrainer(PackedUpdate):
         policy = self.policy
         self.episodes = StepSampler(
             config,
-            self.rollout_runner,
-            policy.actors,
-            instruction=policy.instruction,
+            self.worlds,
             rank=PartialState().process_index,
             processes=PartialState().num_processes,
         )
@@ -346,6 +375,7 @@ class RLTrainer(PackedUpdate):
             minibatches=config.minibatches_per_rollout,
             epochs=config.epochs_per_rollout,
             overlong=self.episodes.overlong,
+            env_of=self._env_of if len(self.worlds) > 1 and config.normalize_per_env else None,
         )
         self.token_writer = TokenWriter(
             self.store, config.keep_tokens, config.num_generations, policy.tokenizer
@@ -447,23 +477,33 @@ class RLTrainer(PackedUpdate):
             self._reset_reference()
         played = self.async_rollouts.take(step)
         self.rollout_runner.run(self.policy.engine.update_weights(self.gathered_model(), step))
-        horizon = self.horizon(step)
+        horizons = self._horizons(step)
         if played is None:
-            played = self.episodes.play(step, horizon, version=step)
+            played = self.episodes.play(step, horizons, version=step)
         if not self.config.async_steps:
             self.rollout_runner.run(self.policy.engine.sleep())
         self._trajectories = played.trajectories
         minibatches = self.config.minibatches_per_rollout
         rows = Rows.of(self._trajectories, self._dummy_row, self._trained_outcomes, minibatches)
-        sizes = self._record(played, horizon, time.monotonic() - began, rows.sizes(minibatches))
+        sizes = self._record(played, horizons, time.monotonic() - began, rows.sizes(minibatches))
         self._rows = rows if sum(sizes) == rows.episodes else rows.filled(sizes, self._dummy_row)
         further = step + 1
         if self.config.async_steps and further < self.args.max_steps:
             # Until the next rollout nothing else may use the rollout runner or the engine.
-            longest = self.horizon(further)
+            longest = self._horizons(further)
             self.async_rollouts.begin(
                 further, lambda: self.episodes.play(further, longest, version=step)
             )
+
+    def _horizons(self, step: int) -> list[int]:
+        """The horizon in each environment."""
+        if isinstance(self.horizon, PerEnvironment):
+            return [schedule(step) for schedule in self.horizon.schedules.values()]
+        return [self.horizon(step)] * len(self.worlds)
+
+    def _env_of(self, trajectory: Trajectory) -> int:
+        """The number of an episode's environment."""
+        return self.env_ids.index(trajectory.env) if len(self.env_ids) > 1 else 0
 
     @torch.no_grad()
     def _reset_reference(self) -> None:
@@ -489,7 +529,7 @@ class RLTrainer(PackedUpdate):
         return self._gathered_model.of(self.accelerator.unwrap_model(self.model))
 
     def _record(
-        self, played: StepEpisodes, horizon: int, seconds: float, sizes: list[int]
+        self, played: StepEpisodes, horizons: Sequence[int], seconds: float, sizes: list[int]
     ) -> list[int]:
         """Store the step's episodes and metrics; raise `TooManyLost` if too many were lost.
 
@@ -514,27 +554,67 @@ class RLTrainer(PackedUpdate):
         everyone = [t for share in shares for t in share.trained]
         replaced = [t for share in shares for t in share.discarded]
         tokens = StepTokens.of_all([share.tokens for share in shares])
+        several = len(self.worlds) > 1
+        horizon = _mean([t.horizon for t in everyone]) if several else horizons[0]
         figures = step_metrics(everyone, horizon, tokens, replaced)
         groups = [group for share in shares for group in share.trained_groups]
-        figures["informative_groups"] = sum(informs for _, informs in groups) / len(groups)
+        figures["informative_groups"] = _mean([informs for _, _, informs in groups])
+        for number, env in enumerate(self.env_ids if several else ()):
+            figures |= env_metrics(everyone, replaced, env)
+            informed = [informs for of, _, informs in groups if of == number]
+            figures[f"informative_groups/{env}"] = _mean(informed)
         if self.config.overlong_tokens:
             figures["overlong_penalty"] = _mean([p for share in shares for p in share.penalties])
         if self.episodes.contrast is not None:
             others = [group for share in shares for group in share.discarded_groups]
-            for task, informs in [*groups, *others]:
-                self.episodes.contrast.observe(task, informs)
+            for number, task, informs in [*groups, *others]:
+                self.episodes.contrast.observe(number, task, informs)
         for name, value in figures.items():
             self._metrics["train"][name].append(value)
         if self.accelerator.is_main_process:
             self._starts = self.store.append_trajectories("train", everyone)
         check_lost([*everyone, *replaced], step, self.config.max_lost_rate)
-        self.horizon.observe(step, figures["success"])
+        if isinstance(self.horizon, PerEnvironment):
+            for env, schedule in self.horizon.schedules.items():
+                schedule.observe(step, figures[f"success/{env}"])
+        else:
+            self.horizon.observe(step, figures["success"])
         return [max(found) for found in zip(*(share.sizes for share in shares), strict=True)]
 
-    def _judged(self, trajectories: Sequence[Trajectory]) -> list[tuple[str, bool]]:
-        """(task, whether it is informative) of each of this process's groups."""
-        groups = self.episodes.groups(trajectories)
-        return [(group[0].task, self.episodes.is_informative(group)) for group in groups]
+    def _judged(self, trajectories: Sequence[Trajectory]) -> list[tuple[int, str, bool]]:
+        """(environment, task, whether it is informative) of each of this process's groups."""
+        return [
+            (self._env_of(group[0]), group[0].task, self.episodes.is_informative(group))
+            for group in self.episodes.groups(trajectories)
+        ]
+
+
+def step_worlds(
+    policy: Policy, config: RLConfig, rollout_runner: RolloutRunner | Worlds
+) -> list[StepWorld]:
+    """The environments that a run trains in, each with the policy's prompt for it."""
+    if isinstance(rollout_runner, Worlds):
+        return [
+            StepWorld(runner, own.actors, own.instruction, world.split, world.weight)
+            for world, runner in rollout_runner
+            for card in (runner.card,)
+            for own in (policy.in_environment(card.instruction, world.instruction, card.tools),)
+        ]
+    return [StepWorld(rollout_runner, policy.actors, policy.instruction, config.split)]
+
+
+def _horizon_of(config: RLConfig, env_ids: Sequence[str]) -> Horizon:
+    """The config's schedule: one for each environment, if there are several."""
+    if not config.envs:
+        return config.make_horizon()
+    if len(config.envs) == 1:
+        return config.make_horizon(config.worlds[0].horizon)
+    return PerEnvironment(
+        {
+            env: config.make_horizon(world.horizon)
+            for env, world in zip(env_ids, config.worlds, strict=True)
+        }
+    )
 
 
 def trajectory_reward(
@@ -571,10 +651,13 @@ def _check(config: RLConfig) -> None:
 
 
 def _prepare(
-    policy: Policy, config: RLConfig, rollout_runner: RolloutRunner | None, notify: Notify
+    policy: Policy,
+    config: RLConfig,
+    rollout_runner: Stage,
+    notify: Notify,
 ) -> MakeTrainer:
     if rollout_runner is None:
-        raise ConfigError("RL needs an environment; set env")
+        raise ConfigError("RL needs an environment; set env, or envs for several")
     return partial(RLTrainer, policy, config, rollout_runner)
 
 
@@ -604,7 +687,11 @@ METHOD = Method(
         text=_text,
     ),
     summary=summary,
-    plot=lambda config, store: plot(store, f"{config.env}, {config.algorithm}, seed {config.seed}"),
+    plot=lambda config, store: plot(
+        store,
+        f"{', '.join(world.env for world in config.worlds)}, {config.algorithm}, "
+        f"seed {config.seed}",
+    ),
     next_commands=next_commands,
     last_words=lost_episodes,
 )

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from agentgym_env.errors import AgentGymError, ConfigError
+from agentgym_env.errors import TEACHES, AgentGymError, ConfigError
 from agentgym_env.registration import env_class, registered
 from agentgym_env.trajectory import Tokens
 from agentgym_env.trust import names_in, require_trust
@@ -165,14 +165,14 @@ def facets(index: Index, runs: Sequence[int]) -> dict[str, list[list[Any]]]:
 
 
 def played(index: Index, run: int) -> list[dict[str, Any]]:
-    """Statistics of a run's episodes per file and policy; means exclude lost episodes."""
-    lost = "outcome IN ('environment_lost', 'engine_lost', 'environment_error')"
+    """Statistics of a run's episodes per file, environment and policy, without lost episodes."""
+    lost = f"outcome NOT IN ({', '.join(repr(outcome) for outcome in sorted(TEACHES))})"
     rows = index.rows(
-        "SELECT name AS file, policy, COUNT(*) AS episodes, COUNT(DISTINCT task) AS tasks, "
+        "SELECT name AS file, env, policy, COUNT(*) AS episodes, COUNT(DISTINCT task) AS tasks, "
         f"SUM({lost}) AS lost, AVG(CASE WHEN {lost} THEN NULL ELSE success END) AS success, "
         f"AVG(CASE WHEN {lost} THEN NULL ELSE reward END) AS reward, "
         f"AVG(CASE WHEN {lost} THEN NULL ELSE turns END) AS turns "
-        "FROM episodes WHERE run = ? GROUP BY name, policy ORDER BY name, policy",
+        "FROM episodes WHERE run = ? GROUP BY name, env, policy ORDER BY name, env, policy",
         (run,),
     )
     return [dict(row) for row in rows]

@@ -210,7 +210,7 @@ def _shown_settings(config: dict[str, Any]) -> dict[str, str]:
     ]
     horizon = config.get("horizon")
     settings = {
-        "env": config.get("env"),
+        "env": config.get("env") or ", ".join(_envs(config)),
         "algorithm": config.get("algorithm"),
         "policy": config.get("model") or config.get("policy") or ", ".join(labels),
         "horizon": " → ".join(map(str, horizon)) if isinstance(horizon, list) else horizon,
@@ -221,6 +221,13 @@ def _shown_settings(config: dict[str, Any]) -> dict[str, str]:
         for name, value in settings.items()
         if value not in (None, "")
     }
+
+
+def _envs(config: dict[str, Any]) -> list[str]:
+    """The environments of a run with several."""
+    envs = config.get("envs")
+    entries = envs if isinstance(envs, list) else []
+    return [str(entry.get("env", "")) for entry in entries if isinstance(entry, dict)]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -235,8 +242,12 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _success(path: Path, name: str) -> float | None:
-    found = (_read(path / f"{name}.json") or {}).get("success")
-    return _rounded(found)
+    """The success of a run's evaluation; of several environments the mean."""
+    found = _read(path / f"{name}.json") or {}
+    reports = [found] if "success" in found else [r for r in found.values() if isinstance(r, dict)]
+    known = [_rounded(report.get("success")) for report in reports]
+    values = [value for value in known if value is not None]
+    return sum(values) / len(values) if values and len(values) == len(known) else None
 
 
 def _evaluated(path: Path) -> list[float | None]:

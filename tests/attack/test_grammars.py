@@ -278,9 +278,9 @@ def test_the_web_worlds_parse_any_text(name, grammar):
     def run(parts: list[int | str]) -> None:
         nonlocal slowest
         text = clean_text(rendered(parts, "[12] button 'Search'"))  # as every world is given it
-        began = time.monotonic()
+        began = time.thread_time()
         found = parse_action(text, grammar)
-        slowest = max(slowest, time.monotonic() - began)
+        slowest = max(slowest, time.thread_time() - began)
         assert isinstance(found, Action | ActionProblem)
         understood.append(isinstance(found, Action))
         if isinstance(found, Action):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
+import trl
 from transformers import PreTrainedTokenizerFast
 
 from agentgym_train.models.loading import CHATML
@@ -65,3 +67,38 @@ def tokenizer_with(template: str) -> PreTrainedTokenizerFast:
 
 
 APPEND_ONLY = {"chatml": CHATML, "llama3": LLAMA3, "inst": NO_SYSTEM}
+
+REAL = ("qwen2_5", "qwen3", "llama3_1", "gptoss", "glm4moe", "qwen3_5_nothink")
+"""Chat templates of models, as TRL contains them, in five syntaxes of tool calls."""
+
+_SPECIAL = {
+    "llama": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"]),
+    "gptoss": (
+        "<|return|>",
+        ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|constrain|>"],
+    ),
+    "glm": (
+        "<|endoftext|>",
+        ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+    ),
+    "qwen": ("<|im_end|>", ["<|im_start|>", "<|endoftext|>"]),
+}
+
+
+@cache
+def real_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """A small tokenizer with the template of a model, and the special tokens that it writes."""
+    from tokenizers import Tokenizer
+
+    eos, extra = next(value for prefix, value in _SPECIAL.items() if name.startswith(prefix))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(base_vocabulary()),
+        pad_token="<|pad|>",
+        bos_token="<|begin_of_text|>" if name.startswith("llama") else None,
+        eos_token=eos,
+        additional_special_tokens=extra,
+        clean_up_tokenization_spaces=False,
+    )
+    folder = Path(trl.__file__).parent / "chat_templates"
+    tokenizer.chat_template = (folder / f"{name}.jinja").read_text()
+    return tokenizer

@@ -20,8 +20,8 @@ from agentgym_train import AgentTrainer, Algorithm, RLConfig, SFTConfig, TokenBa
 from agentgym_train.config.methods import config_from
 from agentgym_train.rollout.agent import Agent
 from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, Linear, ScalingInterStepwise
+from agentgym_train.runs.agent_trainer import _complete
 from agentgym_train.runs.preflight import resumed_config
-from agentgym_train.runs.run import _complete
 from agentgym_train.trainers.run_summary import policy_options
 from agentgym_train.trainers.trainer import _text
 from tests.train.command import Command, finish

@@ -9,7 +9,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import config_from
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.rollout.actors import model_actor
+from agentgym_train.rollout.actors import ExpertActor, MixedActor, model_actor
 from agentgym_train.rollout.agent import Agent, Message, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.loop import EpisodeSpec
@@ -203,3 +203,32 @@ def test_agents_of_two_episodes_share_nothing():
     assert one.observed("x").context_reset is None
     assert two.observed("y").context_reset is None
     assert "a" in one.observed("z").context_reset.opening
+
+
+async def test_a_model_goes_on_from_the_actions_of_another_policy(make_host):
+    """Its prompts are the contexts that training rows of the mixed episode have."""
+    chat = Chat(tokenizer_with(APPEND_ONLY["chatml"]), "Guess.")
+    engine = Recording(lambda prompt, turn: chat.response_ids(f"guess {turn}"))
+    config = PolicyConfig(model="p", turn_max_tokens=64, max_tokens=4096)
+    models = model_actor(engine, chat, config)
+    (episode,) = await rollouts(
+        make_host(), lambda: MixedActor(ExpertActor(), models(), 0.5, PLAIN)
+    ).collect([EpisodeSpec("5", 0)], 9)
+    own = [n for n, turn in enumerate(episode.turns) if turn.info.get("loss") is False]
+    assert 0 < len(own) < len(episode.turns) and len(engine.prompts) == len(own)
+    for prompt, number in zip(engine.prompts, own, strict=True):
+        shown = chat.text_of(prompt)
+        for turn in episode.turns[:number]:
+            assert turn.response in shown
+        assert chat.start(episode.observation) == prompt[: len(chat.start(episode.observation))]
+    assert not engine.live
+
+
+async def test_a_plan_cannot_be_taken_by_another_policy(make_host):
+    chat = Chat(tokenizer_with(APPEND_ONLY["chatml"]), "Guess.")
+    engine = ScriptedEngine(lambda prompt, turn: chat.response_ids("guess 1"))
+    models = model_actor(engine, chat, PolicyConfig(model="p", agent="plan_then_act"))
+    mixed = rollouts(make_host(), lambda: MixedActor(ExpertActor(), models(), 0.01, PLAIN))
+    with pytest.raises(ExceptionGroup) as caught:
+        await mixed.collect([EpisodeSpec("5", 0)], 9)
+    assert "mix policies with the agent plain" in str(caught.value.exceptions[0])

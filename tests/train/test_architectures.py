@@ -1,4 +1,4 @@
-"""Models of many kinds: sampled and scored as they compute by themselves, or refused."""
+"""Models of many kinds: sampled and scored as they compute by themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentgym_env.errors import BadRequest
 from agentgym_train.engines.hf import HFEngine
 from tests.train.ragged_rows import episodes
 from tests.train.test_hf_engine import PROMPTS, full_forward_logprobs, sampling, together
@@ -24,6 +23,10 @@ EYE = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "image_size": 32, "patch_size": 16,
 }  # fmt: skip
+LATENT = {
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "kv_lora_rank": 16,
+    "q_lora_rank": 16, "first_k_dense_replace": 2, "num_key_value_heads": 4,
+}  # fmt: skip
 NEO = {"vocab_size": 400, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
 
 SAMPLED = {
@@ -38,28 +41,34 @@ SAMPLED = {
     "gpt_neo": {**NEO, "attention_types": [[["global"], 2]]},
     "gpt_oss": {**LOCAL_EXPERTS, "sliding_window": 9, "layer_types": ["full_attention"] * 2},
 }  # fmt: skip
-REFUSED = {
-    "bloom": (OLD_SIZE, "alibi"),
-    "deepseek_v3": ({}, "latent_attention"),
-    "gemma2": ({"sliding_window": 4}, "sliding_attention"),
-    "gemma3": ({"text_config": {**SIZE, "sliding_window": 4}, "vision_config": EYE}, "sliding"),
-    "gpt_neo": ({**NEO, "attention_types": [[["global", "local"], 1]]}, "local"),
-    "llama4_text": ({}, "chunked_attention"),
-    "mistral": ({"sliding_window": 4}, "sliding_attention"),
-    "mpt": ({"vocab_size": 400, "d_model": 64, "n_heads": 4, "n_layers": 2}, "alibi"),
-    "qwen2": ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "sliding"),
-    "qwen3_next": (EXPERTS, "linear_attention"),
+PLAIN = {
+    "bloom": OLD_SIZE,
+    "deepseek_v3": LATENT,
+    "gemma2": {"sliding_window": 4},
+    "gemma3": {"text_config": {**SIZE, "sliding_window": 4}, "vision_config": EYE},
+    "gpt_neo_window": {**NEO, "attention_types": [[["global", "local"], 1]]},
+    "llama4_text": {},
+    "mistral_window": {"sliding_window": 4},
+    "mpt": {"vocab_size": 400, "d_model": 64, "n_heads": 4, "n_layers": 2},
+    "qwen2_window": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    "qwen3_next": {**EXPERTS, "num_hidden_layers": 4},
 }
+
+
+CONTINUED = PLAIN.keys() - {"bloom", "deepseek_v3", "mpt", "qwen3_next"}
+"""Models whose cache a later turn continues."""
 
 
 def config_of(name: str, changes: dict[str, object]):
     whole = changes.keys() & {"n_embd", "d_model", "num_layers", "text_config"}
-    return AutoConfig.for_model(name, **{**({} if whole else SIZE), **changes})
+    values = {**({} if whole else SIZE), **changes}
+    return AutoConfig.for_model(name.removesuffix("_window"), **values)
 
 
 def model_of(name: str):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(name, {**SAMPLED[name], "pad_token_id": 0}))
+    changes = {**SAMPLED, **PLAIN}[name]
+    model = AutoModelForCausalLM.from_config(config_of(name, {**changes, "pad_token_id": 0}))
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
@@ -69,7 +78,7 @@ def model_of(name: str):
     return model.eval()
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", [*SAMPLED, *PLAIN])
 def test_two_turns_have_the_logprobs_of_a_full_forward(name):
     model = model_of(name)
     engine, names = HFEngine(model, 0), list(range(len(PROMPTS)))
@@ -79,7 +88,7 @@ def test_two_turns_have_the_logprobs_of_a_full_forward(name):
         for number, (prompt, turn) in enumerate(zip(PROMPTS, first, strict=True))
     ]
     second = together(engine, further, [sampling(n + 9) for n in names], names)
-    assert len(engine._caches) == len(PROMPTS)
+    assert len(engine._caches) == (len(PROMPTS) if name in SAMPLED or name in CONTINUED else 0)
     for prompt, turn in zip([*PROMPTS, *further], [*first, *second], strict=True):
         expected = full_forward_logprobs(model, prompt, turn)
         assert turn.logprobs == pytest.approx(expected, abs=1e-4)
@@ -93,15 +102,6 @@ def test_an_update_scores_a_batch_as_the_model_does_each_episode(name):
         found = in_one_pass(model, rows, shared_rows=False)
     for ours, plain in zip(found, expected, strict=True):
         assert torch.allclose(ours, plain, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_counts_columns_or_keeps_no_keys_is_refused(name):
-    changes, kind = REFUSED[name]
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_of(name, changes))
-    with pytest.raises(BadRequest, match=f"full attention layers only.*{kind}"):
-        HFEngine(model, 0)
 
 
 def test_a_window_wider_than_all_positions_is_none():

@@ -90,7 +90,7 @@ def test_without_an_end_of_turn_there_is_no_chat_and_the_rest_is_skipped_not_pas
 
 def test_an_end_token_that_is_doubled_after_a_turn_fails(monkeypatch):
     sound = Chat.delta
-    monkeypatch.setattr(Chat, "delta", lambda self, _, text: sound(self, [], text))
+    monkeypatch.setattr(Chat, "delta", lambda self, _, text, *rest: sound(self, [], text, *rest))
     assert failed(subject_with(), "end of turn", "turn deltas", "separators") == {
         "end of turn", "turn deltas", "separators"
     }  # fmt: skip
@@ -99,8 +99,8 @@ def test_an_end_token_that_is_doubled_after_a_turn_fails(monkeypatch):
 def test_a_separator_that_is_lost_fails_with_both_texts(monkeypatch):
     sound = Chat.delta
 
-    def lossy(self, ids, text):
-        found = sound(self, ids, text)
+    def lossy(self, ids, text, *rest):
+        found = sound(self, ids, text, *rest)
         newline = self._tokenizer.encode("\n", add_special_tokens=False)[0]
         found.remove(newline)
         return found

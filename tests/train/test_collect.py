@@ -25,8 +25,9 @@ from agentgym_train.config.values import INTERRUPTED, EpisodeFilter
 from agentgym_train.data.collect import CollectConfig, collect, collected, opened, play, starts_of
 from agentgym_train.data.datasets import read_demonstrations
 from agentgym_train.data.pairs import make_pairs
+from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.rollout.runner import RolloutRunner
-from tests.train.small import save_tiny_policy
+from tests.train.small import save_tiny_policy, textcraft_tokenizer
 from tests.train.test_collector import killing
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
@@ -204,6 +205,24 @@ def test_an_expert_speaks_in_the_format_that_is_asked_for(tmp_path):
     assert played.instruction.endswith("Action:\nyour action")
 
 
+def test_an_expert_thinks_where_the_format_has_a_place_for_it(tmp_path):
+    settings = {"env": TEXTCRAFT, "n": 2, "mix_policy": "random", "mix_rate": 0.3}
+    collect(config(tmp_path / "run", action_format="react", **settings), QUIET)
+    turns = [turn for played in there(tmp_path / "run") for turn in played.turns]
+    experts = [turn for turn in turns if turn.info.get("loss", True)]
+    assert 0 < len(experts) < len(turns)
+    for turn in turns:
+        thought = turn.response.removeprefix("Thought:\n").partition("\n\nAction:\n")[0]
+        assert turn.response.endswith(f"\n\nAction:\n{turn.action}")
+        assert (", have " in thought) == (turn in experts)
+
+
+def test_actions_of_an_expert_are_written_as_calls_only_where_a_model_learns(tmp_path):
+    collect(config(tmp_path / "run", action_format="tools", n=1), QUIET)
+    (played,) = there(tmp_path / "run")
+    assert played.turns[0].response == played.turns[0].action
+
+
 @pytest.mark.timeout(120)
 def test_lost_episodes_are_not_kept_and_are_played_when_asked_again(tmp_path):
     asked = config(tmp_path / "run", env=TEXTCRAFT, n=12)
@@ -239,4 +258,43 @@ def test_a_model_collects_with_its_tokens(tmp_path):
 def test_tokens_that_could_not_be_counted_are_refused_before_the_play(tmp_path):
     with pytest.raises(BadRequest, match="--tokenizer"):
         collect(config(tmp_path / "run", keep=EpisodeFilter(max_episode_tokens=9)), QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_turns_of_another_policy_are_context_and_the_first_policy_goes_on_from_them(tmp_path):
+    mixed = {"env": TEXTCRAFT, "n": 30, "horizon": 30, "mix_policy": "random", "mix_rate": 0.3}
+    assert collect(config(tmp_path / "run", **mixed), QUIET) == 0
+    episodes = there(tmp_path / "run")
+    turns = [turn for episode in episodes for turn in episode.turns]
+    context = [turn for turn in turns if turn.info.get("loss") is False]
+    assert 0.15 < len(context) / len(turns) < 0.5
+    assert any(turn.info.get("invalid_action") for turn in context), "errors to recover from"
+    assert not any(turn.info.get("invalid_action") for turn in turns if turn not in context)
+    assert all(episode.success for episode in episodes), "the expert finds a way from anywhere"
+    tokenizer = textcraft_tokenizer()
+    for episode in episodes:
+        (row,) = EpisodeTokenizer(tokenizer).rows(episode)
+        trained = [i for i, m in zip(row.completion_ids, row.loss_mask, strict=True) if m]
+        own = [t.response for t in episode.turns if t not in context]
+        shown = tokenizer.decode(trained, skip_special_tokens=True)
+        assert "".join(shown.split()) == "".join("".join(own).split())
+    assert collect(config(tmp_path / "again", **mixed), QUIET) == 0
+    assert there(tmp_path / "again") == episodes
+
+
+def test_a_model_that_takes_some_turns_sees_those_of_the_expert_as_its_own(tmp_path):
+    model = save_tiny_policy(tmp_path / "model")
+    words = {"env": TEXTCRAFT, "n": 4, "horizon": 12, "mix_rate": 0.5, "turn_max_tokens": 8}
+    out = tmp_path / "run"
+    assert collect(config(out, mix_policy=model, max_tokens=4096, **words), QUIET) == 0
+    episodes = there(out)
+    assert all(episode.tokens is None for episode in episodes)
+    kinds = {turn.info.get("loss") is False for episode in episodes for turn in episode.turns}
+    assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, 7.0])
+def test_a_rate_that_mixes_nothing_is_rejected(tmp_path, rate):
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        collect(config(tmp_path / "run", mix_policy="random", mix_rate=rate), QUIET)
     assert not (tmp_path / "run").exists()

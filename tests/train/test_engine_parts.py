@@ -15,13 +15,8 @@ from agentgym_train.engines.base import EngineLost, Sampling
 from agentgym_train.engines.hf import HFEngine, UpdateGate
 from agentgym_train.engines.hf_batch import float32_head
 from agentgym_train.engines.vllm_process import command_line, engine_values
-from agentgym_train.engines.vllm_server import (
-    Fleet,
-    Member,
-    Unreachable,
-    VLLMServerEngine,
-    VLLMWire,
-)
+from agentgym_train.engines.vllm_server import Fleet, VLLMServerEngine
+from agentgym_train.engines.vllm_wire import Member, Unreachable, VLLMWire
 from agentgym_train.models.loading import checkpoint_weights
 from tests.train.small import tiny_model
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.values import PairRules
-from agentgym_train.data.formats import FORMATS, read_episodes, read_rows, rows_of, write_rows
+from agentgym_train.data.formats import (
+    FORMATS,
+    read_conversation,
+    read_episodes,
+    read_rows,
+    rows_of,
+    write_rows,
+)
 from agentgym_train.data.pairs import make_pairs
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -112,6 +119,16 @@ def test_conversations_are_agentgyms_own_rows(tmp_path):
         ("human", None, "Rules."), ("gpt", False, "OK."), ("human", None, "First."),
         ("gpt", False, "look"), ("human", None, "dark"), ("gpt", True, "Action:\na"),
     ]  # fmt: skip
+
+
+def test_edited_flags_of_a_row_count():
+    context = Turn("look", "look", "dark", 0.0, {"loss": False, "step": 3})
+    told = episode(turns=[context, *episode("a").turns])
+    (row,) = rows_of([told], "conversations")
+    flagged = [m for m in row["conversations"] if m["from"] == "gpt"]
+    flagged[1]["loss"], flagged[2]["loss"] = True, False
+    first, second, *_ = read_conversation(row).turns
+    assert first.info == {"step": 3} and second.info == {"loss": False}
 
 
 def test_an_item_id_is_agentgyms_number_where_it_has_one(tmp_path):

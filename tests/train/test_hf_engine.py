@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from contextlib import nullcontext
@@ -197,6 +198,38 @@ def test_turns_join_and_leave_while_another_goes_on():
     assert set(engine._caches) == set(talk) and not engine._running
 
 
+def test_conversations_that_come_and_go_are_sampled_as_each_alone():
+    """Rows are reused, moved, and move to larger buffers; some turns are given up."""
+    engine = HFEngine(tiny_model(), textcraft_tokenizer().pad_token_id, max_batch=7)
+    played: list[tuple[list[int], Sampling, Generation]] = []
+
+    async def talk(number: int) -> None:
+        draws, ids = random.Random(number), list(PROMPTS[number % 4])
+        for turn in range(4):
+            how = sampling(number * 10 + turn, max_tokens=draws.randrange(1, 40))
+            await asyncio.sleep(draws.random() * 0.02)
+            asked = asyncio.create_task(engine.generate(ids, how, number))
+            if draws.random() < 0.2:
+                await asyncio.sleep(draws.random() * 0.02)
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+                return
+            played.append((ids, how, await asked))
+            new = [draws.randrange(3, 60) for _ in range(draws.choice((1, 3, 90)))]
+            ids = ids + played[-1][2].token_ids + new
+
+    async def run() -> None:
+        await asyncio.gather(*(talk(number) for number in range(24)))
+
+    asyncio.run(run())
+    assert len(played) > 50
+    for ids, _, generation in played:
+        expected = full_forward_logprobs(engine.model, ids, generation)
+        assert generation.logprobs == pytest.approx(expected, abs=2e-5)
+    for ids, how, generation in played[::5]:
+        assert generation.token_ids == alone(ids, how).token_ids
+
+
 def test_an_engine_outlives_the_loops_that_ask_it():
     """The thread may still be at the end of one loop's turns when the next loop asks."""
     engine = engine_of()
@@ -257,7 +290,8 @@ def test_an_update_waits_for_the_turns_under_way_and_later_turns_for_the_update(
         assert generation.logprobs == pytest.approx(expected, abs=2e-5)
 
 
-def test_when_the_engine_sleeps_the_model_computes_no_turn_that_was_given_up():
+@pytest.mark.parametrize("end", ["sleep", "close"])
+def test_an_engine_at_rest_computes_no_turn_that_was_given_up(end):
     started, forwards = threading.Event(), []
     model = slow(tiny_model(), started)
     model.register_forward_hook(lambda *_: forwards.append(model.training))
@@ -268,10 +302,11 @@ def test_when_the_engine_sleeps_the_model_computes_no_turn_that_was_given_up():
         await asyncio.to_thread(started.wait, 30)
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
-        await engine.sleep()
+        await getattr(engine, end)()
         assert len(forwards) < 100, "it stopped long before its end"
+        assert asyncio.all_tasks() == {asyncio.current_task()}
         count = len(forwards)
-        assert model.training and not engine._caches
+        assert model.training and (end == "close" or not engine._caches)
         await asyncio.sleep(0.1)
         assert len(forwards) == count
 

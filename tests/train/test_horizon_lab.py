@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,7 @@ def lab():
     """The modules of the study, which its command imports by their short names."""
     sys.path.insert(0, str(FOLDER))
     try:
-        yield {name: import_module(name) for name in ("cell", "plan", "analysis", "plots")}
+        yield {name: import_module(name) for name in ("cell", "plan", "analysis", "plots", "study")}
     finally:
         sys.path.remove(str(FOLDER))
 
@@ -176,9 +177,54 @@ def test_a_result_of_another_plan_is_not_taken(lab, tmp_path):
     plan = lab["plan"]
     cell = next(plan.main_grid(plan.Study(tmp_path), ("tower",)))
     cell.path.mkdir(parents=True)
-    (cell.path / "result.json").write_text(json.dumps({"plan": {**cell.plan, "env_steps": 1}}))
+    others = {"final": {}, "evaluations": [], "training": {}}
+    kept = {"plan": {**cell.plan, "env_steps": 1}, **others}
+    (cell.path / "result.json").write_text(json.dumps(kept))
     with pytest.raises(ConfigError, match="run with another plan"):
         cell.result()
+
+
+def test_published_cells_are_those_of_the_plan(lab, tmp_path):
+    plan, digest = lab["plan"], lab["cell"].digest
+    planned = {
+        c.name: digest(c.plan) for part in plan.PARTS.values() for c in part(plan.Study(tmp_path))
+    }
+    assert {c["name"]: c["plan"] for c in published(lab)["cells"]} == planned
+    trial = next(plan.main_grid(plan.Study(tmp_path, trial=True)))
+    assert digest(trial.plan) != planned[trial.name]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--schedule", "bogus"], "no schedule 'bogus' here; choose from short, medium"),
+        (["--seed", "99"], "no seed '99' here"),
+        (["--cell", "map/x", "--part", "main"], "no cell 'map/x' in part main"),
+        (["--report"], "has no finished cell"),
+        (["learning_rate=5"], "learning_rate of main/tower-grpo-short-11 is set by the plan"),
+        (["--trial", "--cell", "main/tower-grpo-short-11"], "of another plan"),
+    ],
+)
+def test_a_wrong_command_of_the_study_says_what_is_wrong(
+    lab, tmp_path, monkeypatch, capsys, words, said
+):
+    if "--cell" in words:
+        shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["study.py", "--out", str(tmp_path), *words])
+    assert lab["study"].main() == 2
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]"])
+def test_a_damaged_file_of_the_study_is_named(lab, tmp_path, monkeypatch, capsys, text):
+    folder = tmp_path / "main" / "tower-grpo-short-11"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["study.py", "--report", "--out", str(tmp_path)])
+    assert lab["study"].main() == 2
+    assert re.search(
+        r"result.json is (damaged|incomplete|not a JSON object)", capsys.readouterr().out
+    )
 
 
 def cell_of(schedule: str, seed: int, success: float, *, tokens: int = 100) -> dict:
@@ -271,7 +317,8 @@ def test_the_docs_have_the_published_figures(lab):
         shown = "long, learning rate 0" if name == lab["plan"].CONTROL else name
         found = [lab["analysis"].final_success(c) for c in sorted(arm, key=lambda c: c["seed"])]
         assert f"| {shown} | {' '.join(f'{value:.3f}' for value in found)} |" in page
-    others = [c for c in published(lab)["cells"] if c["part"] in ("rate", "masked")]
+    parts = ("rate", "masked", "algorithms")
+    others = [c for c in published(lab)["cells"] if c["part"] in parts and c["world"] == "tower"]
     for arm in lab["analysis"]._by(others, "part", "tag", "algorithm", "schedule").values():
         found = [lab["analysis"].final_success(c) for c in sorted(arm, key=lambda c: c["seed"])]
         assert f"| {' '.join(f'{value:.3f}' for value in found)} |" in page
@@ -327,3 +374,14 @@ def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
     assert second["training"]["step"] == [1, 2, 3][: len(first["training"]["step"])]
     for part in ("plan", "evaluations", "final"):
         assert first[part] == second[part]
+
+    # As after a kill during the last evaluation: the checkpoint of the last step is there.
+    for left in (killed / name / "result.json", killed / "summary.json"):
+        left.unlink()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    third = json.loads((killed / name / "result.json").read_text())
+    assert third["training"]["step"] == first["training"]["step"]
+    assert third["evaluations"] == first["evaluations"] and third["final"] == first["final"]
+    done = subprocess.run([*command, "temperature=0.5"], capture_output=True, text=True, timeout=99)
+    assert done.returncode == 2 and "another plan" in done.stdout

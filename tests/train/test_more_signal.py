@@ -15,7 +15,7 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.methods import RLConfig, check_effective
 from agentgym_train.trainers.batch import OverlongPenalty, token_batch
-from agentgym_train.trainers.sampler import StepSampler, TaskContrast
+from agentgym_train.trainers.sampler import StepSampler, StepWorld, TaskContrast
 from agentgym_train.trainers.trainer import RLTrainer
 from agentgym_train.trainers.update import PackedUpdate
 from tests.train.command import Command, finish
@@ -40,45 +40,47 @@ def episode(task, reward, outcome="success", length=4) -> Trajectory:
 
 
 def test_a_task_whose_groups_teach_is_drawn_more_often_and_none_is_forgotten():
-    contrast = TaskContrast(str)  # each task is a category
+    contrast = TaskContrast(lambda env, task: task)  # each task is a category
     for _ in range(50):
-        contrast.observe("always", informative=True)
-        contrast.observe("never", informative=False)
-    assert contrast.weight("new") == contrast.weight("always") == pytest.approx(1, abs=1e-3)
-    assert contrast.weight("never") == 0.05
-    drawn = Counter(contrast.draw(["always", "never", "new"], 1, seed)[0] for seed in range(6000))
+        contrast.observe(0, "always", informative=True)
+        contrast.observe(0, "never", informative=False)
+    assert contrast.weight(0, "new") == contrast.weight(0, "always") == pytest.approx(1, abs=1e-3)
+    assert contrast.weight(0, "never") == 0.05
+    drawn = Counter(
+        contrast.draw(0, ["always", "never", "new"], 1, seed)[0] for seed in range(6000)
+    )
     # In proportion to the weights, with 4 standard deviations.
     for task, weight in {"always": 1, "never": 0.05, "new": 1}.items():
         share = weight / 2.05
         assert drawn[task] / 6000 == pytest.approx(share, abs=4 * (share / 6000) ** 0.5)
     for _ in range(10):  # what was learned or forgotten counts again soon
-        contrast.observe("always", informative=False)
-    assert contrast.weight("always") < 0.3
+        contrast.observe(0, "always", informative=False)
+    assert contrast.weight(0, "always") < 0.3
 
 
 def test_a_new_task_is_judged_by_the_others_of_its_category():
-    contrast = TaskContrast(lambda task: task[0])
-    assert contrast.weight("a1") == contrast.weight("b1") == 1
+    contrast = TaskContrast(lambda env, task: task[0])
+    assert contrast.weight(0, "a1") == contrast.weight(0, "b1") == 1
     for number in range(10):
-        contrast.observe(f"a{number}", informative=True)
-        contrast.observe(f"b{number}", informative=False)
-    assert contrast.weight("a99") == pytest.approx(1)
-    assert contrast.weight("b99") < 0.15
+        contrast.observe(0, f"a{number}", informative=True)
+        contrast.observe(0, f"b{number}", informative=False)
+    assert contrast.weight(0, "a99") == pytest.approx(1)
+    assert contrast.weight(0, "b99") < 0.15
     for _ in range(5):  # what is known of a task counts more than its category
-        contrast.observe("b99", informative=True)
-    assert contrast.weight("b99") > 0.7
+        contrast.observe(0, "b99", informative=True)
+    assert contrast.weight(0, "b99") > 0.7
 
 
 def test_draws_depend_on_the_seed_alone_and_a_step_names_a_task_once(tmp_path):
-    contrast = TaskContrast(lambda task: "all")
-    contrast.observe("b", informative=False)
+    contrast = TaskContrast(lambda env, task: "all")
+    contrast.observe(0, "b", informative=False)
     contrast.save(tmp_path / "checkpoint-1")
-    again = TaskContrast(lambda task: "all")
+    again = TaskContrast(lambda env, task: "all")
     again.load(tmp_path / "checkpoint-1")
     for seed in range(20):
-        drawn = contrast.draw(list("abcdef"), 4, seed)
-        assert drawn == again.draw(list("abcdef"), 4, seed) and len(set(drawn)) == 4
-    assert Counter(contrast.draw(list("ab"), 5, 0)).most_common(1)[0][1] == 3
+        drawn = contrast.draw(0, list("abcdef"), 4, seed)
+        assert drawn == again.draw(0, list("abcdef"), 4, seed) and len(set(drawn)) == 4
+    assert Counter(contrast.draw(0, list("ab"), 5, 0)).most_common(1)[0][1] == 3
 
 
 class Runner:
@@ -100,7 +102,8 @@ class Runner:
 
 def sampler(runner, rank=0, processes=1, **changes):
     config = RLConfig(**NEEDED, prompts_per_step=4, num_generations=2, **changes)
-    return StepSampler(config, runner, lambda: None, instruction="", rank=rank, processes=processes)
+    worlds = [StepWorld(runner, lambda: None, "", "train")]
+    return StepSampler(config, worlds, rank=rank, processes=processes)
 
 
 def test_groups_that_teach_nothing_are_replaced_while_the_budget_lasts():
@@ -109,7 +112,7 @@ def test_groups_that_teach_nothing_are_replaced_while_the_budget_lasts():
     for step in range(10):
         runner = Runner(half)
         episodes_of = sampler(runner, resampling_ratio=2.0)
-        played = episodes_of.play(step, 1, step)
+        played = episodes_of.play(step, [1], step)
         groups = episodes_of.groups(played.trajectories)
         assert len(groups) == 4 and all(len({t.task for t in group}) == 1 for group in groups)
         # No more is played than is missing in each round, and never more than the budget.
@@ -123,7 +126,7 @@ def test_groups_that_teach_nothing_are_replaced_while_the_budget_lasts():
         assert sorted(kept + left) == sorted(task for tasks in runner.rounds for task in tasks)
         assert not set(runner.rounds[0]) & {task for tasks in runner.rounds[1:] for task in tasks}
         found["informative"] += len(good)
-        again = sampler(Runner(half), resampling_ratio=2.0).play(step, 1, step)
+        again = sampler(Runner(half), resampling_ratio=2.0).play(step, [1], step)
         assert again.trajectories == played.trajectories
     assert found["informative"] >= 38, "of 40, where chance alone gives 20"
 
@@ -131,7 +134,7 @@ def test_groups_that_teach_nothing_are_replaced_while_the_budget_lasts():
 def test_without_a_budget_and_where_every_group_teaches_nothing_more_is_played():
     for ratio, tasks in ((0.0, ["bad 1", "bad 2"]), (3.0, ["good 1", "good 2"])):
         runner = Runner(tasks)
-        played = sampler(runner, resampling_ratio=ratio).play(0, 1, 0)
+        played = sampler(runner, resampling_ratio=ratio).play(0, [1], 0)
         assert len(runner.rounds) == 1 and played.discarded == []
 
 

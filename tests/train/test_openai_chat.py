@@ -307,10 +307,11 @@ async def test_a_pause_that_is_asked_of_one_request_is_kept_by_all():
 async def test_requests_are_spaced_evenly_below_their_limit():
     endpoint = Endpoint(lambda _: good())
     async with client(endpoint, requests_per_minute=1200) as made:
+        began = time.monotonic()
         await asyncio.gather(*(say(made) for _ in range(11)))
-    at = sorted(endpoint.at)
-    assert at[-1] - at[0] >= 10 * 0.05 * 0.9
-    assert all(later - at[0] >= n * 0.05 * 0.8 for n, later in enumerate(at))
+    # From the beginning, not from the first: that may come late.
+    after = [at - began for at in sorted(endpoint.at)]
+    assert all(seconds >= n * 0.05 * 0.9 for n, seconds in enumerate(after))
 
 
 async def test_tokens_are_counted_by_what_the_endpoint_says_in_the_end():

@@ -11,7 +11,7 @@ from agentgym_env.text_env import TaskSet
 from agentgym_train.config.methods import config_from
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.runner import OversamplingPool
-from agentgym_train.trainers.sampler import StepSampler
+from agentgym_train.trainers.sampler import StepSampler, StepWorld
 from tests.train.inprocess import Waiting, rollouts
 
 
@@ -116,15 +116,9 @@ def test_the_tasks_of_a_step_are_those_of_one_process_and_all_come_once_an_epoch
     )
 
     def tasks(step, rank, count):
-        episodes = StepSampler(
-            config,
-            rollout_runner,
-            lambda: None,
-            instruction="",
-            rank=rank,
-            processes=count,
-        )
-        return episodes.tasks(step)
+        worlds = [StepWorld(rollout_runner, lambda: None, "", "train")]
+        episodes = StepSampler(config, worlds, rank=rank, processes=count)
+        return [draw.task for draw in episodes.tasks(step)]
 
     for step in (2, 0, 1):  # in any order, as a resumed run asks for them
         spread = [task for rank in range(processes) for task in tasks(step, rank, processes)]

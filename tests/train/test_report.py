@@ -9,7 +9,7 @@ from matplotlib import pyplot
 from rich.console import Console
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.methods import RLConfig, config_from
 from agentgym_train.evaluation.evaluate import CategoryReport, EvalReport
 from agentgym_train.trainers.run_summary import (
     figure_of,
@@ -66,12 +66,12 @@ def test_the_table_of_different_worlds_leaves_gaps_instead_of_failing():
 
 
 def test_the_summary_adds_up_the_steps(tmp_path):
-    found = summary(CONFIG, store_with(tmp_path, 3), report(0.3), report(0.5))
+    found = summary(CONFIG, store_with(tmp_path, 3), {"e": report(0.3)}, {"e": report(0.5)})
     expected = {"env_steps": 21, "sampled_tokens": 33, "lost_episodes": 3, "steps": 3,
                 "retried_episodes": 6, "success_before": 0.3, "success_after": 0.5,
                 "train_seconds": 4.5, "seed": 0, "eval_horizon": 8, "episodes": 3 * 64}  # fmt: skip
     assert {name: found[name] for name in expected} == expected
-    assert summary(CONFIG, store_with(tmp_path, 1), None, None)["success_after"] is None
+    assert summary(CONFIG, store_with(tmp_path, 1), {}, {})["success_after"] is None
 
 
 def test_the_plot_is_a_picture_and_needs_a_step(tmp_path):
@@ -91,6 +91,14 @@ def test_no_reward_is_outside_the_plot(tmp_path, scale):
     drawn = [line for axis in figure.axes for line in axis.lines if line.get_label() == "reward"]
     assert len(drawn) == 1 and figure.axes[0].get_ylim() == (-0.02, 1.02)
     pyplot.close(figure)
+
+
+def test_each_of_several_environments_is_evaluated_with_its_own_prompt(tmp_path):
+    envs = [{"env": "textcraft", "instruction": ""}, {"env": "babyai", "eval_horizon": 5}]
+    config = RLConfig(model="m", output_dir="x", envs=envs)
+    first, second, *_ = (command for command, _ in next_commands(config, RunStore(tmp_path)))
+    assert "TextCraft-v0" in first and "--instruction ''" in first
+    assert "BabyAI-v0" in second and "--instruction" not in second and "--horizon 5" in second
 
 
 def test_the_next_commands_are_three_that_parse(tmp_path):

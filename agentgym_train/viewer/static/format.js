@@ -39,7 +39,7 @@ export function duration(seconds) {
 
 /** An outcome's name, and the class of its badge. */
 export function outcomeOf(row) {
-  const lost = ["environment_lost", "engine_lost", "environment_error"].includes(row.outcome);
+  const lost = ["environment_lost", "engine_lost", "environment_error", "agent_lost"].includes(row.outcome);
   const kind = lost ? "lost" : row.success ? "success" : row.outcome === "failure" ? "failure" : "other";
   return { words: row.outcome.replaceAll("_", " ") || "unknown", kind };
 }

@@ -222,12 +222,13 @@ function text(value) {
 function playedTable(runs) {
   const rows = runs.flatMap((run, i) => run.played.map((part) => ({ run, i, part })));
   if (!rows.length) return null;
-  const titles = ["Run", "File", "Policy", "Episodes", "Tasks", "Lost", "Success", "Reward", "Turns"];
+  const titles = ["Run", "File", "Environment", "Policy", "Episodes", "Tasks", "Lost", "Success", "Reward", "Turns"];
   return [h("h2", {}, "Episodes"), h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Episodes" }, h("table", {},
-    h("thead", {}, h("tr", {}, titles.map((words, i) => h("th", { scope: "col", class: i > 2 && "number" }, words)))),
+    h("thead", {}, h("tr", {}, titles.map((words, i) => h("th", { scope: "col", class: i > 3 && "number" }, words)))),
     h("tbody", {}, rows.map(({ run, i, part }) => h("tr", {},
       h("th", { scope: "row" }, h("span", { class: "field" }, h("span", { class: "swatch", style: { background: runColor(i) } }), line(run.name))),
-      h("td", {}, h("a", { href: address("/trajectories", new URLSearchParams({ run: run.name, file: part.file, policy: part.policy })) }, shown(part.file))),
+      h("td", {}, h("a", { href: address("/trajectories", new URLSearchParams({ run: run.name, file: part.file, env: part.env, policy: part.policy })) }, shown(part.file))),
+      h("td", { class: "soft" }, line(part.env.split("/").at(-1))),
       h("td", { class: "soft" }, line(part.policy.split("/").at(-1))),
       [number(part.episodes), number(part.tasks), part.lost ? h("span", { class: "warn" }, number(part.lost)) : "0", percent(part.success), number(part.reward), number(part.turns)]
         .map((value) => h("td", { class: "number" }, value)))))))];

@@ -43,6 +43,10 @@ class RenamedTextCraft(TextCraft):
         for action in super().expert():
             yield _replaced(action, self._shown)
 
+    def expert_thought(self) -> str:
+        """The expert's thought, with the episode's names."""
+        return _replaced(super().expert_thought(), self._shown)
+
 
 @cache
 def name_words() -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint in front of an engine, which records what black-box agents do."""

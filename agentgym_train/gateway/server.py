@@ -1,0 +1,673 @@
+"""Gateway: an OpenAI-compatible endpoint through which black-box agents play episodes.
+
+Each episode has its own API key. Model calls are sampled by an engine and recorded with their ids;
+the environment is stepped at the same address. It runs in the event loop of the rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import secrets
+import string
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, EpisodeFailure
+from agentgym_env.spaces import clean_text
+from agentgym_env.tools import BadArguments, ToolSpec
+from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.engines import GatewaySettings
+from agentgym_train.config.values import user_path
+from agentgym_train.engines.base import EngineLost, Generation, GenerationEngine, Sampling
+from agentgym_train.gateway.episode import (
+    Answer,
+    Finished,
+    GatewayEpisode,
+    Pending,
+    Sampled,
+    turns_of,
+)
+from agentgym_train.gateway.messages import (
+    Reply,
+    Request,
+    chat_body,
+    chat_events,
+    encoded,
+    read_chat,
+    read_response,
+    response_body,
+    response_events,
+)
+from agentgym_train.gateway.recorder import Chats, EpisodeRecorder, Prepared
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.tool_calls import BadCall, Call, typed_arguments
+
+_LETTERS: Final = string.ascii_letters + string.digits
+_MAX_REWARD: Final = 1e6
+_CLAIM_S: Final = 30.0
+_TOKEN_CHARACTERS: Final = 32
+"""Characters that a token of a long text has at most, on average; English has about four."""
+_MARKS: Final = ("<tool_call>", "[TOOL_CALLS]")
+"""Where a text ends and its tool calls begin; other syntaxes have no text beside them."""
+
+
+class _Rejected(Exception):
+    """A request that is answered with an error of OpenAI's form."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class Gateway:
+    """The endpoint; `start` is called on the loop of the rollouts."""
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        tokenizer: Any,
+        config: PolicyConfig,
+        *,
+        model: str,
+        settings: GatewaySettings | None = None,
+    ) -> None:
+        """`config` has the limits of tokens, the temperature and the chat template's arguments.
+
+        `settings` default to those in `config`. `model` is the name that the endpoint reports.
+        """
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._config = config
+        self._model = model
+        self.temperature = config.temperature
+        """That of all calls, whatever they ask for."""
+        self._settings = settings or GatewaySettings.of(config.gateway)
+        named = self._settings.address_file
+        self._address_file = None if named is None else user_path(named)
+        self._chats = Chats(tokenizer, config)
+        self._episodes: dict[str, GatewayEpisode] = {}
+        self._offers: list[tuple[GatewayEpisode, Mapping[str, str]]] = []
+        self._offered = asyncio.Event()
+        self.crashes = self._settings.crashes
+        self.claim_key = secrets.token_urlsafe(32)
+        """The key with which a program takes an episode that is offered."""
+        self._runner: web.AppRunner | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def base_url(self) -> str:
+        """The base URL for OpenAI clients; raises `ConfigError` before `start`."""
+        if self._runner is None:
+            raise ConfigError("the gateway has no address yet; start it first")
+        host, port = self._settings.host, self._runner.addresses[0][1]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+    async def start(self) -> None:
+        """Listen; a gateway that listens already goes on, and a closed one raises `EngineLost`."""
+        if self._closed:
+            raise EngineLost("the gateway is closed")
+        if self._starting is None or (self._starting.done() and self._runner is None):
+            self._starting = asyncio.create_task(self._listen())
+        # Not cancelled with the episode that came first: a socket would be left open.
+        await asyncio.shield(self._starting)
+
+    async def _listen(self) -> None:
+        app = web.Application(client_max_size=self._settings.body_bytes)
+        post, get = app.router.add_post, app.router.add_get
+        post("/v1/chat/completions", self._answering(self._chat))
+        post("/v1/responses", self._answering(self._responses))
+        get("/v1/models", self._answering(self._models))
+        get("/v1/episode", self._answering(self._describe))
+        get("/v1/episode/tools", self._answering(self._tools))
+        post("/v1/episode/step", self._answering(self._step))
+        post("/v1/episode/reward", self._answering(self._reward))
+        post("/v1/episodes/claim", self._answering(self._claim))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._settings.host, self._settings.port).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise ConfigError(
+                f"the gateway cannot listen on {self._settings.host}:{self._settings.port}: "
+                f"{error.strerror}; choose another gateway.port"
+            ) from error
+        self._runner = runner
+        if self._address_file is not None:
+            place = {"base_url": self.base_url, "key": self.claim_key}
+            try:
+                _write_private(self._address_file, json.dumps(place))
+            except OSError as error:
+                await self._stop()
+                raise ConfigError(
+                    f"gateway.address_file {self._settings.address_file} cannot be written: "
+                    f"{error.strerror}; name another file"
+                ) from error
+
+    async def close(self) -> None:
+        """End all episodes and stop listening for good."""
+        self._closed = True
+        for episode in list(self._episodes.values()):
+            await self.close_episode(episode)
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await self._stop()
+
+    async def _stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            if self._address_file is not None:
+                with suppress(OSError):  # it may be a folder, or gone
+                    self._address_file.unlink()
+            await runner.cleanup()
+
+    def open_episode(
+        self,
+        session: Any = None,
+        *,
+        observation: str = "",
+        instruction: str = "",
+        info: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        horizon: int = 0,
+        tools: Sequence[ToolSpec] = (),
+        policy: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+        environment: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+    ) -> GatewayEpisode:
+        """An episode with a key of its own; `session` was reset already.
+
+        `seed` is for the sampling of its calls. `tools` are those of the environment. `policy` and
+        `environment` are entered for each sampled call and each step.
+        """
+        limit = self._settings.concurrent_calls
+        episode = GatewayEpisode(
+            key=secrets.token_urlsafe(32),
+            session=session,
+            observation=observation,
+            instruction=instruction,
+            info=info or {},
+            horizon=horizon,
+            tools={tool.name: tool for tool in tools},
+            recorder=EpisodeRecorder(
+                self._chats, self._tokenizer, keep_reasoning=self._config.keep_reasoning
+            ),
+            draws=random.Random(seed),
+            slots=asyncio.Semaphore(limit) if limit else None,
+            policy=policy,
+            environment=environment,
+        )
+        self._episodes[episode.key] = episode
+        return episode
+
+    async def close_episode(self, episode: GatewayEpisode) -> Finished:
+        """End an episode: its key is no longer valid, and running calls are cancelled."""
+        self._episodes.pop(episode.key, None)
+        self._offers = [offer for offer in self._offers if offer[0] is not episode]
+        running = list(episode.running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for conversation in dict.fromkeys(episode.recorder.conversations):
+            await self._engine.forget(conversation)
+        rows, calls = episode.recorder.finish()
+        info = episode.info
+        succeeded = bool(info.get("success")) if episode.success is None else episode.success
+        posted = episode.reward or 0.0
+        return Finished(
+            rows=rows,
+            turns=turns_of(calls, episode),
+            outcome=episode.outcome,
+            success=succeeded,
+            score=float(info.get("score", 0.0) or 0.0) + posted,
+            calls=episode.calls,
+            tokens=sum(sum(row.loss_mask) for row in rows),
+            lost=episode.lost,
+            engine_lost=episode.engine_lost,
+        )
+
+    def offer(self, episode: GatewayEpisode, place: Mapping[str, str]) -> None:
+        """Let a program elsewhere take the episode, by `POST /v1/episodes/claim`."""
+        self._offers.append((episode, place))
+        self._offered.set()
+
+    def _answering(
+        self, handle: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """A handler whose errors are OpenAI's."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handle(request)
+            except ConnectionResetError:
+                return web.Response(status=499)  # nobody is there to read it
+            except _Rejected as rejected:
+                return _error(rejected.status, rejected.code, str(rejected))
+            except EngineLost as error:
+                return _error(503, "engine_lost", str(error))
+            except web.HTTPRequestEntityTooLarge:
+                most = self._settings.body_bytes
+                return _error(413, "too_large", f"a request has at most {most:,} bytes")
+            except AgentGymError as error:
+                return _error(400, "invalid_request", str(error))
+
+        return answer
+
+    def _episode(self, request: web.Request) -> GatewayEpisode:
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        episode = self._episodes.get(key.strip()) if scheme.lower() == "bearer" else None
+        if episode is None:
+            raise _Rejected(
+                401, "invalid_api_key", "the API key is not that of an episode that is being played"
+            )
+        return episode
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        self._episode(request)
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "agentgym"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        episode = self._episode(request)
+        raw = await request.read()
+        asked = _read(read_chat, _json(raw))
+        answer, pending = await self._answer(episode, request, raw, asked)
+        if asked.stream:
+            events = [encoded(event) for event in chat_events(asked, answer.reply)]
+        else:
+            events = [json.dumps(chat_body(asked, answer.reply)).encode()]
+        return await self._deliver(episode, request, asked, answer, pending, events)
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        episode = self._episode(request)
+        raw = await request.read()
+        asked = _read(read_response, _json(raw), episode.responses)
+        answer, pending = await self._answer(episode, request, raw, asked)
+        episode.responses[answer.reply.id] = [*asked.messages, answer.reply.message]
+        if asked.stream:
+            events = [encoded(event) for event in response_events(asked, answer.reply)]
+        else:
+            events = [json.dumps(response_body(asked, answer.reply)).encode()]
+        return await self._deliver(episode, request, asked, answer, pending, events)
+
+    async def _answer(
+        self, episode: GatewayEpisode, request: web.Request, raw: bytes, asked: Request
+    ) -> tuple[Answer, Pending]:
+        """Sample a reply; a retry gets the one that was sampled, or waits for it."""
+        named = request.headers.get("Idempotency-Key", "")
+        repeats = bool(named) or request.headers.get("x-stainless-retry-count", "0") not in (
+            "",
+            "0",
+        )
+        digest = hashlib.blake2b(named.encode() + raw, digest_size=16).digest()
+        pending = episode.pending.get(digest) if repeats else None
+        if pending is None:
+            # What the agent asks anew is not what it asked before, even if it looks the same.
+            task = asyncio.create_task(self._sampled(episode, asked))
+            pending = episode.pending[digest] = Pending(task)
+            episode.running.add(task)
+            task.add_done_callback(lambda done: _ended(episode, digest, done))
+        pending.waiting += 1
+        try:
+            # Sampling goes on if the connection is lost: a retry gets its result.
+            answer = await asyncio.shield(pending.task)
+        except BaseException:
+            pending.waiting -= 1
+            raise
+        self._record(episode, answer)
+        return answer, pending
+
+    async def _sampled(self, episode: GatewayEpisode, asked: Request) -> Answer:
+        """Sample a reply and record it."""
+        async with episode.slots or nullcontext():
+            prepared, generation = await self._sample(episode, asked)
+        tools = {tool.name: tool for tool in asked.tools}
+        reply, text = self._reply(episode, prepared, generation, tools)
+        answer = Answer(reply, Sampled(prepared, generation, text))
+        self._record(episode, answer)
+        return answer
+
+    async def _sample(self, episode: GatewayEpisode, asked: Request) -> tuple[Prepared, Generation]:
+        limits, config = self._settings, self._config
+        if episode.over.is_set():
+            raise _Rejected(400, "episode_over", "the episode is over")
+        left = limits.sampled_tokens - episode.spent_tokens if limits.sampled_tokens else None
+        no_tokens = left is not None and left < 1
+        if no_tokens and episode.reserved and episode.tokens < limits.sampled_tokens:
+            raise _Rejected(429, "budget_reserved", "running calls may use up the budget")
+        if no_tokens or (limits.calls and episode.spent_calls >= limits.calls):
+            episode.end("token_budget")
+            raise _Rejected(400, "budget_exhausted", "the episode's budget of calls is used up")
+        # Tokenizing holds up all episodes, so what cannot fit is not tokenized.
+        characters = len(json.dumps(asked.messages, ensure_ascii=False))
+        if characters > _TOKEN_CHARACTERS * config.max_tokens:
+            raise self._too_long(episode, f"{characters:,} characters")
+        prepared = episode.recorder.prepare(asked.messages, asked.tools)
+        try:
+            room = min(
+                asked.max_tokens or config.turn_max_tokens,
+                config.turn_max_tokens,
+                config.max_tokens - len(prepared.prompt_ids),
+                config.max_tokens if left is None else left,
+            )
+            if room < 1:
+                raise self._too_long(episode, f"{len(prepared.prompt_ids)} tokens")
+            episode.reserve(room)
+            sampling = Sampling(
+                max_tokens=room,
+                temperature=self.temperature,
+                stop_ids=prepared.chat.stop_ids,
+                seed=episode.draws.getrandbits(63),
+            )
+            try:
+                async with episode.policy():
+                    generation = await self._engine.generate(
+                        prepared.prompt_ids, sampling, prepared.conversation
+                    )
+            except BaseException as error:
+                episode.release(room, None)
+                if isinstance(error, EngineLost):
+                    episode.engine_lost = str(error) or "the engine is not available"
+                raise
+            episode.release(room, len(generation.token_ids))
+            episode.engine_lost = ""
+        finally:
+            episode.recorder.sampled(prepared)
+        return prepared, generation
+
+    def _too_long(self, episode: GatewayEpisode, size: str) -> _Rejected:
+        """End the episode, whose messages have that size."""
+        episode.end("token_budget")
+        most = self._config.max_tokens
+        said = f"the messages have {size}; the maximum context length is {most} tokens"
+        return _Rejected(400, "context_length_exceeded", said)
+
+    def _record(self, episode: GatewayEpisode, answer: Answer) -> None:
+        """Record a reply that is not in the record."""
+        sampled = answer.sampled
+        if sampled is None or answer.call is not None:
+            return
+        answer.call = episode.recorder.add(
+            sampled.prepared, sampled.generation, sampled.text, answer.reply.message
+        )
+        episode.sampled.append(answer.call)
+        episode.calls += 1
+        episode.tokens += len(sampled.generation.token_ids)
+
+    def _reply(
+        self,
+        episode: GatewayEpisode,
+        prepared: Prepared,
+        generation: Generation,
+        tools: Mapping[str, ToolSpec],
+    ) -> tuple[Reply, str]:
+        """(the reply, the sampled text). Calls that cannot be carried out stay text."""
+        chat: Chat = prepared.chat
+        text = chat.text_of(generation.token_ids)
+        found = chat.calls_in(text)
+        good = [call for call in found if isinstance(call, Call)]
+        calls: list[dict[str, Any]] = []
+        shown = text
+        bad = any(isinstance(call, BadCall) or call.name not in tools for call in found)
+        if good and not bad:
+            shown = _text_before_calls(text)
+            calls = [_api_call(call, tools[call.name], episode.draws) for call in good]
+        stopped = generation.finish_reason == "stop"
+        reply = Reply(
+            id=f"chatcmpl-{episode.draws.getrandbits(96):024x}",
+            text=shown,
+            tool_calls=calls,
+            finish_reason="tool_calls" if calls else "stop" if stopped else "length",
+            prompt_tokens=len(prepared.prompt_ids),
+            completion_tokens=len(generation.token_ids),
+        )
+        return reply, text
+
+    async def _deliver(
+        self,
+        episode: GatewayEpisode,
+        request: web.Request,
+        asked: Request,
+        answer: Answer,
+        pending: Pending,
+        parts: Sequence[bytes],
+    ) -> web.StreamResponse:
+        """Send a reply; if no request for it is left, its call leaves the record."""
+        headers = {"Content-Type": "text/event-stream" if asked.stream else "application/json"}
+        if asked.temperature not in (None, self.temperature):
+            headers["x-agentgym-temperature"] = f"{self.temperature:g}"
+        response = web.StreamResponse(headers=headers)
+        if not asked.stream:
+            response.content_length = len(parts[0])
+        try:
+            if not _is_there(request):
+                raise ConnectionResetError("the agent is gone")
+            await response.prepare(request)
+            for part in parts:
+                await response.write(part)
+            await response.write_eof()
+            answer.sampled = None  # the record has it
+        finally:
+            pending.waiting -= 1
+            if not pending.waiting:
+                self._take_back(episode, answer)
+        return response
+
+    def _take_back(self, episode: GatewayEpisode, answer: Answer) -> None:
+        """Remove a call whose reply nobody received; a retry records it again."""
+        if answer.sampled is None or answer.call is None:
+            return
+        if not episode.recorder.drop(answer.call):
+            return
+        episode.sampled.remove(answer.call)
+        answer.call = None
+        episode.undelivered += 1
+        episode.calls -= 1
+        episode.tokens -= len(answer.sampled.generation.token_ids)
+
+    async def _describe(self, request: web.Request) -> web.StreamResponse:
+        episode = self._episode(request)
+        return web.json_response(
+            {
+                "instruction": episode.instruction,
+                "observation": episode.observation,
+                "task": episode.info.get("task"),
+                "horizon": episode.horizon,
+                "steps": episode.steps,
+                "calls": episode.calls,
+                "over": episode.over.is_set(),
+            }
+        )
+
+    async def _tools(self, request: web.Request) -> web.StreamResponse:
+        episode = self._episode(request)
+        return web.json_response([tool.as_function() for tool in episode.tools.values()])
+
+    async def _step(self, request: web.Request) -> web.StreamResponse:
+        episode = self._episode(request)
+        body = _json(await request.read())
+        values = body if isinstance(body, dict) else {}
+        action, turn = _action(values, episode.tools), values.get("turn")
+        if episode.session is None:
+            raise _Rejected(409, "no_environment", "this episode has no environment")
+        async with episode.stepping:
+            if turn is not None and episode.last_step is not None and turn == episode.last_step[0]:
+                return web.json_response(episode.last_step[1])
+            if turn is not None and turn != episode.steps + 1:
+                raise _Rejected(409, "stale_turn", f"the next turn is {episode.steps + 1}")
+            if episode.over.is_set():
+                raise _Rejected(409, "episode_over", "the episode is over")
+            found = await self._stepped(episode, action)
+            episode.last_step = episode.steps, found
+        return web.json_response(found)
+
+    async def _stepped(self, episode: GatewayEpisode, action: str) -> dict[str, Any]:
+        episode.step_began = time.monotonic()
+        try:
+            async with episode.environment():
+                reply = await episode.session.step(action)
+        except EpisodeFailure as error:
+            episode.lost = f"{type(error).__name__}: {error}"
+            episode.end(None)
+            raise _Rejected(502, "environment_lost", episode.lost) from error
+        finally:
+            episode.step_began = None
+        episode.steps += 1
+        episode.info = {**episode.info, **reply.info}
+        step = {"action": action, "observation": reply.observation, "reward": reply.reward}
+        steps = episode.early if episode.last is None else episode.last.steps
+        steps.append({**step, "info": dict(reply.info)})
+        if reply.terminated:
+            episode.end("success" if reply.info.get("success") else "failure")
+        elif reply.truncated or (episode.horizon and episode.steps >= episode.horizon):
+            episode.end("horizon")
+        ends = {"terminated": reply.terminated, "truncated": reply.truncated}
+        return {
+            **step,
+            **ends,
+            "info": dict(reply.info),
+            "turn": episode.steps,
+            "over": episode.over.is_set(),
+        }
+
+    async def _reward(self, request: web.Request) -> web.StreamResponse:
+        episode = self._episode(request)
+        body = _json(await request.read())
+        values = body if isinstance(body, dict) else {}
+        reward, success = values.get("reward"), values.get("success")
+        is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
+        fits = is_number and abs(reward or 0) <= _MAX_REWARD
+        if not fits or success not in (None, True, False) or values.keys() - {"reward", "success"}:
+            raise BadRequest('a reward is {"reward": NUMBER, "success": true or false}')
+        if episode.reward is not None:
+            raise _Rejected(409, "rewarded", "the episode has its reward already")
+        if episode.over.is_set():
+            raise _Rejected(409, "episode_over", "the episode is over, and has the outcome it has")
+        episode.reward = float(reward or 0)
+        episode.success = bool(success) if success is not None else episode.reward > 0
+        episode.end("success" if episode.success else "failure")
+        return web.json_response({"reward": episode.reward, "success": episode.success})
+
+    async def _claim(self, request: web.Request) -> web.StreamResponse:
+        """Give an offered episode to a program; waits for one for at most 30 s."""
+        _, _, key = request.headers.get("Authorization", "").partition(" ")
+        if not secrets.compare_digest(key.strip().encode(), self.claim_key.encode()):
+            raise _Rejected(401, "invalid_api_key", "the API key does not take episodes")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLAIM_S):
+                while not self._offers and _is_there(request):
+                    self._offered.clear()
+                    # A program that gave up is not told to us; another may ask meanwhile.
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._offered.wait(), 1.0)
+        if not _is_there(request):
+            raise ConnectionResetError("the program is gone")
+        if not self._offers:
+            raise _Rejected(404, "no_episode", "no episode is offered now; ask again")
+        offer = self._offers.pop(0)
+        response = web.json_response(dict(offer[1]))
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except BaseException:
+            self._offers.insert(0, offer)
+            self._offered.set()
+            raise
+        return response
+
+
+def _action(values: Mapping[str, Any], tools: Mapping[str, ToolSpec]) -> str:
+    """The action of a step; raises `BadRequest` with what is wrong."""
+    action, name = values.get("action"), values.get("tool")
+    if isinstance(action, str):
+        return action
+    arguments = values.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise BadRequest('a step is {"action": TEXT} or {"tool": NAME, "arguments": {...}}')
+    if name not in tools:
+        raise BadRequest(f"there is no tool {name[:80]!r}; there are {', '.join(tools)}")
+    try:
+        return tools[name].action(arguments)
+    except BadArguments as error:
+        raise BadRequest(str(error)) from error
+
+
+def _is_there(request: web.Request) -> bool:
+    """Whether the connection of a request is still open."""
+    return request.transport is not None and not request.transport.is_closing()
+
+
+def _api_call(call: Call, tool: ToolSpec, draws: random.Random) -> dict[str, Any]:
+    identity = call.id or "".join(draws.choice(_LETTERS) for _ in range(9))
+    arguments = json.dumps(typed_arguments(call.arguments, tool), ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": identity, "type": "function", "function": function}
+
+
+def _text_before_calls(text: str) -> str:
+    places = [place for mark in _MARKS if (place := text.find(mark)) >= 0]
+    return text[: min(places)].strip() if places else ""
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        found = json.loads(raw)
+        # Half a character, which no text can contain that is sent on.
+        return _whole(found) if b"\\ud" in raw.lower() else found
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from error
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    if isinstance(value, dict):
+        return {clean_text(key): _whole(each) for key, each in value.items()}
+    return value
+
+
+def _read(parse: Callable[..., Request], *arguments: Any) -> Request:
+    """Read a request; whatever its fields are, an error is the client's."""
+    try:
+        return parse(*arguments)
+    except BadRequest:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+        raise BadRequest(f"the body is not a request of this API: {error}") from error
+
+
+def _error(status: int, code: str, message: str) -> web.Response:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return web.json_response(body, status=status, headers=headers)
+
+
+def _ended(episode: GatewayEpisode, digest: bytes, task: asyncio.Task[Answer]) -> None:
+    """A call has ended; of a failed one nothing stays, so that a retry samples anew."""
+    episode.running.discard(task)
+    if not task.cancelled() and task.exception() is None:
+        return
+    pending = episode.pending.get(digest)
+    if pending is not None and pending.task is task:
+        del episode.pending[digest]

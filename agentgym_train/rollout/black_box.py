@@ -1,0 +1,466 @@
+"""Black-box agents: programs with their own code that play an episode through the gateway.
+
+An agent is a command, a Python callable, or a program started elsewhere. It talks to a model at an
+address that is OpenAI-compatible, and to the environment at the same address. See docs/gateway.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shlex
+import shutil
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal, Protocol
+
+from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
+from agentgym_env.errors import BadRequest, ConfigError, EnvironmentLost, EpisodeFailure, Outcome
+from agentgym_env.printable import one_line
+from agentgym_env.registration import load_named
+from agentgym_env.spaces import clean_text
+from agentgym_env.tools import ToolSpec
+from agentgym_train.config.base import PolicyConfig
+from agentgym_train.engines.base import EngineLost, GenerationEngine
+from agentgym_train.gateway.episode import Finished, GatewayEpisode
+from agentgym_train.gateway.server import Gateway
+from agentgym_train.rollout.actors import draw_seed
+from agentgym_train.rollout.agent import is_black_box
+from agentgym_train.rollout.loop import (
+    ConcurrencyLimits,
+    Deadline,
+    DeadlinePassed,
+    EpisodeActor,
+    EpisodeActorFactory,
+    EpisodeResult,
+    EpisodeSpec,
+)
+from agentgym_train.rollout.wrapping import Wrapping
+
+_DRAIN_S = 1.0
+"""Time to read what an ended process has written."""
+Kind = Literal["command", "callable", "external"]
+GRACE_S: Final = 10.0
+"""Seconds that an agent has to end after its episode is over."""
+_MAX_VARIABLE_BYTES: Final = 100_000
+"""Linux takes 128 KiB with the name; the whole text is at `/episode`."""
+_SHOWN: Final = 600
+"""Characters of a crashed agent's last output that its error quotes."""
+
+
+class AgentLost(EpisodeFailure):
+    """The agent's own program failed."""
+
+    kind = "agent_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an agent is told: where the model and the environment are, and what to do."""
+
+    base_url: str
+    """For OpenAI clients; the environment is at `/episode` below it."""
+    api_key: str
+    """Of this episode alone."""
+    task: str
+    seed: int
+    observation: str
+    instruction: str
+    horizon: int
+    """Maximum steps in the environment."""
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment variables of a command."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "AGENTGYM_EPISODE_URL": f"{self.base_url}/episode",
+            "AGENTGYM_TASK": _fitting(self.task),
+            "AGENTGYM_SEED": str(self.seed),
+            "AGENTGYM_OBSERVATION": _fitting(self.observation),
+            "AGENTGYM_INSTRUCTION": _fitting(self.instruction),
+            "AGENTGYM_HORIZON": str(self.horizon),
+        }
+
+
+def _fitting(text: str) -> str:
+    """The text as an environment variable: without NUL, and not longer than a system allows."""
+    data = clean_text(text).replace("\0", "").encode()
+    return data[:_MAX_VARIABLE_BYTES].decode("utf-8", "ignore")
+
+
+class Program(Protocol):
+    """Starts an agent."""
+
+    async def run(self, place: Place) -> None:
+        """Run the agent to its end; raises `AgentLost` if it failed. Cancelling ends it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command(Program):
+    """A process for each episode, with the place in environment variables."""
+
+    words: tuple[str, ...]
+
+    async def run(self, place: Place) -> None:
+        """Start the process and wait for its end; kill it and its children when cancelled."""
+        process, output = await self._start(place)
+        _GROUPS.add(process.pid)
+        _end_groups_on_sigterm()
+        reading = asyncio.create_task(output.read())
+        try:
+            # Not the end of its output: a child process that it left behind may hold that open.
+            status = await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            _GROUPS.discard(process.pid)
+            await process.wait()
+            await asyncio.wait([reading], timeout=_DRAIN_S)
+            reading.cancel()
+        last = output.last
+        if status:
+            said = one_line(last.decode("utf-8", "replace")[-_SHOWN:])
+            raise AgentLost(f"the agent ended with status {status}: {said}")
+
+    async def _start(self, place: Place) -> tuple[asyncio.subprocess.Process, _Tail]:
+        """The process, and its output.
+
+        That comes by a pipe of our own: before Python 3.13 asyncio waits for the end of its own
+        pipes and not only for the end of the process.
+        """
+        reads, writes = os.pipe()
+        output = _Tail(reads)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.words,
+                env={**os.environ, **place.environ},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writes,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except BaseException as error:
+            output.close()
+            if not isinstance(error, OSError):
+                raise
+            raise ConfigError(
+                f"the agent {shlex.join(self.words)} cannot be started: {error}"
+            ) from error
+        finally:
+            os.close(writes)
+        return process, output
+
+
+_GROUPS: set[int] = set()
+"""Process groups of the agents that run."""
+
+
+def _end_groups_on_sigterm() -> None:
+    """SIGTERM, as batch systems and containers send it, would leave the agents behind."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+
+    def end(signum: int, frame: object) -> None:
+        for group in list(_GROUPS):
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+class _Tail:
+    """Reads a pipe and keeps the end of what comes; closes it."""
+
+    def __init__(self, pipe: int) -> None:
+        self.last = b""
+        self._pipe = open(pipe, "rb", buffering=0)  # noqa: SIM115 (the reader closes it)
+
+    def close(self) -> None:
+        """Close the pipe without reading it."""
+        self._pipe.close()
+
+    async def read(self) -> None:
+        """Read to the end, or until it is cancelled."""
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), self._pipe
+        )
+        try:
+            while part := await stream.read(65536):
+                self.last = (self.last + part)[-4 * _SHOWN :]
+        finally:
+            transport.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Called(Program):
+    """A Python callable, which is called with the place of each episode.
+
+    A coroutine function runs on the loop of the rollouts, any other in a thread. A thread cannot be
+    ended: its requests are rejected after the episode.
+    """
+
+    function: Callable[[Place], Any]
+
+    async def run(self, place: Place) -> None:
+        """Call it and wait for its end."""
+        try:
+            if inspect.iscoroutinefunction(self.function):
+                await _not_exiting(self.function(place))
+            else:
+                await _in_thread(self.function, place)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise AgentLost("the agent was cancelled by its own code") from None
+        except Exception as error:
+            raise AgentLost(f"the agent raised {type(error).__name__}: {error}") from error
+
+
+async def _not_exiting(work: Awaitable[Any]) -> None:
+    """Await an agent; `sys.exit()` ends the agent, not the run."""
+    try:
+        await work
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"it exited with {end.code}") from None
+
+
+async def _in_thread(function: Callable[[Place], Any], place: Place) -> None:
+    """Call it in a thread of its own: a pool's threads would be few, and one that hangs keeps its.
+
+    What a cancelled call does further is ignored.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+
+    def call() -> None:
+        error: BaseException | None = None
+        try:
+            function(place)
+        except SystemExit as end:
+            error = RuntimeError(f"it exited with {end.code}") if end.code else None
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop may have ended
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=call, daemon=True, name="agent").start()
+    await ended
+
+
+class Elsewhere(Program):
+    """A program that somebody else has started; it takes the episode from the gateway."""
+
+    async def run(self, place: Place) -> None:
+        """Wait; the end of the episode cancels it."""
+        await asyncio.Event().wait()
+
+
+@dataclass(frozen=True, slots=True)
+class BlackBox:
+    """The value of `agent` for a black-box agent."""
+
+    kind: Kind
+    target: str
+
+    def program(self) -> Program:
+        """What starts the agent; raises `ConfigError` if it does not exist."""
+        match self.kind:
+            case "command":
+                try:
+                    words = tuple(shlex.split(self.target))
+                except ValueError as error:
+                    raise ConfigError(f"no agent {self.target!r}: {error}") from error
+                if shutil.which(words[0]) is None:
+                    raise ConfigError(
+                        f"the agent {self.target} cannot be started: there is no program "
+                        f"{words[0]!r}"
+                    )
+                return Command(words)
+            case "callable":
+                try:
+                    return Called(load_named(self.target))
+                except (BadRequest, ImportError) as error:
+                    raise ConfigError(
+                        f"no agent {self.target!r}: {error}. It is package.module:function"
+                    ) from error
+        return Elsewhere()
+
+
+def black_box_of(agent: str) -> BlackBox | None:
+    """The black-box agent of a config's `agent`; None if it is another agent."""
+    if not is_black_box(agent):
+        return None
+    kind, _, target = agent.partition(":")
+    return BlackBox(kind, target.strip())  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class GatewayActor(EpisodeActor):
+    """Plays episodes by a black-box agent; raises as `EpisodeRun.play` does."""
+
+    gateway: Gateway
+    program: Program
+    name: str
+    instruction: str
+    tools: Sequence[ToolSpec] = ()
+    offers: bool = False
+    """Whether a program elsewhere takes the episode."""
+
+    async def play(
+        self,
+        client: AsyncEnvClient,
+        start: EpisodeSpec,
+        horizon: int,
+        concurrency_limits: ConcurrencyLimits,
+        clock: Deadline,
+        wrapping: Wrapping | None,
+        step: int,
+    ) -> EpisodeResult:
+        """Open a session and an episode of the gateway, run the agent, and close both."""
+        await self.gateway.start()
+        session: AsyncSession | None = None
+        try:
+            try:
+                async with clock.limit() as limit, concurrency_limits.environment.call(clock):
+                    session = await client.open()
+                    if wrapping is not None:
+                        session = wrapping.wrap(session)
+                    reply = await session.reset(seed=start.seed, task=start.task)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise _too_slow(clock, clock.waited["environment"]) from error
+            episode = self.gateway.open_episode(
+                session,
+                observation=reply.observation,
+                instruction=self.instruction,
+                info=reply.info,
+                seed=draw_seed(start.seed, start.task, start.sample, step),
+                horizon=horizon,
+                tools=self.tools,
+                policy=partial(concurrency_limits.policy.call, clock),
+                environment=partial(concurrency_limits.environment.call, clock),
+            )
+            world_s = 0.0
+            try:
+                late = await self._run(episode, start, horizon, clock)
+                world_s = clock.waited["environment"] + episode.step_s
+            finally:
+                finished = await self.gateway.close_episode(episode)
+            if late and finished.outcome is None and world_s > clock.timeout_s / 2:
+                raise _too_slow(clock, world_s)
+            if late and not finished.calls and not finished.turns:
+                who = "no program took the episode, or it" if self.offers else "the agent"
+                raise AgentLost(f"{who} sent no request in {clock.timeout_s:g} s")
+            concurrency_limits.turns += len(finished.turns)
+            concurrency_limits.tokens += finished.tokens
+            return self._result(finished, reply.observation, reply.info, late)
+        finally:
+            if session is not None:
+                await session.close()
+
+    async def _run(
+        self, episode: GatewayEpisode, start: EpisodeSpec, horizon: int, clock: Deadline
+    ) -> bool:
+        """Run the agent to its end or that of the episode; returns whether time ran out."""
+        place = Place(
+            self.gateway.base_url, episode.key, start.task, start.seed, episode.observation,
+            self.instruction, horizon,
+        )  # fmt: skip
+        if self.offers:
+            self.gateway.offer(episode, place.environ)
+        running = asyncio.create_task(self.program.run(place))
+        over = asyncio.create_task(episode.over.wait())
+        try:
+            async with clock.limit() as limit:
+                await asyncio.wait([running, over], return_when=asyncio.FIRST_COMPLETED)
+                if not running.done():
+                    await asyncio.wait([running], timeout=0.0 if self.offers else GRACE_S)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return True
+        finally:
+            for task in (running, over):
+                task.cancel()
+            found = await asyncio.gather(running, return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                await over
+        error = found[0]
+        forgiven = isinstance(error, AgentLost) and self.gateway.crashes == "failure"
+        if isinstance(error, Exception) and not episode.over.is_set() and not forgiven:
+            raise error
+        return False
+
+    def _result(
+        self, finished: Finished, observation: str, first: Mapping[str, Any], late: bool
+    ) -> EpisodeResult:
+        if finished.lost:
+            raise EnvironmentLost(finished.lost)
+        if finished.engine_lost and finished.outcome is None:
+            raise EngineLost(finished.engine_lost)
+        outcome: Outcome = finished.outcome or ("policy_timeout" if late else "failure")
+        return EpisodeResult(
+            outcome=outcome,
+            observation=observation,
+            turns=finished.turns,
+            success=finished.success,
+            score=finished.score,
+            rows=finished.rows,
+            policy=self.name,
+            usage={"requests": finished.calls},
+        )
+
+
+def _too_slow(clock: Deadline, world_s: float) -> DeadlinePassed:
+    return DeadlinePassed(
+        f"the episode exceeded episode_timeout_s {clock.timeout_s:g} and waited {world_s:.1f} s "
+        "for the environment; use more servers or raise the limit",
+        "deadline",
+    )
+
+
+def gateway_of(engine: GenerationEngine, tokenizer: Any, config: PolicyConfig) -> Gateway | None:
+    """The gateway of a policy whose agent is a black box; None for other agents.
+
+    Raises `ConfigError` if the agent cannot be started.
+    """
+    found = black_box_of(config.agent)
+    if found is None:
+        return None
+    found.program()
+    name = config.model.rstrip("/").rpartition("/")[2] or "policy"
+    return Gateway(engine, tokenizer, config, model=name)
+
+
+def gateway_actors(
+    gateway: Gateway, config: PolicyConfig, instruction: str, tools: Sequence[ToolSpec]
+) -> EpisodeActorFactory:
+    """Makes the actors of a black-box agent; `config` has the temperature."""
+    found = black_box_of(config.agent)
+    assert found is not None
+    gateway.temperature = config.temperature
+    program, elsewhere = found.program(), found.kind == "external"
+    return lambda: GatewayActor(gateway, program, config.model, instruction, tools, elsewhere)

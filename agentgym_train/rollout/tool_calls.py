@@ -1,0 +1,384 @@
+"""Tool calls in a policy's text: how models write them, and the action format `tools`.
+
+Each family of models has a syntax. Which one a model has is found by its chat template: it renders
+a call, and the syntax that reads the same call back is the model's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentgym_env.actions import ActionError
+from agentgym_env.errors import ConfigError
+from agentgym_env.tools import ACT, BadArguments, ToolSpec, call_of
+
+MAX_CALLS: Final = 32
+"""Calls that are read in one response; further ones are not carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as the policy wrote it."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+    """The model's name of the call, in syntaxes that have one."""
+
+    def as_message(self) -> dict[str, Any]:
+        """An entry of `tool_calls` in an assistant's message."""
+        function = {"name": self.name, "arguments": dict(self.arguments)}
+        return {"type": "function", "id": self.id or "call00000", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class BadCall:
+    """A call that cannot be read; the message is for the policy."""
+
+    message: str
+
+
+Parse = Callable[[str], list[Call | BadCall]]
+"""Reads the calls in a text; empty if there is none."""
+
+
+def _hermes(text: str) -> list[Call | BadCall]:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and Qwen 3."""
+    calls: list[Call | BadCall] = []
+    at = 0
+    while (begin := text.find("<tool_call>", at)) >= 0:
+        body = text[begin + len("<tool_call>") :].lstrip()
+        skipped = len(text) - len(body)
+        try:
+            row, length = json.JSONDecoder().raw_decode(body)
+        except (ValueError, RecursionError):
+            # Not JSON: it ends at the mark, which a text in it may not contain then.
+            whole = body.partition("</tool_call>")[0]
+            calls.append(_from_json(whole.strip()))
+            at = skipped + len(whole)
+        else:
+            rest = body[length:].partition("<tool_call>")[0].partition("</tool_call>")[0]
+            calls.append(_from_json(body[:length] + rest) if rest.strip() else _from_object(row))
+            at = skipped + length
+    return calls
+
+
+def _llama(text: str) -> list[Call | BadCall]:
+    """`{"name": ..., "parameters": {...}}` as the whole text: Llama 3.1 and later."""
+    body = text.strip().removeprefix("<|python_tag|>").strip()
+    return [_from_json(body)] if body.startswith("{") else []
+
+
+def _mistral(text: str) -> list[Call | BadCall]:
+    """`[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`, or `[TOOL_CALLS]name{...}`."""
+    _, mark, body = text.partition("[TOOL_CALLS]")
+    if not mark:
+        return []
+    if not body.lstrip().startswith("["):
+        parts = [part for part in re.split(r"\[TOOL_CALLS\]", body) if part.strip()]
+        return [_named(part) for part in parts]
+    try:
+        rows = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return [BadCall(f"The calls are not valid JSON: {error}.")]
+    return [_from_object(row) for row in rows] or [BadCall("The list of calls is empty.")]
+
+
+def _harmony(text: str) -> list[Call | BadCall]:
+    """`to=functions.NAME<|channel|>commentary json<|message|>{...}`: gpt-oss."""
+    found = re.search(r"to=functions\.([\w.-]+)(.*?)<\|message\|>(.*)", text, re.DOTALL)
+    if found is None:
+        return []
+    return [_with_arguments(found[1], found[3].removesuffix("<|call|>"))]
+
+
+def _xml(text: str) -> list[Call | BadCall]:
+    """`<function=NAME><parameter=KEY>VALUE</parameter></function>`: Qwen3-Coder and Qwen3.5."""
+    calls: list[Call | BadCall] = []
+    for body in _between(text, "<tool_call>", "</tool_call>"):
+        found = re.fullmatch(r"<function=([^\n>]+)>(.*?)</function>", body, re.DOTALL)
+        if found is None:
+            calls.append(BadCall("A call has the form <function=NAME> ... </function>."))
+            continue
+        name, form = found[1].strip(), r"<parameter=([^\n>]+)>\n?(.*?)\n?</parameter>"
+        calls.append(_from_pairs(name, found[2], form, "<parameter=KEY> ... </parameter>"))
+    return calls
+
+
+def _glm(text: str) -> list[Call | BadCall]:
+    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM-4.5."""
+    calls: list[Call | BadCall] = []
+    for body in _between(text, "<tool_call>", "</tool_call>"):
+        name = re.match(r"[\w.-]+", body)
+        if name is None:
+            calls.append(BadCall("A call begins with the name of a tool."))
+            continue
+        form = r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"
+        shown = "<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>"
+        calls.append(_from_pairs(name[0], body[name.end() :], form, shown))
+    return calls
+
+
+SYNTAXES: Final[Mapping[str, Parse]] = {
+    "hermes": _hermes,
+    "llama": _llama,
+    "mistral": _mistral,
+    "harmony": _harmony,
+    "xml": _xml,
+    "glm": _glm,
+}
+"""The known syntaxes by name."""
+
+
+def write_hermes(calls: Sequence[Call]) -> str:
+    """The text of calls in the syntax `hermes`."""
+    rows = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
+    return "\n".join(
+        f"<tool_call>\n{json.dumps(row, ensure_ascii=False)}\n</tool_call>" for row in rows
+    )
+
+
+def written_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    """The calls of an API's message in the syntax `hermes`, as they are: not all can be read."""
+    texts = []
+    for call in calls:
+        name, arguments = (call["function"].get(key) for key in ("name", "arguments"))
+        body = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        row = f'{{"name": {json.dumps(name)}, "arguments": {body}, "id": {json.dumps(call["id"])}}}'
+        texts.append(f"<tool_call>\n{row}\n</tool_call>")
+    return "\n".join(texts)
+
+
+PROBE: Final = Call("probe", {"text": "XARGUMENTX"}, "call00000")
+"""A call that a template renders, to see how it writes one."""
+PROBE_TOOL: Final = ToolSpec(
+    PROBE.name,
+    "",
+    {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+)
+
+
+def syntax_of(rendered: str) -> Parse:
+    """The syntax that reads `PROBE` in a template's rendering of it.
+
+    Raises `ConfigError` if none does.
+    """
+    for parse in SYNTAXES.values():
+        found = [(c.name, dict(c.arguments)) for c in parse(rendered) if isinstance(c, Call)]
+        if found == [(PROBE.name, dict(PROBE.arguments))]:
+            return parse
+    raise ConfigError(
+        f"the chat template writes a tool call as {rendered.strip()[:120]!r}, which is none of the "
+        f"known forms ({', '.join(SYNTAXES)}); use another action_format, or another template"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call of a response: the action that it stands for, or why it has none."""
+
+    name: str
+    id: str
+    action: str | None
+    problem: str = ""
+
+
+class ToolCalls(str):
+    """The actions of a response, one per line, and all its calls."""
+
+    __slots__ = ("calls",)
+    calls: tuple[PlannedCall, ...]
+
+    @classmethod
+    def of(cls, calls: Sequence[PlannedCall]) -> ToolCalls:
+        """The valid actions joined to a text, which is empty if there is none."""
+        made = cls("\n".join(call.action for call in calls if call.action is not None))
+        made.calls = tuple(calls)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the policy is told about a call."""
+
+    name: str
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """The action format `tools`: a response calls the environment's tools in the model's syntax."""
+
+    tools: tuple[ToolSpec, ...]
+    parse_calls: Parse
+    write: Callable[[Sequence[Call]], str]
+    """The text of a response with these calls, as the chat template renders them."""
+    name: str = "tools"
+    instructions: str = ""
+    _by_name: dict[str, ToolSpec] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {tool.name: tool for tool in self.tools})
+
+    def parse(self, text: str) -> str | ActionError:
+        """`ToolCalls`; an error if there is no call."""
+        found = self.parse_calls(without_thinking(text))[:MAX_CALLS]
+        if not found:
+            return ActionError(f"There is no tool call. Call one of {', '.join(self._by_name)}.")
+        return ToolCalls.of([self._planned(call) for call in found])
+
+    def _planned(self, call: Call | BadCall) -> PlannedCall:
+        if isinstance(call, BadCall):
+            return PlannedCall(self.tools[0].name, "", None, call.message)
+        tool = self._by_name.get(call.name)
+        if tool is None:
+            names = ", ".join(self._by_name)
+            problem = f"There is no tool {call.name[:80]!r}; call one of {names}."
+            return PlannedCall(self.tools[0].name, call.id, None, problem)
+        try:
+            return PlannedCall(
+                tool.name, call.id, tool.action(typed_arguments(call.arguments, tool))
+            )
+        except RecursionError:
+            return PlannedCall(tool.name, call.id, None, "The arguments are nested too deeply.")
+        except BadArguments as error:
+            return PlannedCall(tool.name, call.id, None, str(error))
+
+    def render(self, action: str, thought: str = "") -> str:
+        """The response that takes an action; of several lines, a call each.
+
+        Raises `ConfigError` if no tool gives the action.
+        """
+        calls = []
+        for part in self._parts(action):
+            found = call_of(self.tools, part)
+            if found is None:
+                raise ConfigError(
+                    f"the action {part[:80]!r} is none of the tools {', '.join(self._by_name)}, so "
+                    "it cannot be written as a tool call; use another action_format"
+                )
+            calls.append(Call(found[0].name, found[1]))
+        return self.write(calls)
+
+    def _parts(self, action: str) -> Sequence[str]:
+        """The actions of a response: known ones, or the lines if each of them is an action."""
+        if isinstance(action, ToolCalls):
+            return [call.action for call in action.calls if call.action is not None] or [action]
+        lines = [line for line in action.splitlines() if line.strip()]
+        # A tool that takes any text says nothing about lines.
+        several = len(lines) > 1 and self.tools != (ACT,)
+        return lines if several and all(call_of(self.tools, line) for line in lines) else [action]
+
+
+class _Text(str):
+    """An argument of a syntax without types, whose type the schema says."""
+
+    __slots__ = ()
+
+
+def typed_arguments(arguments: Mapping[str, Any], tool: ToolSpec) -> dict[str, Any]:
+    """The arguments, with the types that the tool's schema gives to those of untyped syntaxes."""
+    known = tool.parameters.get("properties", {})
+    return {name: _of_type(value, known.get(name, {})) for name, value in arguments.items()}
+
+
+def _of_type(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A text without a type as what the schema admits: a text first, then what it is as JSON."""
+    if not isinstance(value, _Text):
+        return value
+    text = str(value)
+    if _admits_text(schema, text):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _admits_text(schema: Mapping[str, Any], text: str) -> bool:
+    if "enum" in schema or "const" in schema:
+        return text in schema.get("enum", [schema.get("const")])
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if choices:
+        # Of "a number or a text", a number that is written as one is meant.
+        texts = any(_admits_text(choice, text) for choice in choices)
+        return texts and not any(_is_other(text, choice) for choice in choices)
+    kind = schema.get("type")
+    return kind == "string" or (isinstance(kind, list) and "string" in kind) or not schema
+
+
+def _is_other(text: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a text is JSON of a type that a schema names."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    kinds = {bool: "boolean", int: "integer", float: "number", type(None): "null"}
+    kind = kinds.get(type(found))
+    return kind is not None and schema.get("type") in (kind, "number" if kind == "integer" else "")
+
+
+def without_thinking(text: str) -> str:
+    """The text after the reasoning; a call inside it is not meant."""
+    if text.lstrip().startswith(("<tool_call>", "[TOOL_CALLS]", "{")):
+        return text  # it begins with a call, whose arguments may contain the mark
+    _, closed, rest = text.partition("</think>")
+    return rest if closed else text
+
+
+def _between(text: str, begin: str, end: str) -> list[str]:
+    """What is between two marks, each time; the last end may be missing."""
+    _, *parts = text.split(begin)
+    return [part.partition(end)[0].strip() for part in parts]
+
+
+def _from_pairs(name: str, body: str, form: str, shown: str) -> Call | BadCall:
+    """A call whose body is nothing but arguments of a form."""
+    rest = re.sub(form, "", body, flags=re.DOTALL)
+    if rest.strip():
+        return BadCall(
+            f"The arguments of {name[:80]} have the form {shown}, got {rest.strip()[:80]!r}."
+        )
+    pairs = re.findall(form, body, re.DOTALL)
+    return Call(name, {key.strip(): _Text(value) for key, value in pairs})
+
+
+def _from_json(body: str) -> Call | BadCall:
+    try:
+        return _from_object(json.loads(body))
+    except (ValueError, RecursionError) as error:
+        return BadCall(f"The call is not valid JSON: {error}.")
+
+
+def _from_object(row: Any) -> Call | BadCall:
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        return BadCall('A call has a name and arguments: {"name": ..., "arguments": {...}}.')
+    arguments = row.get("arguments", row.get("parameters", {}))
+    if isinstance(arguments, str):
+        return _with_arguments(row["name"], arguments)
+    if not isinstance(arguments, dict):
+        return BadCall(f"The arguments of {row['name'][:80]} are not an object.")
+    return Call(row["name"], arguments, str(row.get("id") or ""))
+
+
+def _named(part: str) -> Call | BadCall:
+    name, mark, rest = part.partition("[ARGS]")
+    if not mark:
+        name, mark, rest = part.partition("{")
+        rest = mark + rest
+    return _with_arguments(name.strip(), rest)
+
+
+def _with_arguments(name: str, body: str) -> Call | BadCall:
+    try:
+        arguments = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return BadCall(f"The arguments of {name[:80]} are not valid JSON: {error}.")
+    if not isinstance(arguments, dict):
+        return BadCall(f"The arguments of {name[:80]} are not an object.")
+    return Call(name, arguments)

@@ -1,0 +1,330 @@
+"""RL in several environments: groups, whitening, horizons, metrics and evaluations of each."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from transformers import TrainerCallback
+
+import hosting
+from agentgym_env.errors import ConfigError
+from agentgym_env.run_store import RunStore
+from agentgym_env.text_env import TaskSet
+from agentgym_train import AgentTrainer, RLConfig
+from agentgym_train.algorithms import make_algorithm
+from agentgym_train.algorithms.base import advantages_per_env
+from agentgym_train.config.methods import config_from
+from agentgym_train.rollout.horizon import Adaptive, Fixed, PerEnvironment, ScalingInterStepwise
+from agentgym_train.trainers.sampler import StepSampler, StepWorld, TaskEpochs, envs_of_step
+from tests.train.ragged import Episode, PlayedTurn, Step
+from tests.train.small import save_tiny_policy
+
+TEXTCRAFT = "agentgym/TextCraft-v0"
+NEEDED = {"model": "hub/id", "output_dir": "x"}
+BOTH = [{"env": TEXTCRAFT, "weight": 3.0}, {"env": hosting.GUESS}]
+QUIET = Console(quiet=True)
+
+
+def test_each_environment_has_its_share_of_every_step_rounded_up_or_down():
+    weights = [3.0, 1.0, 0.5]
+    counts = Counter()
+    for seed in range(4000):
+        drawn = envs_of_step(weights, 8, seed)
+        assert drawn == envs_of_step(weights, 8, seed) and len(drawn) == 8
+        for env, weight in enumerate(weights):
+            exact = 8 * weight / sum(weights)
+            assert int(exact) <= drawn.count(env) <= int(exact) + 1
+        counts.update(drawn)
+    for env, weight in enumerate(weights):
+        assert counts[env] / 32000 == pytest.approx(weight / sum(weights), abs=0.005)
+
+
+def test_an_epoch_has_every_task_once_wherever_it_is_entered():
+    tasks = list("abcde")
+    whole = TaskEpochs(tasks, 3, seed=3).take(0, 20)
+    for epoch in range(4):
+        assert sorted(whole[5 * epoch : 5 * epoch + 5]) == tasks
+    assert whole[:5] != whole[5:10]
+    assert [t for i in range(0, 20, 3) for t in TaskEpochs(tasks, 3, 3).take(i, 3)][:20] == whole
+
+
+def test_no_step_names_a_task_twice_where_an_epoch_ends():
+    for count in (6, 7, 12, 50):
+        sequence = TaskEpochs([str(i) for i in range(count)], 3, seed=count).take(0, 40 * count)
+        for first in range(len(sequence) - 3):
+            assert len(set(sequence[first : first + 3])) == 3
+    assert TaskEpochs(["a"], 4, seed=0).take(0, 3) == ["a"] * 3
+
+
+def sampler(worlds, rank=0, processes=1, **changes):
+    envs = [{"env": f"x/E{i}-v0", "servers": ["http://e"], "weight": world.weight}
+            for i, world in enumerate(worlds)]  # fmt: skip
+    config = config_from({**NEEDED, "envs": envs, "prompts_per_step": 4, "num_generations": 2,
+                          **changes})  # fmt: skip
+    return StepSampler(config, worlds, rank=rank, processes=processes)
+
+
+def world(name, tasks, weight=1.0):
+    known = TaskSet({"train": [f"{name}{i}" for i in range(tasks)]})
+    runner = SimpleNamespace(tasks=known, concurrency_limits=None)
+    return StepWorld(runner, lambda: None, "", "train", weight)
+
+
+def test_a_group_stays_in_its_environment_and_each_goes_through_its_own_tasks():
+    worlds = [world("a", 7), world("b", 3, weight=0.5)]
+    steps = [sampler(worlds).tasks(step) for step in range(30)]
+    for drawn in steps:
+        for first, second in zip(drawn[::2], drawn[1::2], strict=True):
+            assert first == second and first.task.startswith("ab"[first.env])
+    for env, count in enumerate((7, 3)):
+        order = [draw.task for drawn in steps for draw in drawn[::2] if draw.env == env]
+        for epoch in range(len(order) // count):
+            assert len(set(order[epoch * count : (epoch + 1) * count])) == count
+    # A resumed run, and several processes, draw the same.
+    again = sampler(worlds).tasks(17)
+    assert again == steps[17]
+    shares = [sampler(worlds, rank, 2).tasks(17) for rank in range(2)]
+    assert shares[0] + shares[1] == steps[17]
+
+
+def test_environments_that_still_teach_are_drawn_more_often():
+    worlds = [world("a", 50), world("b", 50)]
+    episodes = sampler(worlds, env_sampling="contrast", prompts_per_step=8)
+    before = Counter(draw.env for step in range(50) for draw in episodes.tasks(step)[::2])
+    assert before[0] == before[1]
+    for number in range(40):
+        episodes.contrast.observe(0, f"a{number}", informative=False)
+        episodes.contrast.observe(1, f"b{number}", informative=number % 2 == 0)
+    after = Counter(draw.env for step in range(50) for draw in episodes.tasks(step)[::2])
+    assert after[0] < after[1] / 4 and after[0] > 0, "and none is forgotten"
+    for step in range(20):
+        groups = episodes.tasks(step)[::2]
+        assert len(set(groups)) == len(groups), "a step names a task once"
+
+
+def test_further_groups_are_of_tasks_that_no_process_has():
+    worlds = [world("a", 30), world("b", 30)]
+    for step in range(40):
+        every, further = set(), []
+        for rank in range(2):
+            episodes = sampler(worlds, rank, 2, resampling_ratio=1.0)
+            tasks = episodes.tasks(step)
+            every.update(tasks)
+            for group in episodes._further_groups(4, step, without=tasks):
+                further.append((group[0].env, group[0].task))
+                assert len({(start.env, start.task) for start in group}) == 1
+        assert len(set(further)) == len(further) == 8
+        assert not {(draw.env, draw.task) for draw in every} & set(further)
+
+
+def test_a_group_is_replaced_by_one_of_its_own_environment(monkeypatch):
+    """All groups of one environment are equal in return; those of the other are not."""
+    worlds = [world("a", 30), world("b", 30)]
+    episodes = sampler(worlds, resampling_ratio=3.0)
+    played = []
+
+    def play(starts, step, horizons, version):
+        played.append([start.env for start in starts])
+        first = len(played) == 1
+        return [
+            SimpleNamespace(env=start.env, value=start.sample if start.env or not first else 0)
+            for start in starts
+        ]
+
+    monkeypatch.setattr(episodes, "_played", play)
+    monkeypatch.setattr(
+        episodes, "is_informative", lambda group: len({each.value for each in group}) > 1
+    )
+    for step in range(10):
+        played.clear()
+        envs = [draw.env for draw in episodes.tasks(step)]
+        found = episodes.play(step, [3, 3], 0)
+        assert [each.env for each in found.trajectories] == envs
+        assert all(set(more) == {0} for more in played[1:])
+        assert 0 not in envs or len(played) > 1
+
+
+def mixed_step():
+    """Two groups of two in an easy environment, and one in a hard one."""
+    returns = [1.0, 1.0, 1.0, 0.0, 0.1, 0.0]
+    return Step([Episode([PlayedTurn(1, 2 + i % 3, r)]) for i, r in enumerate(returns)], 2)
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline", "grpo", "rloo"])
+def test_whitening_is_within_an_environment_and_group_baselines_are_unchanged(name):
+    algorithm, step = make_algorithm(name, {}), mixed_step()
+    batch = replace(step.batch(), envs=torch.tensor([0, 0, 0, 0, 1, 1]))
+    found = advantages_per_env(algorithm, batch)
+    together = algorithm.advantages(step.batch())
+    parts = [Step(step.episodes[:4], 2).batch(), Step(step.episodes[4:], 2).batch()]
+    for part, rows in zip(parts, (slice(0, 4), slice(4, 6)), strict=True):
+        width = part.loss_mask.shape[1]
+        assert torch.allclose(found[rows][:, :width], algorithm.advantages(part), atol=1e-6)
+    if name in ("grpo", "rloo"):
+        assert torch.allclose(found, together, atol=1e-6)
+    if name == "reinforce_pp":
+        # The better episode of the hard environment is worse than the step's average.
+        assert together[4].max() <= 0 < found[4].max()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"envs": [*BOTH, {"env": "textcraft"}]}, "TextCraft-v0 is twice in envs"),
+        ({"envs": BOTH, "env": "textcraft"}, "name the environments with envs, or one"),
+        ({"envs": BOTH, "oversampling_ratio": 0.5}, "oversampling_ratio cannot be combined"),
+        ({"envs": [{"env": TEXTCRAFT, "wieght": 2}]}, "wieght"),
+        ({"envs": [{"env": TEXTCRAFT, "weight": 0}]}, "weight is above 0, got 0"),
+        ({"envs": [{"env": TEXTCRAFT, "horizon": [9, 5]}]}, "TextCraft-v0 in envs: .*increase"),
+        ({"envs": [TEXTCRAFT]}, "write `envs:"),
+        ({"envs": BOTH, "horizon_schedule": "adaptive"}, "needs at least two numbers"),
+        ({"envs": [{"env": TEXTCRAFT, "horizon": [4, 8]}], "horizon": [9, 5]}, "increase"),
+        ({"env": "textcraft", "env_sampling": "contrast"}, "set envs"),
+        ({}, "missing env"),
+    ],
+)
+def test_a_wrong_list_of_environments_is_rejected_with_what_to_write(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config_from({**NEEDED, **changes})
+
+
+def test_values_that_an_environment_leaves_open_are_the_run_s():
+    config = config_from({
+        **NEEDED, "horizon": [4, 8], "split": "train", "eval_horizon": 12, "instruction": "Play.",
+        "envs": [{"env": "textcraft", "horizon": 6, "instruction": "Craft."}, {"env": "babyai"}],
+    })  # fmt: skip
+    first, second = config.worlds
+    assert (first.horizon, second.horizon) == ([6], [4, 8])
+    assert (first.instruction, second.instruction) == ("Craft.", "Play.")
+    assert first.eval_horizon == second.eval_horizon == 12
+    assert first.env == TEXTCRAFT and first.eval_split == "test"
+    assert config_from(yaml.safe_load(yaml.safe_dump(config.as_dict()))) == config
+
+
+def test_one_environment_may_keep_its_horizon_where_that_of_others_grows():
+    envs = [{"env": "textcraft", "horizon": [4, 8]}, {"env": "babyai", "horizon": 20}]
+    config = config_from({**NEEDED, "envs": envs, "horizon_schedule": "adaptive"})
+    first, second = (config.make_horizon(world.horizon) for world in config.worlds)
+    assert isinstance(first, Adaptive) and isinstance(second, Fixed) and second(99) == 20
+
+
+def test_a_list_of_one_environment_is_a_run_in_it(tmp_path):
+    model = save_tiny_policy(tmp_path / "tiny")
+    envs = [{"env": TEXTCRAFT, "horizon": 2, "instruction": ""}]
+    config = run_config(model, tmp_path / "run", envs=envs, steps=1, eval_before=False)
+    with AgentTrainer(args=config, console=QUIET) as trainer:
+        trainer.train()
+    rows, _ = RunStore.open(tmp_path / "run").metrics()
+    assert [row["horizon"] for row in rows] == [2.0]
+
+
+def test_the_horizon_of_each_environment_grows_by_its_own_success():
+    horizon = PerEnvironment(
+        {"a": Adaptive((2, 4), window=1, threshold=0.5), "b": ScalingInterStepwise((3, 9), 5)}
+    )
+    horizon.schedules["a"].observe(0, 0.9)
+    assert [s(1) for s in horizon.schedules.values()] == [4, 3] and horizon(1) == 4
+    (growth,) = horizon.growths
+    assert growth.reason.startswith("a: success 0.90")
+    again = PerEnvironment({"a": Adaptive((2, 4), window=1), "b": ScalingInterStepwise((3, 9), 5)})
+    again.load_state_dict(json.loads(json.dumps(horizon.state_dict())))
+    assert again.schedules["a"](1) == 4
+    with pytest.raises(ConfigError, match="of a, b, the config has a"):
+        PerEnvironment({"a": Adaptive((2, 4))}).load_state_dict(horizon.state_dict())
+
+
+class StopAt(TrainerCallback):
+    """Stops after a step, with a checkpoint."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop |= state.global_step == self.step
+
+
+def run_config(model, out, **changes):
+    values = {
+        "model": model, "output_dir": str(out), "steps": 3, "prompts_per_step": 3,
+        "num_generations": 2, "turn_max_tokens": 6, "max_tokens": 900, "learning_rate": 1e-2,
+        "eval_per_category": 1, "save_every": 1, "algorithm": "reinforce_pp",
+        "envs": [
+            {"env": TEXTCRAFT, "horizon": [2, 3], "weight": 2.0, "instruction": ""},
+            {"env": hosting.GUESS, "horizon": 4, "eval_split": "train", "eval_horizon": 5,
+             "wrappers": [{"wrapper": "agentgym_env.wrappers:StepPenalty", "penalty": 0.5}]},
+        ],
+        "horizon_every": 1, **changes,
+    }  # fmt: skip
+    return RLConfig(**values)
+
+
+def test_a_run_in_two_environments_reports_each_and_resumes_exactly(tmp_path):
+    model = save_tiny_policy(tmp_path / "tiny")
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    with AgentTrainer(args=run_config(model, whole), console=QUIET) as trainer:
+        trainer.train()
+        with pytest.raises(ConfigError, match="name the environment to evaluate in"):
+            trainer.evaluate()
+        assert trainer.evaluate(env="textcraft").tasks > 0
+    store = RunStore.open(whole)
+    rows, _ = store.metrics()
+    episodes, _ = store.trajectories("train")
+    assert len(rows) == 3 and len(episodes) == 18
+    for row in rows:
+        own = [e for e in episodes if e.step == row["step"] - 1]
+        for env, horizons in ((TEXTCRAFT, [2, 3, 3]), (hosting.GUESS, [4, 4, 4])):
+            there = [e for e in own if e.env == env]
+            assert row[f"episodes/{env}"] == len(there) > 0
+            assert {e.horizon for e in there} == {horizons[row["step"] - 1]}
+            assert row[f"reward/{env}"] == pytest.approx(sum(e.reward for e in there) / len(there))
+        for start in range(0, 6, 2):
+            assert own[start].env == own[start + 1].env and own[start].task == own[start + 1].task
+    guesses = [e for e in episodes if e.env == hosting.GUESS]
+    assert all(turn.reward <= 0.5 for e in guesses for turn in e.turns), "its own wrapper"
+    assert {e.instruction for e in episodes if e.env == TEXTCRAFT} == {""}
+    assert "" not in {e.instruction for e in guesses}
+    summary = store.read_json("summary.json")
+    assert set(summary["after"]) == {TEXTCRAFT, hosting.GUESS}
+    assert summary["envs"][hosting.GUESS] == {"eval_split": "train", "eval_horizon": 5}
+    assert (Path(whole) / "trajectories" / "eval_after-tests_Guess-v0.jsonl").is_file()
+
+    stop = StopAt(1)
+    with AgentTrainer(args=run_config(model, parted), callbacks=[stop], console=QUIET) as trainer:
+        trainer.train()
+    with AgentTrainer(args=run_config(model, parted), console=QUIET) as trainer:
+        trainer.train(resume_from_checkpoint=True)
+    resumed, _ = RunStore.open(parted).metrics()
+    timed = ("seconds", "rollout_seconds", "eval_runtime")
+    plain = [{k: v for k, v in row.items() if k not in timed} for row in rows]
+    assert [{k: v for k, v in row.items() if k not in timed} for row in resumed] == plain
+
+
+@pytest.mark.parametrize("changes", [
+    {"async_steps": 1, "max_staleness": 2},
+    {"resampling_ratio": 1.0, "task_sampling": "contrast", "env_sampling": "contrast"},
+    {"algorithm": "ppo", "prompts_per_step": 2},
+])  # fmt: skip
+def test_steps_without_an_environment_and_other_options_work(tmp_path, changes):
+    model = save_tiny_policy(tmp_path / "tiny")
+    envs = [
+        {"env": TEXTCRAFT, "horizon": 2, "weight": 30.0, "instruction": ""},
+        {"env": hosting.GUESS, "horizon": 2, "eval_split": "train"},
+    ]
+    config = run_config(
+        model, tmp_path / "run", envs=envs, eval_before=False, eval_after=False, **changes
+    )
+    with AgentTrainer(args=config, console=QUIET) as trainer:
+        trainer.train()
+    rows, broken = RunStore.open(tmp_path / "run").metrics()
+    assert len(rows) == 3 and not broken
+    missing = [row for row in rows if not row[f"episodes/{hosting.GUESS}"]]
+    assert missing and all(row[f"success/{hosting.GUESS}"] is None for row in missing)
+    assert (tmp_path / "run" / "curves.png").is_file()
