@@ -44,7 +44,7 @@ test: $(VENV)/.dev  ## Run the default tests: every contract, and samples of eac
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
 
 test-full: $(VENV)/.dev  ## Run the default tests and the slow ones: sweeps, whole runs, the wheel.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations 30
 
 test-all: $(WEB)/.ready test-full test-others  ## Run all tests, in every environment that this machine can have.
 

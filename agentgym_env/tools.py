@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any, Final
 
 _HOLE: Final = re.compile(r"\{(\w+)(?::(int|list|quoted))?\}")
+_LIKE_A_HOLE: Final = re.compile(r"\{[\w\s:-]*\}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SEPARATOR: Final = ", "
 _TYPES: Final[Mapping[str, dict[str, Any]]] = {
@@ -100,7 +101,8 @@ class Verb:
     """A form of a text world's actions, such as `get {amount:int} {item}`.
 
     A hole is a text, `{name:quoted}` a text in quotes, `{name:int}` a whole number, and
-    `{name:list}` texts, separated by a comma and a space.
+    `{name:list}` texts, separated by a comma and a space. Raises `ValueError` for a pattern that
+    gives no tool.
     """
 
     pattern: str
@@ -110,13 +112,32 @@ class Verb:
     about: Mapping[str, str] | None = None
     """Descriptions of the arguments."""
 
+    def __post_init__(self) -> None:
+        wrong = _LIKE_A_HOLE.search(_HOLE.sub("", self.pattern))
+        holes = [name for name, _ in _HOLE.findall(self.pattern)]
+        twice = [name for name in holes if holes.count(name) > 1]
+        unknown = sorted(set(self.about or ()) - set(holes))
+        if wrong:
+            problem = f"{wrong[0]} is no hole; write {{name}}, with :int, :list or :quoted"
+        elif twice:
+            problem = f"the hole {twice[0]} is there twice; give each its own name"
+        elif unknown:
+            problem = f"`about` describes {unknown[0]}, which is no hole"
+        elif not self.tool and not _NAME.fullmatch(self._name):
+            problem = "gives no name of a tool; set tool"
+        elif not _NAME.fullmatch(self._name):
+            problem = f"{self.tool!r} is no name of a tool; use letters, digits, _ and -"
+        else:
+            return
+        raise ValueError(f"the verb {self.pattern!r}: {problem}")
+
+    @property
+    def _name(self) -> str:
+        return self.tool or "_".join(re.findall(r"\w+", _HOLE.split(self.pattern)[0]))
+
     @property
     def spec(self) -> ToolSpec:
         """The tool."""
-        words = re.findall(r"\w+", _HOLE.split(self.pattern)[0])
-        name = self.tool or "_".join(words)
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"the verb {self.pattern!r} gives no name of a tool; set tool")
         holes = _HOLE.findall(self.pattern)
         about = self.about or {}
         properties = {
@@ -128,7 +149,7 @@ class Verb:
             "properties": properties,
             "required": [hole for hole, _ in holes],
         }
-        return ToolSpec(name, self.description, parameters, self.pattern)
+        return ToolSpec(self._name, self.description, parameters, self.pattern)
 
 
 ACT: Final = Verb("{action}", "Take one action, as the instruction describes it.", "act").spec

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from agentgym_env.conformance import explore, judge, rules, served
+from agentgym_env.conformance import calls, explore, judge, rules, served
 from agentgym_env.conformance.causes import cause_of, place_of
 from agentgym_env.conformance.rules import NotApplicable, RuleBroken, Subject
 from agentgym_env.errors import AgentGymError, MissingExtra
@@ -42,6 +42,7 @@ RULES: Final[dict[str, Rule]] = {
     "garbage and 1 MB actions never raise": rules.garbage_never_raises,
     "failing episodes can be played to the end": explore.failing_episodes_reach_their_end,
     "actions with changed words never raise": explore.changed_actions_never_raise,
+    "calls of tools never raise": calls.calls_of_tools_never_raise,
     "the expert can be asked after other actions": (explore.the_expert_answers_after_other_actions),
     "available actions are valid": explore.listed_actions_are_valid,
     "each task has one id": judge.a_task_has_one_id,

@@ -118,6 +118,12 @@ class PolicyConfig:
         settings = GatewaySettings.of(self.gateway)
         if not is_black_box(self.agent):
             _ = self.new_agent
+            if self.gateway:
+                raise ConfigError(
+                    f"gateway is for black-box agents, and the agent is {self.agent}; remove "
+                    "gateway, or set agent to command:PROGRAM, "
+                    "callable:package.module:function or external"
+                )
         elif self.agent == "external" and settings.address_file is None:
             raise ConfigError(
                 "the agent external needs gateway.address_file: the file that tells a program "

@@ -133,6 +133,7 @@ class Gateway:
         post("/v1/episode/step", self._answering(self._step))
         post("/v1/episode/reward", self._answering(self._reward))
         post("/v1/episodes/claim", self._answering(self._claim))
+        app.router.add_route("*", "/{path:.*}", self._answering(self._unknown))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await runner.setup()
         try:
@@ -271,6 +272,12 @@ class Gateway:
                 401, "invalid_api_key", "the API key is not that of an episode that is being played"
             )
         return episode
+
+    async def _unknown(self, request: web.Request) -> web.StreamResponse:
+        asked = f"{request.method} {request.path[:200]}"
+        raise _Rejected(
+            404, "not_found", f"the gateway has no {asked}; its base URL is {self.base_url}"
+        )
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._episode(request)

@@ -208,12 +208,16 @@ def _shown_settings(config: dict[str, Any]) -> dict[str, str]:
         str(policy.get("label", "")) if isinstance(policy, dict) else str(policy)
         for policy in (policies if isinstance(policies, list) else [])
     ]
-    horizon = config.get("horizon")
+    envs = _envs(config)
+    own = [entry.get("horizon") or config.get("horizon") for entry in envs]
+    horizons = (
+        own if own and any(each != own[0] for each in own) else [*own, config.get("horizon")][:1]
+    )
     settings = {
-        "env": config.get("env") or ", ".join(_envs(config)),
+        "env": config.get("env") or ", ".join(str(entry.get("env", "")) for entry in envs),
         "algorithm": config.get("algorithm"),
         "policy": config.get("model") or config.get("policy") or ", ".join(labels),
-        "horizon": " → ".join(map(str, horizon)) if isinstance(horizon, list) else horizon,
+        "horizon": ", ".join(map(_stages, horizons)),
         "seed": config.get("seed"),
     }
     return {
@@ -223,11 +227,15 @@ def _shown_settings(config: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _envs(config: dict[str, Any]) -> list[str]:
+def _envs(config: dict[str, Any]) -> list[dict[str, Any]]:
     """The environments of a run with several."""
     envs = config.get("envs")
-    entries = envs if isinstance(envs, list) else []
-    return [str(entry.get("env", "")) for entry in entries if isinstance(entry, dict)]
+    return [entry for entry in envs if isinstance(entry, dict)] if isinstance(envs, list) else []
+
+
+def _stages(horizon: Any) -> str:
+    stages = horizon if isinstance(horizon, list) else [horizon]
+    return " → ".join(str(stage) for stage in stages if stage is not None)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

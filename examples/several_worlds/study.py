@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from agentgym_env.errors import AgentGymError, ConfigError
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer
 from agentgym_train.evaluation.evaluate import evaluate
@@ -96,24 +96,29 @@ def main() -> int:
 
 def check_budget(out: Path, env_steps: int) -> None:
     """Raise `ConfigError` if the runs of a folder had another number of environment steps."""
-    path = out / SUMMARY
-    before = json.loads(path.read_text(encoding="utf-8"))["env_steps"] if path.is_file() else None
-    if before is not None and before[JOINT] != env_steps:
+    before = summary_of(out)["env_steps"]
+    if before and before[JOINT] != env_steps:
         raise ConfigError(
             f"the joint runs in {out} have {before[JOINT]} environment steps, not {env_steps}; "
             "choose another --out, or pass that number as --env-steps"
         )
 
 
+def summary_of(out: Path) -> dict[str, Any]:
+    """The summary of a folder; raises `BadRequest` for a file that is none."""
+    summary = RunStore(out).read_json(SUMMARY) or {"env_steps": {}, "runs": []}
+    if not {"env_steps", "runs"} <= summary.keys():
+        raise BadRequest(f"{out / SUMMARY} is no summary of this study; restore or remove it")
+    return summary
+
+
 def finished(out: Path) -> dict[str, dict[str, Any]]:
     """Name -> result of the finished runs, also of those that only the summary has."""
-    path = out / SUMMARY
-    found = {}
-    if path.is_file():
-        rows = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        found = {row["name"]: row for row in rows}
-    for file in out.glob(f"*/{RESULT}"):
-        found[file.parent.name] = json.loads(file.read_text(encoding="utf-8"))
+    found = {row["name"]: row for row in summary_of(out)["runs"]}
+    for folder in out.glob("*"):
+        result = RunStore(folder).read_json(RESULT)
+        if result is not None:
+            found[folder.name] = result
     order = [run.name for run in runs(sorted({row["seed"] for row in found.values()}))]
     return {name: found[name] for name in order if name in found}
 
@@ -134,7 +139,7 @@ def play(run: Run, out: Path, console: Console) -> None:
     }
     folder = out / run.name
     folder.mkdir(exist_ok=True)
-    (folder / RESULT).write_text(json.dumps(result) + "\n", encoding="utf-8")
+    RunStore(folder).write_json(RESULT, result)
     shown = ", ".join(f"{world} {found['success']:.3f}" for world, found in evaluations.items())
     console.print(f"[bold]{run.name}[/]: {shown} ({result['seconds_of_last_start']} s)")
 

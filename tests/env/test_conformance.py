@@ -1,15 +1,20 @@
 """The conformance suite: a sound environment passes, and every rule can fail."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
+from msgspec import Meta, Struct
 
 import faulty
 from agentgym_env.conformance import RULES, check_environment
+from agentgym_env.conformance.calls import arguments_of
 from agentgym_env.conformance.changes import changed
 from agentgym_env.errors import UnknownEnvironment
+from agentgym_env.tool_env import ToolEnv, tool
 
 FAULTY = Path(faulty.__file__)
 GYMNASIUM = "Gymnasium's checker passes without a warning"
@@ -21,6 +26,7 @@ EXPERT = "the expert solves the tasks it acts on"
 AFTER_OTHERS = "the expert can be asked after other actions"
 OUTSIDE = "a step outside an episode is an error"
 GARBAGE = "garbage and 1 MB actions never raise"
+CALLS = "calls of tools never raise"
 CHANGED = "actions with changed words never raise"
 FAILING = "failing episodes can be played to the end"
 LISTED = "available actions are valid"
@@ -90,6 +96,7 @@ FAILURES = [
         "1 of 65 tasks: ZeroDivisionError: division by zero (task 't37', turn 1",
     ),
     ("ExpertOnlyOnItsWay", AFTER_OTHERS, "RuntimeError: generator raised StopIteration"),
+    ("DividesInATool", CALLS, "ZeroDivisionError: integer division or modulo by zero (task "),
     ("PaysAgain", FARMED, "without success"),
     ("PaysForAProgressTwice", FARMED, "without success"),
 ]
@@ -243,3 +250,40 @@ def test_the_command_is_content_with_a_sound_environment(worlds_folder):
 def test_the_commands_own_mistakes_are_one_line(worlds_folder, words, message):
     done = run_check(worlds_folder, *words)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+class Item(Struct):
+    """An argument of several values."""
+
+    name: str
+    amount: int = 1
+
+
+class Every(ToolEnv):
+    """A tool with every kind of argument."""
+
+    @tool
+    def use(
+        self,
+        number: Annotated[int, Meta(ge=3, lt=5)],
+        share: Annotated[float, Meta(gt=0, le=1)],
+        colour: Literal["red", "green"],
+        item: Item,
+        names: Annotated[list[str], Meta(min_length=2)],
+        pair: tuple[int, str],
+        word: Annotated[str, Meta(min_length=3, max_length=4)],
+        of: int | None = None,
+        closely: bool = False,
+    ) -> str:
+        """Use it."""
+        return "ok"
+
+
+def test_drawn_arguments_follow_the_signature():
+    env, drawn = Every(), []
+    (spec,) = env.tool_specs()
+    for seed in range(200):
+        drawn.append(arguments_of(spec, random.Random(seed)))
+        assert env._step(spec.action(drawn[-1]))[0] == "ok", drawn[-1]
+    assert {d["number"] for d in drawn} == {3, 4} and len({d["word"] for d in drawn}) > 3
+    assert {"of" in d for d in drawn} == {"closely" in d for d in drawn} == {True, False}

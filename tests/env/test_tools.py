@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import pytest
@@ -90,8 +91,28 @@ def test_definitions_are_those_of_openai():
 def test_verbs_with_one_name_need_another():
     with pytest.raises(ValueError, match="two verbs give the tool 'use'"):
         specs_of([Verb("use {a} on {b}"), Verb("use {a}")])
-    with pytest.raises(ValueError, match="gives no name of a tool"):
-        _ = Verb("{number:int}").spec
+
+
+@pytest.mark.parametrize(
+    ("pattern", "more", "message"),
+    [
+        ("{number:int}", {}, "gives no name of a tool; set tool"),
+        ("go {where}", {"tool": "my tool!"}, "'my tool!' is no name of a tool; use letters"),
+        ("get {amount:integer}", {}, "{amount:integer} is no hole; write {name}"),
+        ("get {}", {}, "{} is no hole"),
+        ("get {the item}", {}, "{the item} is no hole"),
+        ("swap {item} for {item}", {}, "the hole item is there twice"),
+        ("get {item}", {"about": {"thing": "What."}}, "`about` describes thing, which is no hole"),
+    ],
+)
+def test_a_verb_that_gives_no_tool_says_why(pattern, more, message):
+    with pytest.raises(ValueError, match=re.escape(f"the verb {pattern!r}: {message}")):
+        Verb(pattern, **more)
+
+
+def test_braces_that_are_no_hole_are_part_of_the_action():
+    verb = Verb('send({"to": {who:quoted}})', tool="send").spec
+    assert verb.action({"who": "me"}) == """send({"to": 'me'})"""
 
 
 def test_a_world_without_verbs_has_one_tool_that_takes_an_action():

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 
 from agentgym_env import TaskSet, TextEnv, TextSpace
+from agentgym_env.tool_env import ToolEnv, ToolResult, tool
+from agentgym_env.tools import Verb
 
 
 class Sound(TextEnv):
@@ -15,6 +17,7 @@ class Sound(TextEnv):
 
     instruction = "Say yes three times."
     tasks = TaskSet({"train": ["a", "b", "c"], "test": ["d"]})
+    verbs = (Verb("yes"), Verb("no"))
 
     def _reset(self, task: str) -> str:
         self.said = 0
@@ -396,3 +399,16 @@ class BadTasksWhenMade(Sound):
 class NoText(Sound):
     def _step(self, action: str) -> tuple[str, float, bool]:
         return None, *super()._step(action)[1:]  # type: ignore[return-value]
+
+
+class DividesInATool(ToolEnv):
+    instruction = "Share the cake."
+    tasks = TaskSet({"train": ["a", "b"], "test": ["c"]})
+
+    def _reset(self, task: str) -> str:
+        return f"Cake {task}."
+
+    @tool
+    def share(self, guests: int) -> ToolResult:
+        """Cut the cake."""
+        return f"{360 // guests} degrees each", float(guests == 7), guests == 7

@@ -332,6 +332,11 @@ def test_an_agent_that_cannot_be_started_says_so(model, agent, message):
         play(model, agent, tasks="1")
 
 
+def test_settings_of_the_gateway_need_a_black_box(model):
+    with pytest.raises(ConfigError, match="for black-box agents, and the agent is plain"):
+        settings(model, gateway={"port": 8100}).check_policy()
+
+
 def test_a_config_may_write_the_command_as_yaml_reads_it():
     values = {"env": "textcraft", "model": "hub/id", "output_dir": "x"}
     config = config_from({**values, "agent": {"command": "python agent.py --fast"}})

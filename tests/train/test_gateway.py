@@ -211,6 +211,20 @@ async def post(gateway, key, path, body, headers=None):
             return response.status, await response.json()
 
 
+async def test_a_wrong_base_url_gets_an_error_with_the_right_one():
+    async with gateway_of(Says("x")) as gateway:
+        episode = gateway.open_episode()
+        status, body = await post(gateway, episode.key, "/v1/chat/completions", {"messages": []})
+        assert status == 404 and body["error"]["code"] == "not_found"
+        assert "no POST /v1/v1/chat/completions" in body["error"]["message"]
+        assert body["error"]["message"].endswith(f"its base URL is {gateway.base_url}")
+        with pytest.raises(openai.NotFoundError, match="has no POST /chat/completions"):
+            root = gateway.base_url.removesuffix("/v1")
+            async with openai.AsyncOpenAI(base_url=root, api_key=episode.key) as client:
+                await client.chat.completions.create(model="x", messages=[user("Begin.")])
+        await gateway.close_episode(episode)
+
+
 async def test_a_retry_gets_the_reply_that_was_sampled_and_nothing_counts_twice():
     engine = Says("one", "two")
     body = {"model": "x", "messages": [user("Begin.")]}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_servers.worlds.search.corpora import open_world
 from agentgym_train import AgentTrainer
@@ -115,6 +115,17 @@ def test_a_finished_run_of_the_summary_is_not_repeated(tmp_path):
     study.check_budget(tmp_path, setting.ENV_STEPS)
     with pytest.raises(ConfigError, match="have 20400 environment steps, not 600"):
         study.check_budget(tmp_path, 600)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [('{"runs": [', "is damaged"), ("[]", "is not a JSON object"), ("{}", "no summary of this")],
+)
+def test_a_damaged_summary_is_named_and_kept(tmp_path, text, message):
+    (tmp_path / study.SUMMARY).write_text(text)
+    with pytest.raises(BadRequest, match=message):
+        study.check_budget(tmp_path, setting.ENV_STEPS)
+    assert (tmp_path / study.SUMMARY).read_text() == text
 
 
 def test_new_merges_leave_the_old_tokens_as_they_are():

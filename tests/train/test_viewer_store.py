@@ -217,6 +217,17 @@ def test_evaluations_tell_what_they_were_asked_for(tmp_path, show):
     assert facts["state"] == "complete"
 
 
+@pytest.mark.parametrize(
+    ("own", "shown_as"),
+    [([[5], [10, 13]], "5, 10 → 13"), ([[8], [8]], "8"), ([[], [9]], "30, 9"), ([[], []], "30")],
+)
+def test_the_horizons_of_several_environments_are_shown(own, shown_as, tmp_path, show):
+    envs = [{"env": f"e{i}", "horizon": horizon} for i, horizon in enumerate(own)]
+    store = RunStore.create(tmp_path / "run", {"config": {"envs": envs, "horizon": [30]}})
+    settings = show(store.path).runs.facts("run")["settings"]
+    assert (settings["env"], settings["horizon"]) == ("e0, e1", shown_as)
+
+
 def test_a_run_that_began_anew_under_the_same_name_is_read_anew(tmp_path, show):
     store = small_run(tmp_path / "run")
     shown = show(tmp_path / "run")
