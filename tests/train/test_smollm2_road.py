@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import pytest
 import torch
@@ -29,8 +29,11 @@ TOLD = (
     "Answer with one command: get AMOUNT ITEM, or craft AMOUNT ITEM using AMOUNT ITEM, AMOUNT ITEM"
 )
 """Short, since every row begins with it."""
-MOST_PRODUCTS = 0
-"""The time that it may take, in products of two matrices on the same processor."""
+MOST_SECONDS = 600 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1200
+"""Of one core's time, which does not depend on what else the machine does.
+
+A core without AVX-512 multiplies half as many numbers at a time.
+"""
 COMMON = {
     "env": "agentgym/TextCraft-v0", "instruction": TOLD, "turn_max_tokens": 24, "max_tokens": 1024,
     "lora": {"r": 16, "lora_alpha": 32}, "eval_before": False, "eval_after": False,
@@ -72,18 +75,6 @@ def agentgym(*words: object, cwd: Path) -> None:
         capture_output=True, text=True, timeout=3000, check=False, cwd=cwd,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def seconds_of_a_product() -> float:
-    """The time of one core for a product of two float32 matrices of 1024 x 1024 numbers."""
-    left, right = torch.rand(2, 1024, 1024)
-    took = []
-    for _ in range(30):
-        began = sum(os.times()[:2])
-        for _ in range(4):
-            torch.mm(left, right)
-        took.append((sum(os.times()[:2]) - began) / 4)
-    return median(took)
 
 
 @needs_smollm2
@@ -129,12 +120,8 @@ def test_smollm2_takes_the_whole_road(tmp_path, capsys):
     assert (tmp_path / "eval.json").stat().st_size > 0
 
     spent = sum(os.times()[:4]) - sum(began[:4])
-    products = spent / seconds_of_a_product()
-    figures = (
-        f"success before {before:.2f}, after SFT {after:.2f}; {spent:.0f} s of one core, or "
-        f"{products:.0f} products of matrices"
-    )
+    figures = f"success before {before:.2f}, after SFT {after:.2f}; {spent:.0f} s of one core"
     with capsys.disabled():
         Console().print(f"\nSmolLM2: {figures}")
     assert after >= before + 0.25, figures
-    assert products < MOST_PRODUCTS, figures
+    assert spent < MOST_SECONDS, figures
