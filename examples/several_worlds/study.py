@@ -106,7 +106,9 @@ def check_budget(out: Path, env_steps: int) -> None:
 
 def summary_of(out: Path) -> dict[str, Any]:
     """The summary of a folder; raises `BadRequest` for a file that is none."""
-    summary = RunStore(out).read_json(SUMMARY) or {"env_steps": {}, "runs": []}
+    summary = RunStore(out).read_json(SUMMARY)
+    if summary is None:
+        return {"env_steps": {}, "runs": []}
     if not {"env_steps", "runs"} <= summary.keys():
         raise BadRequest(f"{out / SUMMARY} is no summary of this study; restore or remove it")
     return summary
