@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUICKSTART := examples/train/textcraft/quickstart.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-full test-all test-others test-vllm test-adapters test-protocols lint docs bench warm-start clean
+.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-ci test-full test-all test-others test-vllm test-adapters test-protocols lint docs bench warm-start clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
@@ -43,8 +43,11 @@ quickstart: $(VENV)/.run  ## Train a small policy on TextCraft, with an evaluati
 test: $(VENV)/.dev  ## Run the default tests: every contract, and samples of each world.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
 
+test-ci: $(VENV)/.dev  ## Run the default tests and the slow ones, but not those of many minutes.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not nightly" -n auto --dist worksteal --durations 30
+
 test-full: $(VENV)/.dev  ## Run the default tests and the slow ones: sweeps, whole runs, the wheel.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations 30
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-all: $(WEB)/.ready test-full test-others  ## Run all tests, in every environment that this machine can have.
 

@@ -78,9 +78,23 @@ RUNNABLE = [
 ]
 
 
+LONG = {
+    f"docs/{name}.md"
+    for name in ("audit", "demonstrations", "evaluation", "imitation", "paper_tasks")
+}
+"""Pages whose blocks take more than a minute; what is in them is checked with every change."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.nightly] if name_of(page) in LONG else [])
+        for page in RUNNABLE
+    ],
+    ids=name_of,
+)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
     with Page(tmp_path) as reader:
         for block in blocks_of(page):

@@ -203,7 +203,7 @@ def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: flo
         f"of {share:.2f}, above max_lost_rate {max_lost_rate:g}. {len(retried)} were retried, "
         f"{attempts} times in total; the {len(lost)} that remained lost are excluded from the loss "
         f"and from their groups' baselines. First error: {lost[0].error}. Fix it, then "
-        "go on with `agentgym train --resume RUN` (from the last checkpoint, if there is one)"
+        "resume with `agentgym train --resume RUN` (from the last checkpoint, if there is one)"
     )
 
 

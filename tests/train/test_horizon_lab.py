@@ -299,6 +299,7 @@ def published(lab) -> dict:
     return json.loads((FOLDER / "results" / lab["analysis"].SUMMARY).read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_published_tables_follow_from_the_published_cells(lab, tmp_path):
     shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
     command = published(lab)["command"]
@@ -326,6 +327,7 @@ def test_the_docs_have_the_published_figures(lab):
         assert f"| {' '.join(f'{value:.3f}' for value in found)} |" in page
 
 
+@pytest.mark.slow
 def test_cells_that_were_run_elsewhere_are_not_run_again(lab, tmp_path):
     shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
     words = ["--part", "main", "--world", "tower", "--out", str(tmp_path)]
@@ -343,7 +345,8 @@ def study(*words: str, out: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     name = "main/tower-grpo-stepwise-11"

@@ -75,7 +75,7 @@ def test_the_bound_and_lockstep_by_hand():
     assert measured.lockstep_s(episodes, 2, steps_in_turn=True) == 5 + (2 + 1) + 3 + 1
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_thousand_episodes_at_once_leave_no_session_task_or_file_descriptor(serve):
     server = serve(max_sessions=1000)
     engine = Waiting(lambda prompt, turn: "1" if turn < 2 else "5", lambda prompt, turn: None)

@@ -29,7 +29,7 @@ print("the end")
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", ["fails", "starts late"])
 def test_a_failed_process_ends_the_others_and_a_slow_start_does_not(
     tmp_path: Path, mode: str
