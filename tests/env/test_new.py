@@ -60,7 +60,8 @@ def test_every_command_knows_it_once_it_is_installed(installed, tmp_path):
     sizes = {"splits": {"train": 80, "test": 20}, "selections": {}}
     assert {"id": env_id, **sizes, "missing": None} in rows
     checked = run("check", "my-maze", "--sessions", "8", cwd=tmp_path, path=site)
-    assert "FAIL" not in checked and checked.count("ok  ") == len(RULES)
+    assert "FAIL" not in checked and checked.count("ok  ") == len(RULES) - 1
+    assert "n/a  calls of tools never raise: it declares no tools" in checked
     report = tmp_path / "out.json"
     run("eval", "--env", env_id, "--policy", "expert", "--split", "test", "--json", str(report),
         cwd=tmp_path, path=site)  # fmt: skip
@@ -171,4 +172,5 @@ def test_a_link_whose_target_is_missing_is_not_written_through(tmp_path):
 def test_the_example_is_short_and_keeps_every_promise():
     assert len(EXAMPLE.read_text().splitlines()) < 40
     shown = run("check", f"{EXAMPLE.stem}:Hanoi", "--sessions", "8", cwd=EXAMPLE.parent)
-    assert shown.count("ok  ") == len(RULES)
+    assert shown.count("ok  ") == len(RULES) - 1
+    assert "n/a  calls of tools never raise: it declares no tools" in shown
