@@ -92,12 +92,14 @@ def test_tasks_of_which_the_expert_says_nothing_are_not_played():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_the_gpu_checks_run_with_tiny_sizes_on_a_cpu(tmp_path):
     names = ["update_throughput", "engine_throughput", "quickstart", "weight_updates"]
     words = ["run_all.py", "--tiny", "--only", ",".join(names), "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "gpu" / words[0]), *words[1:]],
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "all.json").read_text())
