@@ -300,6 +300,7 @@ def published(lab) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_published_tables_follow_from_the_published_cells(lab, tmp_path):
     shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
     command = published(lab)["command"]
@@ -328,6 +329,7 @@ def test_the_docs_have_the_published_figures(lab):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_cells_that_were_run_elsewhere_are_not_run_again(lab, tmp_path):
     shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
     words = ["--part", "main", "--world", "tower", "--out", str(tmp_path)]
