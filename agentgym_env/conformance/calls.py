@@ -77,8 +77,8 @@ def _value(schema: Mapping[str, Any], draw: random.Random, named: Mapping[str, A
 
 
 def _number(schema: Mapping[str, Any], draw: random.Random) -> float:
-    low = schema.get("minimum", schema.get("exclusiveMinimum", -(10**12) - 1) + 1)
-    high = schema.get("maximum", schema.get("exclusiveMaximum", 10**12 + 1) - 1)
+    low: float = schema.get("minimum", schema.get("exclusiveMinimum", -(10**12) - 1) + 1)
+    high: float = schema.get("maximum", schema.get("exclusiveMaximum", 10**12 + 1) - 1)
     number: float = draw.choice((*_NUMBERS, low, high))
     step: float = schema.get("multipleOf", 1)
     return min(max(number, low), high) // step * step
