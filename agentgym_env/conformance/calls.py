@@ -80,8 +80,9 @@ def _number(schema: Mapping[str, Any], draw: random.Random) -> float:
     low: float = schema.get("minimum", schema.get("exclusiveMinimum", -(10**12) - 1) + 1)
     high: float = schema.get("maximum", schema.get("exclusiveMaximum", 10**12 + 1) - 1)
     number: float = draw.choice((*_NUMBERS, low, high))
-    step: float = schema.get("multipleOf", 1)
-    return min(max(number, low), high) // step * step
+    number = min(max(number, low), high)
+    step: float | None = schema.get("multipleOf")
+    return number if step is None else number // step * step
 
 
 def _array(schema: Mapping[str, Any], draw: random.Random, named: Mapping[str, Any]) -> list[Any]:

@@ -273,6 +273,7 @@ class Every(ToolEnv):
         self,
         number: Annotated[int, Meta(ge=3, lt=5)],
         share: Annotated[float, Meta(gt=0, le=1)],
+        half: Annotated[float, Meta(ge=0.5, le=0.75)],
         colour: Literal["red", "green"],
         item: Item,
         names: Annotated[list[str], Meta(min_length=2)],
