@@ -111,6 +111,7 @@ class HFEngine:
         self._copies = self._copied = False
         self._pad_id = pad_id
         self._max_batch = max_batch
+        self._max_caches: int | None = None
         self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._settles = settle_ties
         self._gate = UpdateGate()
@@ -197,19 +198,48 @@ class HFEngine:
 
     def _run(self) -> None:
         """In the thread: sample turns until none is running."""
+        exhausted = False
         try:
             last = self._sample_turns()
+        except torch.OutOfMemoryError as error:
+            exhausted = len(self._running) > 1 or bool(self._caches)
+            if not exhausted:
+                self._fail(error)
         except Exception as error:
             # The process boundary of the model: a failure reaches every running turn.
-            lost = EngineLost(f"generation failed: {type(error).__name__}: {error}")
-            lost.__cause__ = error
-            for request in self._running:
-                _on_its_loop(request, lambda request: request.reply.set_exception(lost))
+            self._fail(error)
         else:
             # Answered after the model is restored.
             for request in last:
                 _on_its_loop(request, self._answer)
+        if exhausted:
+            # Outside of the handler, because the error's frames refer to the batch's memory.
+            self._sample_again()
         self._running.clear()
+
+    def _sample_again(self) -> None:
+        """Return the running turns to the queue; from now on, half as many run at once.
+
+        A turn draws from its own seed, so it has the same tokens as without the interruption.
+        """
+        self._max_batch = self._max_caches = max(1, len(self._running) // 2)
+        self._caches.clear()
+        torch.cuda.empty_cache()
+        logger.warning(
+            "out of memory with %d turns at once: the engine samples at most %d from now on; set "
+            "max_batch to begin with fewer",
+            len(self._running),
+            self._max_batch,
+        )
+        for request in self._running:
+            request.restart()
+        self._waiting.extendleft(self._running)
+
+    def _fail(self, error: Exception) -> None:
+        lost = EngineLost(f"generation failed: {type(error).__name__}: {error}")
+        lost.__cause__ = error
+        for request in self._running:
+            _on_its_loop(request, lambda request: request.reply.set_exception(lost))
 
     @torch.inference_mode()
     def _sample_turns(self) -> list[TurnRequest]:
@@ -236,6 +266,8 @@ class HFEngine:
         request = finished.request
         if finished.cache is not None:
             self._caches[request.conversation] = (request.cached, finished.cache)
+            if self._max_caches is not None and len(self._caches) > self._max_caches:
+                del self._caches[next(iter(self._caches))]
         self._running.discard(request)
         return request
 

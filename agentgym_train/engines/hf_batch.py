@@ -415,12 +415,17 @@ class TurnRequest:
     sampling: Sampling
     conversation: Hashable | None
     reply: asyncio.Future[Generation]
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    done: bool = False
+    token_ids: list[int] = field(init=False)
+    logprobs: list[float] = field(init=False)
+    done: bool = field(init=False)
     draws: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, with the same draws."""
+        self.token_ids, self.logprobs, self.done = [], [], False
         self.draws = random.Random(self.sampling.seed)
 
     @property

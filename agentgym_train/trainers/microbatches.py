@@ -22,9 +22,9 @@ MicroBatches = list[list[int]]
 
 """Row indices of each forward and backward pass; every row is in exactly one."""
 
-_PASS_COST = 256
-
-"""Overhead of a micro-batch, in tokens; measured on a CPU."""
+_PASS_COST = {"cpu": 256}
+_PASS_COST_ELSEWHERE = 8192
+"""Overhead of a micro-batch, in tokens, by device."""
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -57,12 +57,15 @@ def shares_rows(config: Any, stateful: bool) -> bool:
     return varlen and not stateful and layers <= _ATTENTION_LAYERS
 
 
-def plan(lengths: Sequence[int], budget: int, *, shared_rows: bool) -> MicroBatches:
+def plan(
+    lengths: Sequence[int], budget: int, *, shared_rows: bool, device: str = "cpu"
+) -> MicroBatches:
     """Micro-batches of at most `budget` tokens with padding; a longer row gets its own.
 
     The largest is first, so that a run that exceeds the memory fails at its first micro-batch.
     """
-    passes = _bins(lengths, budget) if shared_rows else _like_lengths(lengths, budget)
+    pass_cost = _PASS_COST.get(device, _PASS_COST_ELSEWHERE)
+    passes = _bins(lengths, budget) if shared_rows else _like_lengths(lengths, budget, pass_cost)
     return sorted(passes, key=lambda rows: -sum(lengths[row] for row in rows))
 
 
@@ -131,10 +134,10 @@ def _bins(lengths: Sequence[int], budget: int) -> MicroBatches:
     return passes
 
 
-def _like_lengths(lengths: Sequence[int], budget: int) -> MicroBatches:
+def _like_lengths(lengths: Sequence[int], budget: int, pass_cost: int) -> MicroBatches:
     """The cheapest split of the rows, sorted by length, into padded micro-batches.
 
-    cost[j] = min over i <= j of cost[i] + (j - i) * longest of rows i..j-1 + _PASS_COST.
+    cost[j] = min over i <= j of cost[i] + (j - i) * longest of rows i..j-1 + pass_cost.
     """
     rows = sorted(range(len(lengths)), key=lengths.__getitem__)
     cost = [0.0] + [float("inf")] * len(rows)
@@ -145,8 +148,8 @@ def _like_lengths(lengths: Sequence[int], budget: int) -> MicroBatches:
             tokens = (end - begin) * longest
             if tokens > budget and begin < end - 1:
                 break
-            if cost[begin] + tokens + _PASS_COST < cost[end]:
-                cost[end] = cost[begin] + tokens + _PASS_COST
+            if cost[begin] + tokens + pass_cost < cost[end]:
+                cost[end] = cost[begin] + tokens + pass_cost
                 start[end] = begin
     passes: MicroBatches = []
     end = len(rows)
@@ -172,7 +175,7 @@ def make_microbatches(
     """
     device = accelerator.device
     budget = budget or _BUDGET.get(device.type, _BUDGET_ELSEWHERE)
-    passes = plan(lengths, budget, shared_rows=shared_rows)
+    passes = plan(lengths, budget, shared_rows=shared_rows, device=device.type)
     if accelerator.num_processes > 1:
         counts = accelerator.gather(torch.tensor([len(passes)], device=device))
         passes = split(passes, lengths, int(counts.max()))

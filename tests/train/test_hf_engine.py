@@ -166,6 +166,43 @@ def test_a_failing_model_loses_every_waiter_and_the_engine_goes_on():
     assert len(generation.token_ids) == 12
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_engine_that_runs_out_of_memory_samples_the_same_turns_with_fewer_at_once(rows, caplog):
+    engine = engine_of()
+
+    def limited(_, inputs):
+        if len(inputs[0]) > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    engine.model.model.embed_tokens.register_forward_pre_hook(limited)
+    prompts = [[*prompt, 5 + n] for n in range(3) for prompt in PROMPTS]
+    how = [sampling(seed) for seed in range(len(prompts))]
+    found = together(engine, prompts, how, list(range(len(prompts))))
+    assert [g.token_ids for g in found] == [
+        alone(p, h).token_ids for p, h in zip(prompts, how, strict=True)
+    ]
+    assert "out of memory with 12 turns at once" in caplog.text
+    # The next turns start with the smaller batch and with few caches, and need no further attempt.
+    caplog.clear()
+    further = [[*p, *g.token_ids, 7] for p, g in zip(prompts, found, strict=True)]
+    again = together(engine, further, how, list(range(len(prompts))))
+    assert [g.token_ids for g in again] == [
+        alone(p, h).token_ids for p, h in zip(further, how, strict=True)
+    ]
+    assert not caplog.text
+
+
+def test_a_turn_that_does_not_fit_alone_is_lost():
+    engine = engine_of()
+    engine.model.model.embed_tokens.register_forward_pre_hook(_out_of_memory)
+    with pytest.raises(EngineLost, match="OutOfMemoryError"):
+        together(engine, [PROMPTS[0]], [sampling()])
+
+
+def _out_of_memory(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
 def test_an_empty_prompt_is_refused():
     with pytest.raises(BadRequest, match="at least one token"):
         together(engine_of(), [[]], [sampling()])
