@@ -7,6 +7,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # What `make setup-web` installs; chromium alone is half the size.
 WEB_EXTRAS ?= serve,chromium,webarena,webarena-verified,agentlab
 
+# Which tests `make test-vllm` runs; "vllm and not slow" leaves out those of minutes.
+VLLM_TESTS ?= vllm
+
 VENV := .venv
 WEB := .venv-web
 VLLM := .venv-vllm
@@ -43,8 +46,8 @@ quickstart: $(VENV)/.run  ## Train a small policy on TextCraft, with an evaluati
 test: $(VENV)/.dev  ## Run the default tests: every contract, and samples of each world.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
 
-test-ci: $(VENV)/.dev  ## Run the default tests and the slow ones, but not those of many minutes.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not nightly" -n auto --dist worksteal --durations 30
+test-ci: $(VENV)/.dev  ## Run the default tests and the vital ones of the slow.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow or vital" -n auto --dist worksteal --durations 30
 
 test-full: $(VENV)/.dev  ## Run the default tests and the slow ones: sweeps, whole runs, the wheel.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
@@ -57,7 +60,7 @@ test-others:  ## Run the tests that need environments of their own: vLLM, verifi
 	else echo "There is no Python 3.13 here: the tests against NeMo Gym's and OpenEnv's packages are left out."; fi
 
 test-vllm: $(VLLM)/.ready  ## Run the tests of the vLLM engines, on the CPU.
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/train/test_vllm*.py
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m "$(VLLM_TESTS)" tests/train/test_vllm*.py
 
 test-protocols: $(PROTOCOLS)/.ready  ## Run the tests of the neighbours' protocols against their own packages.
 	OMP_NUM_THREADS=1 $(PROTOCOLS)/bin/python -m pytest tests/adapters/test_openenv*.py tests/adapters/test_nemo_gym*.py tests/adapters/test_mcp.py

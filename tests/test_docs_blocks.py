@@ -78,19 +78,12 @@ RUNNABLE = [
 ]
 
 
-LONG = {
-    f"docs/{name}.md"
-    for name in ("audit", "demonstrations", "evaluation", "imitation", "paper_tasks")
-}
-"""Pages whose blocks take more than a minute; what is in them is checked with every change."""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.nightly] if name_of(page) in LONG else [])
+        pytest.param(page, marks=[pytest.mark.vital] if name_of(page) == "README.md" else [])
         for page in RUNNABLE
     ],
     ids=name_of,

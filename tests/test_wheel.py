@@ -96,6 +96,7 @@ def test_without_extras_an_error_names_all_that_a_command_needs(base):
     assert "torch" in line and line.endswith("pip install 'agentgym-sdk[babyai,train]'")
 
 
+@pytest.mark.vital
 def test_without_extras_an_environment_is_made_checked_and_evaluated(base):
     created = base.run("new", "my-maze")
     assert created.returncode == 0, created.stdout
@@ -121,6 +122,7 @@ def test_the_readmes_python_example_works_with_what_it_says_to_install(installed
     assert done.returncode == 0 and done.stdout.startswith("Got 2 oak logs"), done.stdout
 
 
+@pytest.mark.vital
 def test_it_trains_a_step_of_each_method_and_evaluates_and_audits_the_result(installed):
     played = ("--env", "textcraft", "--split", "train", "--instruction", "", "--horizon", "8")
     for policy in ("expert", "random"):

@@ -61,6 +61,7 @@ def play(tmp_path, run):
 @pytest.mark.slow
 @in_chromium
 @pytest.mark.timeout(900)
+@pytest.mark.vital
 def test_twenty_expert_episodes_in_browsergym_give_the_rewards_of_the_native_road(play):
     native = expert_episodes(20)
     for one, told in zip(native, play(native, "form"), strict=True):

@@ -84,6 +84,7 @@ def report(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
+@pytest.mark.vital
 def test_kills_of_workers_during_resets_and_steps(run):
     # Without one of its workers, the server has room for two thirds of the episodes only.
     count, words = 600, ("--workers", "3", "--max-sessions", "600")

@@ -31,6 +31,7 @@ def sessions_of(address: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.vital
 def test_a_killed_client_leaves_no_session_past_its_time(run, workers):
     ttl_s = 1.5
     served = run(WORLD, "--port", "0", "--session-ttl", str(ttl_s), "--workers", workers)

@@ -482,6 +482,7 @@ def test_one_more_simulator_than_a_jvm_has_places_starts_another(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.vital
 def test_a_killed_jvm_behind_a_server_loses_only_the_sessions_in_it(run):
     served = run("sciworld", "--port", "0", "--workers", "2")
     with EnvClient(served.address()) as client:

@@ -78,6 +78,7 @@ def stopped(out: Path, signum: int, **wanted: int) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@pytest.mark.vital
 def test_a_killed_collection_goes_on_and_equals_an_unbroken_one(tmp_path):
     killed, unbroken = tmp_path / "killed", tmp_path / "unbroken"
     wanted = {"n": 444, "samples": 3}

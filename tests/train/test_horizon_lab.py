@@ -300,7 +300,6 @@ def published(lab) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_the_published_tables_follow_from_the_published_cells(lab, tmp_path):
     shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
     command = published(lab)["command"]
@@ -329,7 +328,6 @@ def test_the_docs_have_the_published_figures(lab):
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_cells_that_were_run_elsewhere_are_not_run_again(lab, tmp_path):
     shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
     words = ["--part", "main", "--world", "tower", "--out", str(tmp_path)]
@@ -347,7 +345,6 @@ def study(*words: str, out: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -125,7 +125,6 @@ def test_a_comparison_runs_once_and_shows_what_is_done_the_second_time(words, ar
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_sft_gets_as_much_processor_time_as_rl_and_nothing_runs_twice(tmp_path):
     command = [

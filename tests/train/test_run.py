@@ -54,6 +54,7 @@ def whole_run(tmp_path_factory) -> tuple[Path, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.vital
 def test_a_run_leaves_its_summary_metrics_curves_and_model(whole_run):
     run, _ = whole_run
     summary = json.loads((run / "summary.json").read_text())
@@ -167,6 +168,7 @@ SAME = ("reward", "success", "horizon", "turns", "env_steps", "loss", "grad_norm
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.vital
 def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, algorithm):
     changes = {"eval_before": False, "eval_after": False, "algorithm": algorithm, "save_every": 1}
     status, output = finish(Command("train", write_config(tmp_path, **changes)))

@@ -79,7 +79,6 @@ def agentgym(*words: object, cwd: Path) -> None:
 
 @needs_smollm2
 @pytest.mark.slow
-@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_smollm2_takes_the_whole_road(tmp_path, capsys):
     began = os.times()

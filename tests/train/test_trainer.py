@@ -173,6 +173,7 @@ def test_a_step_that_loses_no_more_than_it_may_goes_on_and_counts_them(tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*rollout_func.*experimental")
+@pytest.mark.vital
 def test_a_step_on_single_turns_is_the_step_of_trls_own_trainer(tmp_path):
     task = first_task(tmp_path)
     wrong = next(n for n in "123456" if n not in (task, "2"))

@@ -100,6 +100,7 @@ def assert_all_follow(stage, engines, model, prompts):
         before = texts[0]
 
 
+@pytest.mark.slow
 def test_a_real_model_with_tied_weights_answers_alike_from_every_engine(stage, smollm):
     model, tokenizer, asked = smollm
     assert model.config.tie_word_embeddings
@@ -208,6 +209,7 @@ def test_a_turn_costs_what_is_new_since_the_last_and_nothing_of_old_weights_is_k
     assert cached == [0, 96, 160, 192, 0]
 
 
+@pytest.mark.slow
 def test_a_killed_server_loses_no_turn_and_comes_back_with_the_present_weights(
     stage, untied_server, caplog
 ):
@@ -317,6 +319,7 @@ def test_grpo_trains_with_colocated_vllm(tmp_path):
     assert_present_weights(train(tmp_path, str(WARM), engine="vllm_colocate"))
 
 
+@pytest.mark.slow
 def test_grpo_plays_ahead_and_carries_groups_with_colocated_vllm(tmp_path):
     """Turns are sampled while the trainer computes; carried ones go on after an update."""
     how = {"async_steps": 1, "oversampling_ratio": 0.5, "unfinished_groups": "carry", "steps": 4}

@@ -41,6 +41,7 @@ def adapted(seed: int = 0) -> Any:
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; make setup-vllm")
+@pytest.mark.slow
 def test_adapters_alone_follow_each_version_and_a_restarted_server_gets_all() -> None:
     asyncio.run(follow())
 
@@ -92,6 +93,7 @@ async def sampled_like(engine: VLLMServerEngine, model: Any, version: int) -> No
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; make setup-vllm")
+@pytest.mark.slow
 def test_a_server_that_takes_no_adapters_says_what_it_needs() -> None:
     from agentgym_train.engines.vllm_process import launch_for
 

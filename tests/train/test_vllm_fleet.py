@@ -33,6 +33,7 @@ servers:
 """
 
 
+@pytest.mark.slow
 def test_a_run_on_a_fleet_with_vllm_outlives_its_server_and_keeps_its_weights(
     tmp_path: Path,
 ) -> None:
