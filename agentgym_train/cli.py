@@ -313,8 +313,6 @@ train.command_class = _TrainCommand  # type: ignore[attr-defined]
 
 _KEYS = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
 
-_COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
-
 
 @with_option_groups
 def evaluate(
@@ -369,12 +367,6 @@ def evaluate(
             min=1, help="Maximum concurrent episodes. Default: 256, and 16 requests to an endpoint."
         ),
     ] = None,
-    dtype: Annotated[
-        str,
-        choice_option(
-            _COMPUTE_DTYPES, "Compute data type of hf: models; auto is bfloat16 on a GPU"
-        ),
-    ] = "auto",
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -409,10 +401,7 @@ def evaluate(
     named = [parse_labelled(text) for text in policy]
     policies = policy_plans(named)
     check_baseline([plan.label for plan in policies], baseline)
-    shared = PolicyConfig(
-        compute_dtype=None if dtype == "auto" else dtype,  # type: ignore[arg-type]
-        **policy_options.values(),
-    )
+    shared = PolicyConfig(**policy_options.values())
     specs = {
         label: PolicySpec(
             replace(shared, model=str(name)), api_key=_api_key(name, api_key_env),

@@ -50,8 +50,11 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     return value
 
 
-def choice_option(values: Sequence[str], help: str) -> Any:
-    """An option with a fixed set of values; another value is rejected with a suggestion."""
+def choice_option(values: Sequence[str], help: str, *names: str) -> Any:
+    """An option with a fixed set of values; another value is rejected with a suggestion.
+
+    `names`, such as --dtype; without any it has the parameter's.
+    """
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is None or value in values:
@@ -60,7 +63,7 @@ def choice_option(values: Sequence[str], help: str) -> Any:
         hint = f"did you mean {near[0]}? Choose" if near else "choose"
         raise ConfigError(f"{param.opts[0]} {value!r} is invalid; {hint} from {', '.join(values)}")
 
-    return typer.Option(help=f"{help}: {', '.join(values)}.", callback=check)
+    return typer.Option(*names, help=f"{help}: {', '.join(values)}.", callback=check)
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

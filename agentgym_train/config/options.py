@@ -27,7 +27,7 @@ from typing import (
 import typer
 import yaml
 
-from agentgym_env.cli.options import EnvKwargs, TokenFile, json_object, server_token
+from agentgym_env.cli.options import EnvKwargs, TokenFile, choice_option, json_object, server_token
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.methods import CONFIGS, DEFAULT
@@ -262,12 +262,22 @@ class PolicyOptions:
     ] = False
     turn_max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per turn.")] = 512
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per episode.")] = 8192
+    compute_dtype: Annotated[
+        str,
+        choice_option(
+            ("auto", "float32", "bfloat16"),
+            "Compute data type of hf: models; auto is bfloat16 on a GPU",
+            "--dtype",
+        ),
+    ] = "auto"
 
     def values(self) -> dict[str, Any]:
         """The fields of `PolicyConfig`."""
+        dtype = None if self.compute_dtype == "auto" else self.compute_dtype
         kwargs = json_object("--chat-template-kwargs", self.chat_template_kwargs)
         gateway = json_object("--gateway", self.gateway)
-        return {**asdict(self), "chat_template_kwargs": kwargs, "gateway": gateway}
+        changed = {"compute_dtype": dtype, "chat_template_kwargs": kwargs, "gateway": gateway}
+        return asdict(self) | changed
 
 
 @dataclass(frozen=True, kw_only=True)

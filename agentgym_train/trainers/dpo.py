@@ -187,6 +187,7 @@ class AgentDPOTrainer(DPOTrainer):
         count = len(longest)
         microbatches = make_microbatches(
             self.accelerator,
+            self.model,
             (2 * longest).tolist(),
             self._max_tokens,
             shared_rows=False,

@@ -107,6 +107,7 @@ class AgentSFTTrainer(SFTTrainer):
         shared = shares_rows_of(core) if self._packing is None else self._packing
         microbatches = make_microbatches(
             self.accelerator,
+            self.model,
             attention.sum(1).tolist(),
             self._config.max_tokens_per_microbatch,
             shared_rows=shared,

@@ -288,7 +288,11 @@ class PackedUpdate(GRPOTrainer):
     def passes(self, lengths: list[int], *, shared_rows: bool) -> MicroBatches:
         """This process's micro-batches; see `make_microbatches`. A collective."""
         return make_microbatches(
-            self.accelerator, lengths, self.max_tokens_per_microbatch, shared_rows=shared_rows
+            self.accelerator,
+            self.model,
+            lengths,
+            self.max_tokens_per_microbatch,
+            shared_rows=shared_rows,
         )
 
     def synced(self, model: Any, is_last: bool) -> AbstractContextManager[None]:

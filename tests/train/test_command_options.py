@@ -25,6 +25,7 @@ from agentgym_train.config.options import (
 from agentgym_train.config.values import EpisodeFilter
 
 SHORT = ["--env", "textcraft", "--policy", "expert", "--horizon", "40"]
+SHORT_COLLECT = ["collect", *SHORT, "--out", "unused"]
 SCALE = "{wrapper: agentgym_env.wrappers:ScaleReward, scale: 2}"
 
 
@@ -41,7 +42,18 @@ def test_the_options_of_a_policy_and_of_a_filter_are_fields_of_their_settings():
         assert {f.name for f in fields(options)} <= {f.name for f in fields(settings)}
         for field in fields(options):
             default = getattr(settings(), field.name)
-            assert field.default == ("{}" if default == {} else default), field.name
+            shown = {"{}": {}, "auto": None}.get(field.default, field.default)
+            assert shown == default, field.name
+
+
+def test_collect_takes_the_data_type_of_a_model(tmp_path, capsys):
+    words = ["collect", *SHORT, "--n", "1", "--dtype", "bfloat16", "--out"]
+    with pytest.raises(SystemExit) as end:
+        main([*words, str(tmp_path / "run")])
+    assert not end.value.code
+    config = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
+    assert (config["compute_dtype"], config["dtype"]) == ("bfloat16", "float32")
+    assert "choose from auto, float32, bfloat16" in failure(capsys, *SHORT_COLLECT, "--dtype", "x")
 
 
 def test_a_wrapper_of_eval_takes_arguments_as_in_a_config(tmp_path):

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from agentgym_train.trainers.microbatches import (
     pack,
     packed_positions,
+    pass_cost_of,
     plan,
     shares_rows,
     split,
@@ -44,6 +45,20 @@ def test_rows_are_padded_together_while_the_padding_costs_less_than_another_pass
     # 256 tokens a pass: 10 and 90 together waste 80; 600 and 1000 together would waste 400.
     assert plan([10, 1000, 90, 600], 10_000, shared_rows=False) == [[1], [3], [0, 2]]
     assert plan([10, 1000, 90, 950], 10_000, shared_rows=False) == [[3, 1], [0, 2]]
+
+
+def test_on_a_gpu_a_pass_of_a_small_model_costs_as_much_as_thousands_of_tokens():
+    def model(parameters: int, layers: int) -> SimpleNamespace:
+        weight = torch.empty(parameters, device="meta")
+        config = SimpleNamespace(num_hidden_layers=layers)
+        config.get_text_config = lambda: config
+        return SimpleNamespace(parameters=lambda: [weight], config=config)
+
+    small, large = pass_cost_of(model(135_000_000, 30)), pass_cost_of(model(7_600_000_000, 28))
+    assert (small, large) == (19111, 316)
+    lengths = [10, 1000, 90, 600]
+    assert plan(lengths, 10_000, shared_rows=False, pass_cost=small) == [[0, 2, 3, 1]]
+    assert plan(lengths, 10_000, shared_rows=False, pass_cost=large) == [[1], [3], [0, 2]]
 
 
 def test_rows_that_share_a_row_are_put_where_they_fit_first():
