@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentgym_train.engines.base import Generation, Sampling
+from agentgym_train.models.padding import like_lengths, pass_cost_of
 
 _ALIBI_ALWAYS = ("bloom", "mpt")
 
@@ -457,6 +458,7 @@ class TurnBatch:
         self._model = model
         self._settles = settle_ties
         self._pad_id = pad_id
+        self._pass_cost = pass_cost_of(model)
         self._rows: list[TurnRequest] = []
         self._kv: KVBatch | None = None
         self._logits = torch.empty(0)  # (B, V) after each row's last token
@@ -472,7 +474,19 @@ class TurnBatch:
         return waiting > 0 and (self._steps >= _JOIN_EVERY or waiting >= self.live)
 
     def join(self, requests: Sequence[TurnRequest], caches: Sequence[Tensor | None]) -> None:
-        """Run the new tokens of prompts; `caches` are of proper prefixes of them."""
+        """Run the new tokens of prompts; `caches` are of proper prefixes of them.
+
+        New conversations and those that go on have unequal numbers of new tokens, so they are
+        padded to several lengths.
+        """
+        first, row_of = _distinct(requests, caches)
+        cached = [0 if (cache := caches[row]) is None else cache.shape[3] for row in first]
+        news = [len(requests[row].ids) - n for row, n in zip(first, cached, strict=True)]
+        for group in like_lengths(news, self._pass_cost):
+            members = [row for row, distinct in enumerate(row_of) if distinct in group]
+            self._join([requests[row] for row in members], [caches[row] for row in members])
+
+    def _join(self, requests: Sequence[TurnRequest], caches: Sequence[Tensor | None]) -> None:
         first, row_of = _distinct(requests, caches)
         longest = max(request.left for request in requests)
         fresh = KVBatch(

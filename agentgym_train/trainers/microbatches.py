@@ -17,16 +17,11 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 
 from agentgym_env.errors import AgentGymError, ConfigError
+from agentgym_train.models.padding import PASS_COST, like_lengths, pass_cost_of
 
 MicroBatches = list[list[int]]
 
 """Row indices of each forward and backward pass; every row is in exactly one."""
-
-_PASS_COST = 256
-"""Overhead of a micro-batch, in tokens; measured on a CPU."""
-_PASS_COST_ON_GPU = 8.6e10
-"""The same, times parameters per layer: a layer's kernels take a time to start, whatever they
-compute. Measured on an H100 with 135M parameters: 80 ms for 30 layers, and 4.1 us per token."""
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -60,14 +55,14 @@ def shares_rows(config: Any, stateful: bool) -> bool:
 
 
 def plan(
-    lengths: Sequence[int], budget: int, *, shared_rows: bool, pass_cost: int = _PASS_COST
+    lengths: Sequence[int], budget: int, *, shared_rows: bool, pass_cost: int = PASS_COST
 ) -> MicroBatches:
     """Micro-batches of at most `budget` tokens with padding; a longer row gets its own.
 
     `pass_cost` is the overhead of a micro-batch in tokens. The largest is first, so that a run that
     exceeds the memory fails at its first micro-batch.
     """
-    passes = _bins(lengths, budget) if shared_rows else _like_lengths(lengths, budget, pass_cost)
+    passes = _bins(lengths, budget) if shared_rows else like_lengths(lengths, pass_cost, budget)
     return sorted(passes, key=lambda rows: -sum(lengths[row] for row in rows))
 
 
@@ -136,47 +131,11 @@ def _bins(lengths: Sequence[int], budget: int) -> MicroBatches:
     return passes
 
 
-def _like_lengths(lengths: Sequence[int], budget: int, pass_cost: int) -> MicroBatches:
-    """The cheapest split of the rows, sorted by length, into padded micro-batches.
-
-    cost[j] = min over i <= j of cost[i] + (j - i) * longest of rows i..j-1 + pass_cost.
-    """
-    rows = sorted(range(len(lengths)), key=lengths.__getitem__)
-    cost = [0.0] + [float("inf")] * len(rows)
-    start = [0] * (len(rows) + 1)
-    for end in range(1, len(rows) + 1):
-        longest = lengths[rows[end - 1]]
-        for begin in range(end - 1, -1, -1):
-            tokens = (end - begin) * longest
-            if tokens > budget and begin < end - 1:
-                break
-            if cost[begin] + tokens + pass_cost < cost[end]:
-                cost[end] = cost[begin] + tokens + pass_cost
-                start[end] = begin
-    passes: MicroBatches = []
-    end = len(rows)
-    while end:
-        passes.append(rows[start[end] : end])
-        end = start[end]
-    return passes
-
-
 _BUDGET = {"cpu": 4096}
 
 _BUDGET_ELSEWHERE = 16384
 
 """Default tokens per micro-batch; the value for CPUs is measured."""
-
-
-def pass_cost_of(model: Any) -> int:
-    """Overhead of a micro-batch of a model on its device, in tokens."""
-    weights = list(model.parameters())
-    if weights[0].device.type == "cpu":
-        return _PASS_COST
-    # DeepSpeed's stage 3 leaves empty tensors.
-    count = sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
-    layers: int = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
-    return int(_PASS_COST_ON_GPU * layers / count)
 
 
 def make_microbatches(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from agentgym_train.models.padding import pass_cost_of
 from agentgym_train.trainers.microbatches import (
     pack,
     packed_positions,
-    pass_cost_of,
     plan,
     shares_rows,
     split,
