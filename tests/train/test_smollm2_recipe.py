@@ -2,6 +2,8 @@
 model in place of SmolLM2: docs/pretrained.md."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -38,24 +40,26 @@ def test_the_recipe_runs_from_the_expert_to_the_comparison(world, tmp_path):
         status, said = finish(Command(*words, cwd=tmp_path))
         assert status == 0, said
 
-    collect = collect_command(tmp_path / "smollm2_sft.yaml")
-    collect[collect.index("--n") + 1] = "16"
-    agentgym(*collect)
+    first, *corrections = commands_of(tmp_path / "smollm2_sft.yaml")
+    agentgym(*shortened(first))
     agentgym("train", "smollm2_sft.yaml", "model=starter:textcraft/warm_policy", *SHORT_SFT)
+    for words in corrections:
+        agentgym(*shortened(words))
     agentgym("train", "smollm2_rl.yaml", *SHORT_RL)
     control = ["learning_rate=0", "output_dir=runs/smollm2/control"]
     agentgym("train", "smollm2_rl.yaml", *control, *SHORT_RL)
 
     rows, broken = RunStore.open(tmp_path / "runs/smollm2/rl").metrics()
     assert broken == [] and [row["horizon"] for row in rows] == [2, 3]
-    unchanged = [weights(tmp_path, stage) for stage in ("sft", "control")]
+    start = "corrected" if corrections else "sft"
+    unchanged = [weights(tmp_path, stage) for stage in (start, "control")]
     assert unchanged[0] == unchanged[1]
 
     table = tmp_path / "table.json"
-    stages = ("sft", "control", "rl")
+    stages = (start, "control", "rl")
     agentgym(
         "eval", "--env", f"agentgym/{world}-v0", "--split", "paper", "--per-category", "1",
-        "--horizon", "2", "--turn-max-tokens", "8", "--samples", "2", "--baseline", "sft",
+        "--horizon", "2", "--turn-max-tokens", "8", "--samples", "2", "--baseline", start,
         *(word for s in stages for word in ("--policy", f"{s}=runs/smollm2/{s}/model")),
         "--json", str(table),
     )  # fmt: skip
@@ -64,10 +68,18 @@ def test_the_recipe_runs_from_the_expert_to_the_comparison(world, tmp_path):
     assert len(report["comparisons"]) >= 2
 
 
-def collect_command(config: Path) -> list[str]:
-    """The words of the command for the expert's episodes that a config's comment gives."""
-    (line,) = [line for line in config.read_text().splitlines() if "agentgym collect" in line]
-    return line.removeprefix("#").split()[1:]
+def commands_of(config: Path) -> list[list[str]]:
+    """The words of the commands in a config's comment, without those that train its own model."""
+    lines = [line for line in config.read_text().splitlines() if line.startswith("#   agentgym")]
+    own = re.compile(r"train smollm2_(sft|rl)\.yaml$")
+    return [shlex.split(line.lstrip("# "))[1:] for line in lines if not own.search(line)]
+
+
+def shortened(words: list[str]) -> list[str]:
+    if words[0] == "train":
+        return [*words, *SHORT_SFT]
+    sizes = {"--n": "16", "--turn-max-tokens": "8"}
+    return [sizes.get(before, word) for before, word in zip(["", *words], words, strict=False)]
 
 
 def weights(folder: Path, stage: str) -> bytes:
