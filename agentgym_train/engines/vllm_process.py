@@ -63,6 +63,9 @@ def engine_values(
     else:
         values["kv_cache_memory_bytes"] = settings.cpu_cache_gb * 2**30
         values["block_size"] = settings.block_size or _CPU_BLOCK
+        # After a part of a prompt, vLLM sets back the request's random generator, which a CPU's
+        # cannot do: the server ends with "CPU Generator does not use offset".
+        values["enable_chunked_prefill"] = False
     return values
 
 

@@ -21,6 +21,7 @@ from agentgym_train.engines.base import Sampling
 from agentgym_train.models.loading import load_policy
 from tests.train.small import tiny_model
 from tests.train.vllm_engines import (
+    MAX_TOKENS,
     WARM,
     Stage,
     changed,
@@ -146,6 +147,15 @@ def test_a_turn_is_sampled_from_its_seed_and_ends_as_it_was_told(stage, untied_s
     assert (cut.finish_reason, alone.finish_reason) == ("stop", "length")
     with pytest.raises(BadRequest, match="at least one token"):
         stage.run(engine.generate([], Sampling(4)))
+
+
+def test_more_new_tokens_than_a_forward_takes_wait_for_the_next(stage):
+    model = untied_model()
+    engine = stage.colocate(model, extra={"max_num_batched_tokens": MAX_TOKENS})
+    stage.run(engine.update_weights(model, 1))
+    prompts = [(prompt * 500)[:500] for prompt in TINY_PROMPTS]
+    sampled = stage.run(turns(engine, prompts, 0.7))
+    assert worst_logprob(model, prompts, sampled, 0.7) < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["colocate", "server"])
