@@ -244,11 +244,15 @@ class HFEngine:
     @torch.inference_mode()
     def _sample_turns(self) -> list[TurnRequest]:
         """The turns that finished last; the others are answered already."""
+        # In 16 bits the rest of a batch changes far more choices than those that can be settled.
+        settles = (
+            self._settles and self._computes_in(next(self.model.parameters())) == torch.float32
+        )
         with self._sampling():
             batch: TurnBatch | PlainBatch = (
                 PlainBatch(self.model)
                 if self._plain
-                else TurnBatch(self.model, self._pad_id, settle_ties=self._settles)
+                else TurnBatch(self.model, self._pad_id, settle_ties=settles)
             )
             while True:
                 joining = self._joining(batch)

@@ -75,6 +75,18 @@ def test_it_would_change_turns_of_such_a_model_otherwise():
     assert not found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize(("dtype", "settles"), [("float32", True), ("bfloat16", False)])
+def test_no_pass_is_spent_on_ties_that_16_bits_cannot_decide(dtype, settles, monkeypatch):
+    passes = []
+    alone = hf_batch.TurnBatch._alone
+    monkeypatch.setattr(
+        hf_batch.TurnBatch, "_alone", lambda *args: passes.append(args) or alone(*args)
+    )
+    pad = textcraft_tokenizer().pad_token_id
+    play(HFEngine(model_of_near_twins(), pad, dtype=dtype, settle_ties=True), 1.0, EPISODES)
+    assert bool(passes) == settles
+
+
 def test_few_choices_of_a_model_that_is_sure_of_something_are_settled_alone(monkeypatch):
     near: list[float] = []
 
