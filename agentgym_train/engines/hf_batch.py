@@ -483,23 +483,31 @@ class TurnBatch:
         cached = [0 if (cache := caches[row]) is None else cache.shape[3] for row in first]
         news = [len(requests[row].ids) - n for row, n in zip(first, cached, strict=True)]
         for group in like_lengths(news, self._pass_cost):
-            members = [row for row, distinct in enumerate(row_of) if distinct in group]
-            self._join([requests[row] for row in members], [caches[row] for row in members])
+            # Sorted, distinct prompts are in the order in which the requests first have them.
+            together = sorted(group)
+            place = {distinct: n for n, distinct in enumerate(together)}
+            members = [row for row, distinct in enumerate(row_of) if distinct in place]
+            self._join(
+                [requests[row] for row in members],
+                [requests[first[distinct]].ids for distinct in together],
+                [caches[first[distinct]] for distinct in together],
+                [place[row_of[row]] for row in members],
+            )
 
-    def _join(self, requests: Sequence[TurnRequest], caches: Sequence[Tensor | None]) -> None:
-        first, row_of = _distinct(requests, caches)
+    def _join(
+        self,
+        requests: Sequence[TurnRequest],
+        prompts: Sequence[list[int]],
+        caches: Sequence[Tensor | None],
+        prompt_of: Sequence[int],
+    ) -> None:
+        """Run the new tokens of distinct `prompts`; `prompt_of` says which each request shares."""
         longest = max(request.left for request in requests)
-        fresh = KVBatch(
-            self._model,
-            [caches[row] for row in first],
-            [requests[row].ids for row in first],
-            longest,
-            self._pad_id,
-        )
+        fresh = KVBatch(self._model, caches, prompts, longest, self._pad_id)
         logits = fresh.prefill()  # (distinct prompts, V)
-        if len(first) < len(requests):
-            fresh.repeat(row_of)
-            logits = logits[row_of]  # (new rows, V)
+        if len(prompts) < len(requests):
+            fresh.repeat(prompt_of)
+            logits = logits[prompt_of]  # (new rows, V)
         self._steps = 0
         if not self.live or self._kv is None:
             self._rows, self._kv, self._logits = list(requests), fresh, logits
