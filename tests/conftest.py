@@ -41,6 +41,29 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _without_browser["Chromium is missing: apt install chromium-headless-shell"] += 1
 
 
+class NameFailures:
+    """Names a failed test at once, for a run that is cut off before pytest's own summary."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self.terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the name of a failed test, and the first line of its error."""
+        if report.failed:
+            lines = report.longreprtext.strip().splitlines() or [""]
+            error = next((line[1:].strip() for line in lines if line.startswith("E ")), lines[-1])
+            self.terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {error[:200]}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Name failures at once where there is a terminal, which a worker of pytest-xdist has not."""
+    plugins = session.config.pluginmanager
+    terminal = plugins.get_plugin("terminalreporter")
+    if terminal is not None:
+        plugins.register(NameFailures(terminal))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Report in the last lines how many tests need a browser, and how to install it."""
