@@ -212,6 +212,8 @@ class RLConfig(RunConfig):
                 eval_horizon=(
                     world.eval_horizon or self.eval_horizon or (world.horizon or self.horizon)[-1]
                 ),
+                eval_samples=world.eval_samples or self.eval_samples,
+                eval_per_category=world.eval_per_category or self.eval_per_category,
             )
             for world in given
         ]

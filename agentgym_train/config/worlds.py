@@ -38,6 +38,10 @@ class RLWorld:
     """Held-out split that is evaluated."""
     eval_horizon: int = 0
     """Maximum turns per evaluation episode; 0 uses the (last) training horizon."""
+    eval_samples: int = 0
+    """Episodes per held-out task."""
+    eval_per_category: int = 0
+    """Evaluate only this many tasks per category."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -40,6 +40,7 @@ from agentgym_train.rollout.loop import (
     EpisodeResult,
     EpisodeSpec,
 )
+from agentgym_train.rollout.process_guard import guard
 from agentgym_train.rollout.wrapping import Wrapping
 
 _DRAIN_S = 1.0
@@ -112,8 +113,7 @@ class Command(Program):
     async def run(self, place: Place) -> None:
         """Start the process and wait for its end; kill it and its children when cancelled."""
         process, output = await self._start(place)
-        _GROUPS.add(process.pid)
-        _end_groups_on_sigterm()
+        guard.add(process.pid)
         reading = asyncio.create_task(output.read())
         try:
             # Not the end of its output: a child process that it left behind may hold that open.
@@ -121,8 +121,8 @@ class Command(Program):
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            _GROUPS.discard(process.pid)
             await process.wait()
+            guard.remove(process.pid)
             await asyncio.wait([reading], timeout=_DRAIN_S)
             reading.cancel()
         last = output.last
@@ -157,26 +157,6 @@ class Command(Program):
         finally:
             os.close(writes)
         return process, output
-
-
-_GROUPS: set[int] = set()
-"""Process groups of the agents that run."""
-
-
-def _end_groups_on_sigterm() -> None:
-    """SIGTERM, as batch systems and containers send it, would leave the agents behind."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return
-
-    def end(signum: int, frame: object) -> None:
-        for group in list(_GROUPS):
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)
-
-    signal.signal(signal.SIGTERM, end)
 
 
 class _Tail:

@@ -344,7 +344,13 @@ def evaluations(
     if isinstance(stage, RolloutRunner):
         yield config, policy, stage
     for world, runner in stage if isinstance(stage, Worlds) else ():
-        settings = replace(config, eval_split=world.eval_split, eval_horizon=world.eval_horizon)
+        settings = replace(
+            config,
+            eval_split=world.eval_split,
+            eval_horizon=world.eval_horizon,
+            eval_samples=world.eval_samples,
+            eval_per_category=world.eval_per_category,
+        )
         card = runner.card
         own = policy.in_environment(card.instruction, world.instruction, card.tools)
         yield settings, own, runner

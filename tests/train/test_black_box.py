@@ -28,6 +28,7 @@ from agentgym_train.engines.hf import HFEngine
 from agentgym_train.rollout.black_box import Place
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
+from agentgym_train.rollout.process_guard import ProcessGuard
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.trainer import RLTrainer, TooManyLost
 from tests.train.small import save_tiny_policy, textcraft_tokenizer
@@ -153,8 +154,22 @@ def test_a_child_process_that_an_agent_leaves_behind_holds_up_nothing(model):
     assert time.monotonic() - began < 20
 
 
+def test_a_guard_that_is_killed_is_replaced():
+    guard = ProcessGuard()
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as guarded:
+        guard.add(guarded.pid)
+        first = guard._process
+        first.kill()
+        first.wait()
+        guard.remove(1 << 30)
+        assert guard._process.pid != first.pid
+        guard._end()
+        assert guarded.wait(10) == -signal.SIGKILL
+
+
 @pytest.mark.slow
-def test_agents_end_with_a_run_that_is_terminated(model, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_agents_end_with_a_run_that_is_ended_by_a_signal(model, tmp_path, how):
     pids = tmp_path / "pids"
     words = [
         sys.executable, "-c", "from agentgym_env.cli import main; main()", "collect",
@@ -167,8 +182,8 @@ def test_agents_end_with_a_run_that_is_terminated(model, tmp_path):
         while not pids.exists() or not pids.read_text().strip():
             assert time.monotonic() < until and run.poll() is None
             time.sleep(0.1)
-        run.terminate()
-        assert run.wait(30) == -signal.SIGTERM
+        run.send_signal(how)
+        assert run.wait(30) == -how
     until = time.monotonic() + 10
     for pid in map(int, pids.read_text().split()):
         while Path(f"/proc/{pid}").exists() and time.monotonic() < until:

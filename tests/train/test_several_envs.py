@@ -199,12 +199,16 @@ def test_a_wrong_list_of_environments_is_rejected_with_what_to_write(changes, me
 def test_values_that_an_environment_leaves_open_are_the_run_s():
     config = config_from({
         **NEEDED, "horizon": [4, 8], "split": "train", "eval_horizon": 12, "instruction": "Play.",
-        "envs": [{"env": "textcraft", "horizon": 6, "instruction": "Craft."}, {"env": "babyai"}],
+        "eval_samples": 2, "eval_per_category": 5,
+        "envs": [{"env": "textcraft", "horizon": 6, "instruction": "Craft."},
+                 {"env": "babyai", "eval_samples": 3, "eval_per_category": 1}],
     })  # fmt: skip
     first, second = config.worlds
     assert (first.horizon, second.horizon) == ([6], [4, 8])
     assert (first.instruction, second.instruction) == ("Craft.", "Play.")
     assert first.eval_horizon == second.eval_horizon == 12
+    assert (first.eval_samples, second.eval_samples) == (2, 3)
+    assert (first.eval_per_category, second.eval_per_category) == (5, 1)
     assert first.env == TEXTCRAFT and first.eval_split == "test"
     assert config_from(yaml.safe_load(yaml.safe_dump(config.as_dict()))) == config
 
@@ -258,7 +262,7 @@ def run_config(model, out, **changes):
         "eval_per_category": 1, "save_every": 1, "algorithm": "reinforce_pp",
         "envs": [
             {"env": TEXTCRAFT, "horizon": [2, 3], "weight": 2.0, "instruction": ""},
-            {"env": hosting.GUESS, "horizon": 4, "eval_split": "train", "eval_horizon": 5,
+            {"env": hosting.GUESS, "horizon": 4, "eval_split": "train", "eval_horizon": 5, "eval_samples": 3,
              "wrappers": [{"wrapper": "agentgym_env.wrappers:StepPenalty", "penalty": 0.5}]},
         ],
         "horizon_every": 1, **changes,
@@ -294,6 +298,9 @@ def test_a_run_in_two_environments_reports_each_and_resumes_exactly(tmp_path):
     summary = store.read_json("summary.json")
     assert set(summary["after"]) == {TEXTCRAFT, hosting.GUESS}
     assert summary["envs"][hosting.GUESS] == {"eval_split": "train", "eval_horizon": 5}
+    assert {env: r["episodes"] / r["tasks"] for env, r in summary["after"].items()} == {
+        TEXTCRAFT: 1, hosting.GUESS: 3,
+    }  # fmt: skip
     assert (Path(whole) / "trajectories" / "eval_after-tests_Guess-v0.jsonl").is_file()
 
     stop = StopAt(1)
