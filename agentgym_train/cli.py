@@ -50,7 +50,13 @@ from agentgym_train.evaluation.evaluate import (
 )
 from agentgym_train.evaluation.suite import SUITES, SuitePlan, run_suite
 from agentgym_train.evaluation.tables import check_baseline, comparisons_of, conclude, reports_of
-from agentgym_train.rollout.policy_spec import FORMS, PolicyName, PolicySpec, parse_labelled
+from agentgym_train.rollout.policy_spec import (
+    FORMS,
+    PolicyName,
+    PolicySpec,
+    check_agent,
+    parse_labelled,
+)
 from agentgym_train.rollout.runner import RolloutRunner
 
 _POLICIES = f"expert, random, {', '.join(FORMS)}"
@@ -402,6 +408,7 @@ def evaluate(
     policies = policy_plans(named)
     check_baseline([plan.label for plan in policies], baseline)
     shared = PolicyConfig(**policy_options.values())
+    check_agent(shared.agent, (name for _, name in named))
     specs = {
         label: PolicySpec(
             replace(shared, model=str(name)), api_key=_api_key(name, api_key_env),

@@ -26,7 +26,7 @@ from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, check_keys
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import MixedActor, draw_seed
 from agentgym_train.rollout.loop import EpisodeActor, EpisodeActorFactory, EpisodeSpec
-from agentgym_train.rollout.policy_spec import PolicySpec
+from agentgym_train.rollout.policy_spec import PolicySpec, check_agent
 from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 
 
@@ -256,6 +256,7 @@ def _collect(
 ) -> int:
     spec = PolicySpec(config, api_key=api_key)
     other = _mixed_in(config, api_key)
+    check_agent(config.agent, [found.name for found in (spec, other) if found is not None])
     _check_counting(config)
     with RolloutRunner(
         config.env,

@@ -50,8 +50,10 @@ GRACE_S: Final = 10.0
 """Seconds that an agent has to end after its episode is over."""
 _MAX_VARIABLE_BYTES: Final = 100_000
 """Linux takes 128 KiB with the name; the whole text is at `/episode`."""
-_SHOWN: Final = 600
+_SHOWN: Final = 300
 """Characters of a crashed agent's last output that its error quotes."""
+_SHOWN_LINES: Final = 2
+"""Lines of it."""
 
 
 class AgentLost(EpisodeFailure):
@@ -127,8 +129,7 @@ class Command(Program):
             reading.cancel()
         last = output.last
         if status:
-            said = one_line(last.decode("utf-8", "replace")[-_SHOWN:])
-            raise AgentLost(f"the agent ended with status {status}: {said}")
+            raise AgentLost(f"the agent ended with status {status}{_last_lines(last)}")
 
     async def _start(self, place: Place) -> tuple[asyncio.subprocess.Process, _Tail]:
         """The process, and its output.
@@ -157,6 +158,13 @@ class Command(Program):
         finally:
             os.close(writes)
         return process, output
+
+
+def _last_lines(output: bytes) -> str:
+    """The end of a program's output; of a traceback that is the exception."""
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines()]
+    said = [line for line in lines if line][-_SHOWN_LINES:]
+    return ": " + one_line(" | ".join(said), _SHOWN) if said else " and printed nothing"
 
 
 class _Tail:

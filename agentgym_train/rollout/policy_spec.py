@@ -14,7 +14,7 @@ LABEL=POLICY            any of these with a label
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -110,6 +110,16 @@ def _is_address(url: str) -> bool:
 
 FORMS: Final = tuple(shape.partition(",")[0] for shape in _SHAPES.values())
 """How a policy other than `expert` and `random` is written."""
+
+
+def check_agent(agent: str, names: Iterable[PolicyName]) -> None:
+    """Raise `ConfigError` for an agent that no policy has, since none of them is a model."""
+    if agent != PolicyConfig().agent and all(name.kind in ("expert", "random") for name in names):
+        raise ConfigError(
+            f"agent {agent!r} would change nothing: the policies expert and random are no models "
+            "and play by themselves; leave it out, or name another policy"
+        )
+
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
