@@ -130,7 +130,14 @@ class _Method:
             has_default = parameter.default is not parameter.empty
             fields.append((*field, parameter.default) if has_default else field)
         kind = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
-        schema = msgspec.json.schema(kind)
+        try:
+            schema = msgspec.json.schema(kind)
+        except TypeError as error:
+            reason = str(error).splitlines()[-1]
+            raise TypeError(
+                f"the arguments of the tool {name} have no JSON schema: {reason}; use str, int, "
+                "float, bool, list, dict, Literal, an enum or a dataclass"
+            ) from error
         defined = schema["$defs"]
         parameters_of = dict(defined.pop(name))
         parameters_of.pop("title", None)

@@ -251,7 +251,8 @@ MINIMUM: Final[Mapping[str, float]] = dict.fromkeys(
         "max_model_len", "max_num_seqs", "block_size", "nccl_port",
     ),
     1,
-) | {"num_generations": 2, "min_reward": -inf, "CollectConfig.n": 1, "RLWorld.eval_samples": 0}  # fmt: skip
+) | {"num_generations": 2, "min_reward": -inf, "CollectConfig.n": 1,
+     "RLWorld.eval_samples": 0}  # fmt: skip
 """Minimum of numeric fields, by `field` or `Class.field`; 0 for the others."""
 
 ABOVE_ZERO: Final = frozenset(

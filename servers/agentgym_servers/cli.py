@@ -6,15 +6,18 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from agentgym_env.cli.options import EnvId, EnvKwargs, choice_option, json_object
-from agentgym_env.errors import BadRequest
+from agentgym_env.conformance.causes import cause_of
+from agentgym_env.errors import AgentGymError, BadRequest
 from agentgym_env.registration import env_class_with, full_id
 from agentgym_env.server_token import token_of_file
+from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.logs import configure_logs
 from agentgym_servers.host.protocols.dispatch import check_protocol, client_address, implied_kwargs
@@ -89,7 +92,7 @@ def serve(
         **implied_kwargs(protocol, env_id),
         **json_object("--env-kwargs", env_kwargs),
     }
-    env_type = env_class_with(entry_point or env_id, env_settings, env_id).for_serving(env_settings)
+    env_type = _env_type(entry_point or env_id, env_settings, env_id)
     isolated = env_type.isolated if isolate is None else isolate
     most = env_type.max_sessions if max_sessions is None else max_sessions
     settings = ServeSettings(
@@ -120,6 +123,21 @@ def serve(
     if token_file is None and not is_loopback(host):
         logger.warning("%s is open to the network without a token; see --token-file", host)
     sys.exit(_run(settings, report))
+
+
+def _env_type(entry_point: str, env_kwargs: Mapping[str, Any], env_id: str) -> type[TextEnv]:
+    """The class to serve; an exception of its own module is one line with the place."""
+    try:
+        return env_class_with(entry_point, env_kwargs, env_id).for_serving(env_kwargs)
+    except (AgentGymError, ImportError):
+        raise
+    except Exception as error:
+        cause = cause_of(error, entry_point.partition(":")[0].partition(".")[0], None)
+        place = f" ({cause.place})" if cause.place else ""
+        raise BadRequest(
+            f"{env_id} cannot be loaded: {cause.text}{place}; `agentgym --debug serve {env_id}` "
+            "shows the traceback"
+        ) from error
 
 
 def _run(settings: ServeSettings, report: TextIO | None) -> int:

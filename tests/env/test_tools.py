@@ -219,6 +219,13 @@ def test_a_method_that_cannot_be_a_tool_is_reported_when_the_class_is_made():
             async def turn(self, number: int) -> str:
                 return ""
 
+    with pytest.raises(TypeError, match=r"turn have no JSON schema: .*object.*; use str, int"):
+
+        class Shapeless(ToolEnv):
+            @tool
+            def turn(self, number: object) -> str:
+                return ""
+
     with pytest.raises(TypeError, match="tool turn returns None; return an observation"):
 
         class Silent(ToolEnv):

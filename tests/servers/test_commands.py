@@ -50,6 +50,11 @@ def test_the_settings_are_kept(run, tmp_path):
         (["worlds:Guess", "--token-file", "/no/such/file"], "cannot read the token file"),
         (["worlds:Guess", "--protocol", "openevn"], "'openevn' is invalid; did you mean openenv?"),
         (["worlds:Guess", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
+        (
+            ["faulty_import:ListedTwice"],
+            "cannot be loaded: ValueError: task 'a' is listed",
+        ),
+        (["faulty_import:ListedTwice"], "tests/support/faulty_import.py:10)"),
         (["worlds:Guess", "--max-sessions", "0"], "max_sessions is at least 1, got 0"),
     ],
 )

@@ -262,7 +262,8 @@ def run_config(model, out, **changes):
         "eval_per_category": 1, "save_every": 1, "algorithm": "reinforce_pp",
         "envs": [
             {"env": TEXTCRAFT, "horizon": [2, 3], "weight": 2.0, "instruction": ""},
-            {"env": hosting.GUESS, "horizon": 4, "eval_split": "train", "eval_horizon": 5, "eval_samples": 3,
+            {"env": hosting.GUESS, "horizon": 4, "eval_split": "train", "eval_horizon": 5,
+             "eval_samples": 3,
              "wrappers": [{"wrapper": "agentgym_env.wrappers:StepPenalty", "penalty": 0.5}]},
         ],
         "horizon_every": 1, **changes,
