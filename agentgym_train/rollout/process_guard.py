@@ -36,15 +36,15 @@ class ProcessGuard:
         """Guard a process group."""
         with self._lock:
             self._groups.add(group)
-            self._tell(group)
+            self._report(group)
 
     def remove(self, group: int) -> None:
         """Guard a process group no longer, since it has ended."""
         with self._lock:
             self._groups.discard(group)
-            self._tell(-group)
+            self._report(-group)
 
-    def _tell(self, number: int) -> None:
+    def _report(self, number: int) -> None:
         if self._process is not None:
             try:
                 self._write(number)

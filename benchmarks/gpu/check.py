@@ -66,11 +66,11 @@ class Check:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(found, indent=1))
 
-    def agentgym(self, *words: str, limit_s: float | None = None) -> bool:
+    def agentgym(self, *words: str, limit_s: float | None = None, cwd: Path | None = None) -> bool:
         """Run a command; whether it ended by itself. After the limit, Ctrl-C ends it in order."""
         command = "from agentgym_env.cli import main; main()"
         limit = min(self.left, limit_s or self.left)
-        with subprocess.Popen([sys.executable, "-c", command, *words]) as process:
+        with subprocess.Popen([sys.executable, "-c", command, *words], cwd=cwd) as process:
             try:
                 code = process.wait(max(1.0, limit))
             except subprocess.TimeoutExpired:

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 CHECKS = (
-    "update_throughput", "engine_throughput", "quickstart", "smollm2", "weight_updates", "nccl",
-    "memory",
+    "update_throughput", "engine_throughput", "quickstart", "smollm2", "passes", "weight_updates",
+    "nccl", "memory",
 )  # fmt: skip
 """In the order of what they tell."""
 

@@ -94,7 +94,10 @@ def test_tasks_of_which_the_expert_says_nothing_are_not_played():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_gpu_checks_run_with_tiny_sizes_on_a_cpu(tmp_path):
-    names = ["update_throughput", "engine_throughput", "quickstart", "weight_updates"]
+    names = [
+        "update_throughput", "engine_throughput", "quickstart", "smollm2", "passes",
+        "weight_updates",
+    ]  # fmt: skip
     words = ["run_all.py", "--tiny", "--only", ",".join(names), "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "gpu" / words[0]), *words[1:]],
@@ -104,4 +107,7 @@ def test_the_gpu_checks_run_with_tiny_sizes_on_a_cpu(tmp_path):
     found = json.loads((tmp_path / "all.json").read_text())
     assert list(found) == names
     assert all(figures["tiny"] and figures["machine"]["torch"] for figures in found.values())
+    assert set(found["smollm2"]) > {"sft", "rl", "control"}
+    assert all(found["smollm2"][s]["paper"]["episodes"] == 4 for s in ("sft", "rl", "control"))
+    assert found["passes"]["microseconds_per_token"] > 0
     assert found["quickstart"]["steps"] == 2 and found["quickstart"]["sampled_tokens"] > 0
