@@ -30,7 +30,7 @@ from typing import Any, Final
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE
 
-from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
+from agentgym_env.errors import BadRequest, EnvironmentFault, MissingExtra, UnknownEnvironment
 from agentgym_env.text_env import TextEnv
 
 
@@ -183,6 +183,10 @@ def env_class(env_id: str) -> type[TextEnv]:
                 f"{env_id} needs {error.name}: "
                 f"pip install '{_distribution_of(entry)}[{entry.extra}]'"
             ) from error
+        if not f"{entry.entry_point.partition(':')[0]}.".startswith(f"{error.name}."):
+            raise UnknownEnvironment(
+                f"{env_id} cannot be imported: it needs {error.name}, which is not installed"
+            ) from error
         raise UnknownEnvironment(
             f"{env_id} cannot be imported (entry point {entry.entry_point}): {error}. Name a "
             "module that is installed or in the working directory"
@@ -216,6 +220,22 @@ def env_class_with(
                 + ", ".join(parameters)
             )
     return found
+
+
+def construct(
+    found: type[TextEnv], env_kwargs: Mapping[str, Any], render_mode: str | None = None
+) -> TextEnv:
+    """An environment of a class, whose constructor need not have the argument `render_mode`.
+
+    Raises `EnvironmentFault` if the constructor does not call that of `TextEnv`.
+    """
+    takes_mode = "render_mode" in inspect.signature(found).parameters
+    env = found(**env_kwargs, **({"render_mode": render_mode} if takes_mode else {}))
+    if not hasattr(env, "env_errors"):
+        raise EnvironmentFault(f"{found.__name__}.__init__ must call super().__init__()")
+    if not takes_mode:
+        env.set_render_mode(render_mode)
+    return env
 
 
 def register_all() -> None:

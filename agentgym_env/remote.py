@@ -15,7 +15,14 @@ from agentgym_env.client.sync import EnvClient, Session
 from agentgym_env.client.transports import InProcessTransport
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
-from agentgym_env.registration import CLIENTS, HOSTS, env_class, env_class_with, plugin
+from agentgym_env.registration import (
+    CLIENTS,
+    HOSTS,
+    construct,
+    env_class,
+    env_class_with,
+    plugin,
+)
 from agentgym_env.server_token import NO_TOKEN
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
@@ -43,7 +50,7 @@ def make_env(
     """
     if server == INPROCESS:
         _check_for_servers(env_id, kwargs)
-        return env_class_with(env_id, kwargs)(render_mode=render_mode, **kwargs)
+        return construct(env_class_with(env_id, kwargs), kwargs, render_mode)
     client = _client_of(server)
     if client is not None:
         # AGENTGYM_TOKEN is for the servers of this project alone.
@@ -228,7 +235,7 @@ def connect(
                 "timeout_s and retries apply to servers only; leave them out for server='inprocess'"
             )
         make = env_class_with(env_id, env_kwargs)
-        return EnvClient(in_process(lambda: make(**env_kwargs), env_id)), None
+        return EnvClient(in_process(lambda: construct(make, env_kwargs), env_id)), None
     if server is None:
         local = local_server(env_id, env_kwargs)
         client = EnvClient(local.address, token=NO_TOKEN, timeout_s=timeout_s, retries=retries)

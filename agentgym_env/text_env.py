@@ -188,11 +188,7 @@ class TextEnv(gymnasium.Env[str, str]):
     """The episode's seed, for a simulator that takes one; use `rng` for everything else."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise BadRequest(
-                f"render_mode {render_mode!r} is not one of {self.metadata['render_modes']}"
-            )
-        self.render_mode = render_mode
+        self.set_render_mode(render_mode)
         self.env_errors: list[str] = []
         """Names of failed services, such as a search engine; a server counts and clears them."""
         self._task: str | None = None
@@ -203,6 +199,14 @@ class TextEnv(gymnasium.Env[str, str]):
         self._expert: Iterator[str] | None = None
         self._expert_turn = -1
         self._expert_action: str | None = None
+
+    def set_render_mode(self, render_mode: str | None) -> None:
+        """Set what `render` returns; raises `BadRequest` for a mode that `metadata` lacks."""
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise BadRequest(
+                f"render_mode {render_mode!r} is not one of {self.metadata['render_modes']}"
+            )
+        self.render_mode = render_mode
 
     @classmethod
     def for_serving(cls, settings: Mapping[str, Any]) -> type[TextEnv]:
@@ -303,7 +307,13 @@ class TextEnv(gymnasium.Env[str, str]):
         self.rng = random.Random(f"{episode_seed}/{task}")
         self._turn, self._return, self._over = 0, 0.0, False
         self._expert, self._expert_turn = None, -1
-        self._observation = clean_text(self._reset(task))
+        observation = self._reset(task)
+        if not isinstance(observation, str):
+            raise EnvironmentFault(
+                f"{type(self).__name__}._reset returned a {type(observation).__name__}; return "
+                "the observation alone, a str"
+            )
+        self._observation = clean_text(observation)
         return self._observation, {**self._info(), "seed": self.episode_seed}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -313,7 +323,7 @@ class TextEnv(gymnasium.Env[str, str]):
         if self._over:
             reason = "no episode was started" if self._task is None else "the episode has ended"
             raise EpisodeOver(f"{reason}; call reset() before step()")
-        observation, reward, terminated = self._step(clean_text(action))
+        observation, reward, terminated = self._checked(self._step(clean_text(action)))
         self._turn += 1
         self._over = bool(terminated)
         value = self._finite("reward", reward)
@@ -323,6 +333,17 @@ class TextEnv(gymnasium.Env[str, str]):
         if invalid is not None:
             info = {"invalid_action": bool(invalid), **info}
         return self._observation, value, self._over, False, info
+
+    def _checked(self, result: Any) -> tuple[str, float, bool]:
+        """What `_step` returned, if it may be that; a float for `ended` is a swapped reward."""
+        match result:
+            case (str() as observation, reward, ended) if not isinstance(ended, float | str):
+                if not isinstance(reward, str):
+                    return observation, reward, ended
+        raise EnvironmentFault(
+            f"{type(self).__name__}._step returned {result!r:.200}; return "
+            "(observation, reward, ended): a str, a number and a bool"
+        )
 
     def expert_action(self) -> str | None:
         """The oracle's action for this turn, None if it has none left; repeated calls are safe."""

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from agentgym_env.cli.options import EnvId, Server, TokenFile, server_token
+from agentgym_env.conformance.causes import in_one_line
 from agentgym_env.errors import EpisodeFailure
 from agentgym_env.printable import as_text, one_line
-from agentgym_env.registration import full_id
+from agentgym_env.registration import find, full_id
 from agentgym_env.remote import INPROCESS, make_env
 
 try:
@@ -54,7 +55,13 @@ def play(
     """Play an environment in the terminal."""
     console = Console(highlight=False)
     token = server_token(token_file, has_server=server != INPROCESS)
-    env = make_env(full_id(env_id), server, token=token)
+    with in_one_line(find(full_id(env_id)).entry_point, env_id):
+        _play(console, make_env(full_id(env_id), server, token=token), task, split, seed)
+
+
+def _play(
+    console: Console, env: gymnasium.Env[str, str], task: str | None, split: str | None, seed: int
+) -> None:
     completer = ActionCompleter()
     completer.install()
     console.print(as_text(getattr(env, "instruction", ""), "bold"))

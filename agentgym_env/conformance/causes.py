@@ -6,10 +6,13 @@ import inspect
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from agentgym_env.errors import AgentGymError, EnvironmentFault
 from agentgym_env.text_env import TextEnv
 
 _OURS = {"agentgym_env", "gymnasium", *sys.stdlib_module_names}
@@ -56,6 +59,25 @@ def cause_of(error: BaseException, package: str, env_class: type[TextEnv] | None
         )
     notes = " ".join([*getattr(error, "__notes__", []), ""])
     return Cause(f"{notes}{name}: {error}{where}", place, action, key)
+
+
+@contextmanager
+def in_one_line(entry_point: str, what: str) -> Iterator[None]:
+    """Within, an exception of the author's code becomes an `EnvironmentFault` that names its line.
+
+    `entry_point` is `module:Class`; `what` begins the message. Errors of this project, and modules
+    that are missing, pass.
+    """
+    try:
+        yield
+    except (AgentGymError, ImportError):
+        raise
+    except Exception as error:
+        cause = cause_of(error, entry_point.partition(":")[0].partition(".")[0], None)
+        place = f" ({cause.place})" if cause.place else ""
+        raise EnvironmentFault(
+            f"{what}: {cause.text}{place}; `agentgym --debug` shows the traceback"
+        ) from error
 
 
 def place_of(env_class: type[TextEnv], attribute: str) -> str | None:

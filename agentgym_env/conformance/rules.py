@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from agentgym_env.errors import EpisodeOver
 from agentgym_env.launch import child_environment
-from agentgym_env.registration import env_class, find
+from agentgym_env.registration import construct, env_class, find
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_env.wire import JSON, decode, encode
@@ -105,7 +105,7 @@ def play_stdin() -> None:
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Scripts)
     out, sys.stdout = sys.stdout, sys.stderr  # a world may print
     make = env_class(asked.entry_point)
-    told = [play(make(**asked.env_kwargs), script) for script in asked.scripts]
+    told = [play(construct(make, asked.env_kwargs), script) for script in asked.scripts]
     out.buffer.write(encode(told))
 
 
@@ -198,7 +198,7 @@ class Subject:
 
     def make(self) -> TextEnv:
         """A fresh environment."""
-        return env_class(self.env_id)(**self.env_kwargs)
+        return construct(env_class(self.env_id), self.env_kwargs)
 
     def tasks(self, most: int) -> list[str]:
         """Evenly spaced tasks of every split: as many as were asked for, else `most`."""

@@ -135,7 +135,7 @@ async def _episode(
     status = 0
     try:
         if command:
-            agent = asyncio.create_task(Command(tuple(command)).run(place))
+            agent = asyncio.create_task(Command(tuple(command), shows=True).run(place))
             over = asyncio.create_task(episode.over.wait())
             await asyncio.wait([agent, over], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([agent], timeout=10.0)
@@ -151,9 +151,10 @@ async def _episode(
             await episode.over.wait()
     except AgentLost as error:
         # After the end its requests are rejected, which few agents expect.
-        if not episode.over.is_set():
-            console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-            status = 1
+        ended = episode.over.is_set()
+        after = " after the end of the episode" if ended else ""
+        console.print(f"[red]{escape(str(error))}{after}[/]", soft_wrap=True)
+        status = 0 if ended else 1
     finally:
         finished = await gateway.close_episode(episode)
         if session is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -45,6 +46,7 @@ from agentgym_train.rollout.wrapping import Wrapping
 
 _DRAIN_S = 1.0
 """Time to read what an ended process has written."""
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+)')
 Kind = Literal["command", "callable", "external"]
 GRACE_S: Final = 10.0
 """Seconds that an agent has to end after its episode is over."""
@@ -111,12 +113,14 @@ class Command(Program):
     """A process for each episode, with the place in environment variables."""
 
     words: tuple[str, ...]
+    shows: bool = False
+    """Whether its output is this process's, and not read for the errors."""
 
     async def run(self, place: Place) -> None:
         """Start the process and wait for its end; kill it and its children when cancelled."""
         process, output = await self._start(place)
         guard.add(process.pid)
-        reading = asyncio.create_task(output.read())
+        reading = asyncio.create_task(output.read()) if output else None
         try:
             # Not the end of its output: a child process that it left behind may hold that open.
             status = await process.wait()
@@ -125,45 +129,56 @@ class Command(Program):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
             guard.remove(process.pid)
-            await asyncio.wait([reading], timeout=_DRAIN_S)
-            reading.cancel()
-        last = output.last
+            if reading is not None:
+                await asyncio.wait([reading], timeout=_DRAIN_S)
+                reading.cancel()
         if status:
-            raise AgentLost(f"the agent ended with status {status}{_last_lines(last)}")
+            said = _last_lines(output.last) if output else ""
+            raise AgentLost(f"the agent ended with status {status}{said}")
 
-    async def _start(self, place: Place) -> tuple[asyncio.subprocess.Process, _Tail]:
+    async def _start(self, place: Place) -> tuple[asyncio.subprocess.Process, _Tail | None]:
         """The process, and its output.
 
         That comes by a pipe of our own: before Python 3.13 asyncio waits for the end of its own
         pipes and not only for the end of the process.
         """
+        if self.shows:
+            return await self._process(place, None), None
         reads, writes = os.pipe()
         output = _Tail(reads)
         try:
-            process = await asyncio.create_subprocess_exec(
+            return await self._process(place, writes), output
+        except BaseException:
+            output.close()
+            raise
+        finally:
+            os.close(writes)
+
+    async def _process(self, place: Place, output: int | None) -> asyncio.subprocess.Process:
+        """Start the process; its output goes to a pipe, or where this process's goes."""
+        try:
+            return await asyncio.create_subprocess_exec(
                 *self.words,
                 env={**os.environ, **place.environ},
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=writes,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=output,
+                stderr=None if output is None else asyncio.subprocess.STDOUT,
                 start_new_session=True,
             )
-        except BaseException as error:
-            output.close()
-            if not isinstance(error, OSError):
-                raise
+        except OSError as error:
             raise ConfigError(
                 f"the agent {shlex.join(self.words)} cannot be started: {error}"
             ) from error
-        finally:
-            os.close(writes)
-        return process, output
 
 
 def _last_lines(output: bytes) -> str:
-    """The end of a program's output; of a traceback that is the exception."""
+    """The end of a program's output; of a traceback, the exception and the program's own line."""
     lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines()]
-    said = [line for line in lines if line][-_SHOWN_LINES:]
+    # Python marks a part of a line by carets below it.
+    lines = [line for line in lines if line.strip("~^ ")]
+    frames = [found for line in lines if (found := _FRAME.match(line))]
+    own = [f"{found[1]}:{found[2]}" for found in frames if "/lib/python" not in found[1]]
+    said = [*lines[-1:], *own[-1:]] if own else lines[-_SHOWN_LINES:]
     return ": " + one_line(" | ".join(said), _SHOWN) if said else " and printed nothing"
 
 
@@ -362,6 +377,9 @@ class GatewayActor(EpisodeActor):
             if late and not finished.calls and not finished.turns:
                 who = "no program took the episode, or it" if self.offers else "the agent"
                 raise AgentLost(f"{who} sent no request in {clock.timeout_s:g} s")
+            known = finished.lost or finished.engine_lost or self.gateway.crashes == "failure"
+            if not (late or known or finished.outcome or finished.calls or finished.turns):
+                raise AgentLost("the agent ended and had sent no request that was answered")
             concurrency_limits.turns += len(finished.turns)
             concurrency_limits.tokens += finished.tokens
             return self._result(finished, reply.observation, reply.info, late)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from agentgym_env.cli.options import EnvId, EnvKwargs, choice_option, json_object
-from agentgym_env.conformance.causes import cause_of
-from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.conformance.causes import in_one_line
+from agentgym_env.errors import BadRequest
 from agentgym_env.registration import env_class_with, full_id
 from agentgym_env.server_token import token_of_file
 from agentgym_env.text_env import TextEnv
@@ -127,17 +127,8 @@ def serve(
 
 def _env_type(entry_point: str, env_kwargs: Mapping[str, Any], env_id: str) -> type[TextEnv]:
     """The class to serve; an exception of its own module is one line with the place."""
-    try:
+    with in_one_line(entry_point, f"{env_id} cannot be loaded"):
         return env_class_with(entry_point, env_kwargs, env_id).for_serving(env_kwargs)
-    except (AgentGymError, ImportError):
-        raise
-    except Exception as error:
-        cause = cause_of(error, entry_point.partition(":")[0].partition(".")[0], None)
-        place = f" ({cause.place})" if cause.place else ""
-        raise BadRequest(
-            f"{env_id} cannot be loaded: {cause.text}{place}; `agentgym --debug serve {env_id}` "
-            "shows the traceback"
-        ) from error
 
 
 def _run(settings: ServeSettings, report: TextIO | None) -> int:
@@ -157,8 +148,10 @@ def _run(settings: ServeSettings, report: TextIO | None) -> int:
         return 0
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
+        with in_one_line(settings.entry_point, f"{settings.env_id} cannot be made"):
+            service = make_service(settings)
         return run_server(
-            make_service(settings),
+            service,
             listener,
             max_socket_bytes=settings.max_socket_bytes,
             when_ready=lambda: report_ready(port),

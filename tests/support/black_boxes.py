@@ -52,7 +52,8 @@ async def waiting(place: Any) -> None:
 
 
 def leaves(place: Any) -> None:
-    """Ends as a program does that has parsed its arguments, say."""
+    """Ends as a program does after its work."""
+    gives_up(place)
     sys.exit(0)
 
 
@@ -67,7 +68,14 @@ def sleeper(place: Any) -> None:
 
 
 def idle(place: Any) -> None:
-    """Gives up at once."""
+    """Asks nothing."""
+
+
+def gives_up(place: Any) -> None:
+    """Gives up after a call."""
+    messages = [{"role": "user", "content": place.observation}]
+    body = {"model": "p", "messages": messages}
+    post(f"{place.base_url}/chat/completions", place.api_key, body)
 
 
 def broken(place: Any) -> None:

@@ -80,8 +80,15 @@ def test_a_plain_agent_gives_the_rows_of_our_own(model, agent):
 
 
 def test_an_episode_that_the_agent_gives_up_is_a_failure_and_has_no_reward(model):
-    for episode in play(model, "callable:black_boxes:idle"):
-        assert (episode.outcome, episode.reward, episode.turns) == ("failure", 0.0, [])
+    for episode in play(model, "callable:black_boxes:gives_up"):
+        assert (episode.outcome, episode.reward) == ("failure", 0.0)
+        assert [turn.action for turn in episode.turns] == [""]
+
+
+def test_an_agent_that_asks_nothing_is_lost_and_never_a_zero(model):
+    """Most likely it has another base URL, or swallows its errors."""
+    for episode in play(model, "callable:black_boxes:idle", retries=0):
+        assert episode.outcome == "agent_lost" and "had sent no request" in episode.error
 
 
 def test_a_reward_that_the_agent_posts_counts(model):
@@ -149,9 +156,16 @@ def test_a_child_process_that_an_agent_leaves_behind_holds_up_nothing(model):
     """It keeps the agent's output open, in a session of its own that no signal reaches."""
     began = time.monotonic()
     leaves = "command:bash -c 'setsid sleep 30 & exit 0'"
-    (episode,) = play(model, leaves, tasks="1")
-    assert episode.outcome == "failure"
+    (episode,) = play(model, leaves, tasks="1", retries=0)
+    assert episode.outcome == "agent_lost"
     assert time.monotonic() - began < 20
+
+
+def test_the_error_of_a_crashed_agent_names_its_own_line(model, tmp_path):
+    script = tmp_path / "agent.py"
+    script.write_text("import json\nprint('begun')\nx = {}\njson.loads(x['answer'])\n")
+    (episode,) = play(model, f"command:{sys.executable} {script}", tasks="1", retries=0)
+    assert episode.error.endswith(f"status 1: KeyError: 'answer' | {script}:4")
 
 
 def test_a_guard_that_is_killed_is_replaced():
@@ -202,18 +216,19 @@ def test_an_environment_that_hangs_is_lost_and_never_the_policys_fault(model, ta
 
 
 def test_an_agent_may_exit_and_the_run_goes_on(model):
-    assert [e.outcome for e in play(model, "callable:black_boxes:leaves", "12")] == ["failure"] * 2
+    episodes = play(model, "callable:black_boxes:leaves", "12", retries=0)
+    assert [e.outcome for e in episodes] == ["failure"] * 2
     (episode,) = play(model, "callable:black_boxes:leaves_with_error", "1", retries=0)
     assert (episode.outcome, "no such option" in episode.error) == ("agent_lost", True)
 
 
 def test_callables_do_not_wait_for_one_another(model):
     """A pool of threads has six on two processors; the others would run out of time."""
-    episodes = play(model, "callable:black_boxes:sleeper", "1" * 24, episode_timeout_s=60)
+    limits = {"episode_timeout_s": 60, "retries": 0}
     began = time.monotonic()
-    episodes = play(model, "callable:black_boxes:sleeper", "1" * 48, episode_timeout_s=60)
+    episodes = play(model, "callable:black_boxes:sleeper", "1" * 48, **limits)
     assert time.monotonic() - began < 10
-    assert {e.outcome for e in episodes} == {"failure"}
+    assert {e.outcome for e in episodes} == {"agent_lost"}
 
 
 def test_observations_that_no_variable_can_hold_are_cut(model):
@@ -308,6 +323,7 @@ def test_a_step_in_which_nothing_is_sampled_is_reported(model, tmp_path, caplog)
         model=model, env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[3], steps=1,
         prompts_per_step=1, num_generations=2, eval_before=False, eval_after=False,
         turn_max_tokens=6, max_tokens=600, instruction="", agent="callable:black_boxes:idle",
+        gateway={"crashes": "failure"},
     )  # fmt: skip
     with AgentTrainer(args=config, console=QUIET) as trainer:
         trainer.train()
@@ -388,4 +404,5 @@ def test_the_command_shows_what_would_be_trained_on(model):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "calls," in done.stdout and "row 1:" in done.stdout
     crashed = subprocess.run([*words, "crash"], **ran)
-    assert crashed.returncode == 1 and "something went wrong here" in crashed.stdout
+    assert crashed.returncode == 1 and "went wrong here" in crashed.stdout + crashed.stderr
+    assert "ended with status 3" in crashed.stdout

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 
-from agentgym_env.registration import env_class
+from agentgym_env.registration import construct, env_class
 from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.request_guard import RequestGuard
@@ -66,7 +66,7 @@ def session_table(settings: ServeSettings, index: int | None = None) -> SessionT
     env_type = env_class(settings.entry_point)
 
     def make_env() -> TextEnv:
-        return env_type(**settings.env_kwargs)
+        return construct(env_type, settings.env_kwargs)
 
     alone = index is None
     return SessionTable(
