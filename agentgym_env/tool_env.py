@@ -75,7 +75,8 @@ class ToolEnv(TextEnv):
         names = ", ".join(self._tools)
         call = ToolCall.read(action)
         if call is None:
-            return f"Call one of the tools: {names}.", 0.0, False
+            form = '{"name": NAME, "arguments": {...}}'
+            return f"Call one of the tools: {names}. The form is {form}.", 0.0, False
         if call.name not in self._tools:
             return f"There is no tool {call.name[:80]!r}; call one of {names}.", 0.0, False
         method = self._tools[call.name]
@@ -119,7 +120,10 @@ class _Method:
         hints = typing.get_type_hints(function, include_extras=True)
         if hints.get("return") is type(None):
             raise TypeError(f"the tool {name} returns None; return an observation")
-        _, *parameters = inspect.signature(function).parameters.values()
+        own = list(inspect.signature(function).parameters.values())
+        if not own:
+            raise TypeError(f"the tool {name} is no method of an environment; give it `self`")
+        parameters = own[1:]
         fields: list[Any] = []
         for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

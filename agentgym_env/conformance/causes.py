@@ -84,8 +84,9 @@ def place_of(env_class: type[TextEnv], attribute: str) -> str | None:
     """`file:line` of a method of the author's class, or of the class itself."""
     for found in (getattr(env_class, attribute, None), env_class):
         try:
-            # The base class's own methods are not the author's.
-            if found is not None and inspect.getmodule(found) is not inspect.getmodule(TextEnv):
+            # The base classes' own methods are not the author's.
+            module = str(getattr(found, "__module__", ""))
+            if found is not None and module.partition(".")[0] not in _OURS:
                 _, line = inspect.getsourcelines(found)
                 return show_place(inspect.getfile(found), max(line, 1))
         except (OSError, TypeError):  # a class made by a function, or an attribute of data

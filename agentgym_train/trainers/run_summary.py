@@ -249,8 +249,14 @@ def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
     return [
         *(
             (
-                _eval_command(_in_world(config, w), w.env, run, w.split, w.eval_horizon),
-                "evaluate the trained policy on another split",
+                _eval_command(
+                    _in_world(config, w),
+                    w.env,
+                    run,
+                    w.split if config.eval_after else w.eval_split,
+                    w.eval_horizon,
+                ),
+                "evaluate the trained policy" + " on another split" * config.eval_after,
             )
             for w in config.worlds
         ),

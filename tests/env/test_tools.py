@@ -188,7 +188,7 @@ def test_calls_are_carried_out_and_wrong_ones_answered():
     assert env.step(call("turn", number=5))[0] == "Nothing, slowly."
     assert env.step(call("turn", number=5, how="fast"))[0] == "Nothing, fast."
     for action, answer in (
-        ("open it", "Call one of the tools: look, turn."),
+        ("open it", "Call one of the tools: look, turn. The form is"),
         ('{"name": "kick"}', "There is no tool 'kick'; call one of look, turn."),
         (call("turn", number=500), "The arguments of turn are invalid"),
         (call("turn", number="5"), "The arguments of turn are invalid"),
@@ -232,6 +232,13 @@ def test_a_method_that_cannot_be_a_tool_is_reported_when_the_class_is_made():
             @tool
             def turn(self, number: int) -> None:
                 pass
+
+    with pytest.raises(TypeError, match="tool turn is no method"):
+
+        class Selfless(ToolEnv):
+            @tool
+            def turn() -> str:
+                return ""
 
     for static in (lambda f: tool(staticmethod(f)), lambda f: staticmethod(tool(f))):
 
