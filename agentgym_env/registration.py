@@ -229,11 +229,13 @@ def construct(
 
     Raises `EnvironmentFault` if the constructor does not call that of `TextEnv`.
     """
-    takes_mode = "render_mode" in inspect.signature(found).parameters
-    env = found(**env_kwargs, **({"render_mode": render_mode} if takes_mode else {}))
+    # A server opens thousands of sessions without a mode, and a signature takes longer than most.
+    if render_mode is not None and "render_mode" in inspect.signature(found).parameters:
+        env_kwargs = {**env_kwargs, "render_mode": render_mode}
+    env = found(**env_kwargs)
     if not hasattr(env, "env_errors"):
         raise EnvironmentFault(f"{found.__name__}.__init__ must call super().__init__()")
-    if not takes_mode:
+    if render_mode is not None:
         env.set_render_mode(render_mode)
     return env
 

@@ -105,9 +105,12 @@ class Recipe:
 
     def evaluate(self, name: str) -> bool:
         """Success on the paper's tasks, three episodes each."""
-        config, table = self.config, self.folder / f"{name}.json"
+        # An interrupted run is evaluated again when it has taken further steps.
+        config, stage = self.config, f"{name}-{self.found[name]['steps']}"
+        table = self.folder / f"{stage}.json"
         if not table.is_file():
-            sizes = ["--samples", "3", "--horizon", "30", "--turn-max-tokens", "112"]
+            sizes = ["--samples", "3", "--horizon", str(config.fixed_eval_horizon)]
+            sizes += ["--turn-max-tokens", str(config.turn_max_tokens)]
             tiny = ["--per-category", "1", "--horizon", "2", "--turn-max-tokens", "8"]
             ended = self._agentgym(
                 "eval", "--env", "textcraft", "--split", "paper",
@@ -115,12 +118,12 @@ class Recipe:
                 "--action-format", config.action_format, "--instruction", str(config.instruction),
                 "--max-tokens", str(config.max_tokens), "--concurrency", "150",
                 *(tiny if self.check.tiny else sizes),
-                "--out", str(self.folder / f"eval_{name}"), "--json", str(table),
+                "--out", str(self.folder / f"eval_{stage}"), "--json", str(table),
             )  # fmt: skip
             if not ended:
                 return False
         report = json.loads(table.read_text(encoding="utf-8"))["reports"][name]
-        self.found.setdefault(name, {})["paper"] = report
+        self.found[name]["paper"] = report
         return True
 
     def _agentgym(self, *words: str, limit_s: float | None = None) -> bool:
