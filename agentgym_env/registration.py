@@ -20,10 +20,12 @@ import inspect
 import logging
 import os
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -152,7 +154,23 @@ def find(env_id: str) -> EnvEntry:
         f"there are {', '.join(_entries)}" if _entries else "reinstall agentgym-sdk, which has some"
     )
     hint = f"did you mean {' or '.join(near)}?" if near else there
+    if folder := _declared_in(env_id):
+        hint = f"{folder} declares it: pip install -e {folder}"
     raise UnknownEnvironment(f"no environment {env_id[:100]!r}; {hint}")
+
+
+def _declared_in(env_id: str) -> str:
+    """The folder, here or one below, of a package that declares the environment uninstalled."""
+    for folder in (Path(), *sorted(path.parent for path in Path().glob("*/pyproject.toml"))):
+        try:
+            text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+            project = tomllib.loads(text).get("project", {})
+            declared = project.get("entry-points", {}).get(ENVIRONMENTS, {})
+        except (OSError, ValueError, AttributeError):  # no file, or no valid one
+            continue
+        if isinstance(declared, Mapping) and env_id in declared:
+            return str(folder)
+    return ""
 
 
 def full_id(name: str) -> str:

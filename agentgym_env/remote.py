@@ -25,7 +25,13 @@ from agentgym_env.registration import (
 )
 from agentgym_env.server_token import NO_TOKEN
 from agentgym_env.spaces import TextSpace
-from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
+from agentgym_env.text_env import (
+    TaskSet,
+    TextEnv,
+    check_options,
+    check_render_mode,
+    draw_episode_seed,
+)
 from agentgym_env.wire import EnvCard, ResetReply
 
 INPROCESS = "inprocess"
@@ -272,13 +278,6 @@ def checked_card(client: EnvClient, env_id: str) -> EnvCard:
             f"the server serves {card.env}, not {env_id}; use that id or another server"
         )
     return card
-
-
-def check_render_mode(render_mode: str | None) -> None:
-    """Raise `BadRequest` for a render mode that remote text does not support."""
-    modes = TextEnv.metadata["render_modes"]
-    if render_mode is not None and render_mode not in modes:
-        raise BadRequest(f"render_mode {render_mode!r} is not one of {modes}")
 
 
 def _client_of(server: str | Sequence[str] | None) -> EntryPoint | None:

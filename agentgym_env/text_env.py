@@ -202,10 +202,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def set_render_mode(self, render_mode: str | None) -> None:
         """Set what `render` returns; raises `BadRequest` for a mode that `metadata` lacks."""
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise BadRequest(
-                f"render_mode {render_mode!r} is not one of {self.metadata['render_modes']}"
-            )
+        check_render_mode(render_mode, self.metadata["render_modes"])
         self.render_mode = render_mode
 
     @classmethod
@@ -488,6 +485,13 @@ def choose_task(
     if split not in (None, home) and tasks.canonical(task) not in selected:
         raise BadRequest(f"task {task!r} is in split {home!r}, not in {split!r}")
     return tasks.canonical(str(task))
+
+
+def check_render_mode(render_mode: str | None, modes: Sequence[str] | None = None) -> None:
+    """Raise `BadRequest` for a render mode that is not one of `modes`, by default those of text."""
+    modes = TextEnv.metadata["render_modes"] if modes is None else modes
+    if render_mode is not None and render_mode not in modes:
+        raise BadRequest(f"render_mode {render_mode!r} is not one of {modes}")
 
 
 def check_options(options: Mapping[str, Any] | None) -> None:

@@ -27,14 +27,19 @@ from agentgym_env.client.opening import CallLimits
 from agentgym_env.client.sync import Session
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, EpisodeOver, at_fault
 from agentgym_env.remote import (
-    check_render_mode,
     checked_card,
     connect,
     replaced_client,
     wait_before_replacing,
 )
 from agentgym_env.spaces import TextSpace
-from agentgym_env.text_env import TaskSet, TextEnv, check_options, draw_episode_seed
+from agentgym_env.text_env import (
+    TaskSet,
+    TextEnv,
+    check_options,
+    check_render_mode,
+    draw_episode_seed,
+)
 from agentgym_env.wire import StepReply
 
 Observations = tuple[str, ...]

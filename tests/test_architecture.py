@@ -59,6 +59,7 @@ CONFINED = {
         "agentgym_train.trainers.update",
         "agentgym_train.trainers.sft",
         "agentgym_train.trainers.dpo",
+        "agentgym_train.trainers.compiling",
         "agentgym_adapters.trl_hooks",
     ),
 }

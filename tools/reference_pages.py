@@ -21,7 +21,7 @@ from typer.main import get_command
 from agentgym_env.cli.main import SUMMARIES, make_app
 from agentgym_env.registration import env_class, registered
 from agentgym_train.config.methods import CONFIGS
-from agentgym_train.config.options import config_keys
+from agentgym_train.config.options import ConfigKey, config_keys, world_keys
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -155,9 +155,16 @@ def _write_keys(file: Path) -> None:
     for method, config in CONFIGS.items():
         parts += [f"## {method}", "", (inspect.getdoc(config) or "").split("\n")[0], ""]
         for key in config_keys(method):
-            default = key.default if key.default == "required" else f"default `{key.default}`"
-            parts += [f"`{key.name}`: {key.type}, {default}", f": {key.about}", ""]
+            parts += _key(key)
+        if inner := world_keys(method):
+            parts += [f"### An entry of `envs` ({method})", ""]
+            parts += [line for key in inner for line in _key(key)]
     _write(file, "\n".join(parts))
+
+
+def _key(key: ConfigKey) -> list[str]:
+    default = key.default if key.default == "required" else f"default `{key.default}`"
+    return [f"`{key.name}`: {key.type}, {default}", f": {key.about}", ""]
 
 
 # Commands

@@ -16,9 +16,14 @@ import msgspec
 from agentgym_env.client.transports import Call, HttpTransport
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeOver
 from agentgym_env.registration import env_class
-from agentgym_env.remote import check_render_mode
 from agentgym_env.spaces import TextSpace, clean_text
-from agentgym_env.text_env import TaskSet, TextEnv, choose_task, draw_episode_seed
+from agentgym_env.text_env import (
+    TaskSet,
+    TextEnv,
+    check_render_mode,
+    choose_task,
+    draw_episode_seed,
+)
 
 SCHEME: Final = "agentgym+"
 """Begins the address, as in `agentgym+http://host:port`."""

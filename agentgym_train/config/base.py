@@ -157,6 +157,8 @@ class RunConfig(PolicyConfig):
     attention: str | None = None
     """Attention kernels of the update: sdpa, eager, flash_attention_2, ... Null uses
     FlashAttention on a GPU if its package is installed, else sdpa. Ignored on a CPU."""
+    compile: bool = False
+    """Compile the layers with torch.compile for the update. The first steps take longer."""
     env: str = ""
     """Id of the environment. Optional for sft and dpo, which then run no evaluation."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)

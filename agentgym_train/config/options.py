@@ -98,10 +98,19 @@ class ConfigKey(NamedTuple):
 
 def config_keys(method: str) -> list[ConfigKey]:
     """The keys of a method: its own, then those that all methods share."""
-    config = CONFIGS[method]
+    required = {"model", "output_dir"} | ({"env"} if method == DEFAULT else set())
+    return _keys_of(CONFIGS[method], required)
+
+
+def world_keys(method: str) -> list[ConfigKey]:
+    """The keys of an entry of `envs`; empty if the method has one environment."""
+    hint = get_type_hints(CONFIGS[method]).get("envs")
+    return _keys_of(get_args(hint)[0], set()) if hint else []
+
+
+def _keys_of(config: type, required: set[str]) -> list[ConfigKey]:
     hints, documentation = get_type_hints(config), _documentation(config)
     order = [name for kind in config.__mro__ for name in vars(kind).get("__annotations__", {})]
-    required = {"model", "output_dir"} | ({"env"} if method == DEFAULT else set())
     found = []
     for field in sorted(fields(config), key=lambda field: order.index(field.name)):
         needed = field.name in required or field.default is field.default_factory is MISSING
@@ -113,12 +122,22 @@ def config_keys(method: str) -> list[ConfigKey]:
 
 
 def key_lines(method: str) -> list[str]:
-    """A line about each key of a method, with the first sentence of its description."""
-    return [
-        f"{key.name:<30}  {key.type}; {'default ' * (key.default != 'required')}{key.default}. "
-        f"{_SENTENCE.split(key.about, maxsplit=1)[0]}"
-        for key in config_keys(method)
-    ]
+    """A line about each key of a method, with the first sentence of its description.
+
+    The keys of an entry of `envs` are indented below it.
+    """
+    lines = []
+    for key in config_keys(method):
+        lines.append(_line_of(key))
+        if key.name == "envs":
+            lines += [f"  {_line_of(inner, width=28)}" for inner in world_keys(method)]
+    return lines
+
+
+def _line_of(key: ConfigKey, width: int = 30) -> str:
+    default = key.default if key.default == "required" else f"default {key.default}"
+    about = _SENTENCE.split(key.about, maxsplit=1)[0]
+    return f"{key.name:<{width}}  {key.type}; {default}. {about}"
 
 
 def _documentation(config: type) -> dict[str, str]:

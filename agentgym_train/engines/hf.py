@@ -33,6 +33,7 @@ from agentgym_train.engines.hf_batch import (
     reduced_weights,
 )
 from agentgym_train.engines.hf_plain import PlainBatch
+from agentgym_train.models.loading import uncompiled, warn_of_slow_bfloat16
 
 logger = logging.getLogger(__name__)
 
@@ -300,12 +301,14 @@ class HFEngine:
         model.eval()
         try:
             reduced = weight.dtype == torch.float32 and computes_in != torch.float32
+            if reduced and weight.device.type == "cpu":
+                warn_of_slow_bfloat16()
             autocast = torch.autocast(weight.device.type, computes_in, enabled=reduced)
             weights = (
                 reduced_weights(model, computes_in, self._reduced) if reduced else nullcontext()
             )
             attention = nullcontext() if self._plain else dense_attention(model)
-            with autocast, weights, attention, float32_head(model):
+            with autocast, weights, attention, float32_head(model), uncompiled(model):
                 yield
         finally:
             model.train(was_training)

@@ -8,7 +8,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,6 +91,23 @@ def _best_attention(model: Any, on_gpu: bool, computes_in: str) -> str | None:
     if is_flash_attn_3_available():
         return "flash_attention_3"
     return "flash_attention_2" if is_flash_attn_2_available() else None
+
+
+def uncompiled(model: Any) -> AbstractContextManager[Any]:
+    """Context in which the model runs without compiled code."""
+    is_compiled = any(part._compiled_call_impl is not None for part in model.modules())
+    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+
+
+@cache
+def warn_of_slow_bfloat16() -> None:
+    """Log once that this processor computes bfloat16 by converting it to float32 and back."""
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
+    if capabilities and not any("bf16" in name and found for name, found in capabilities.items()):
+        logger.warning(
+            "this processor has no instructions for bfloat16, in which its matrix products take "
+            "several times as long; set compute_dtype: float32 (--dtype float32)"
+        )
 
 
 CHATML: Final = (

@@ -46,9 +46,14 @@ class Policy:
         """How the policy writes an action."""
         return self.chat.form(self.config.form)
 
-    def actors(self, temperature: float | None = None) -> EpisodeActorFactory:
-        """A factory of actors, one per episode; `temperature` overrides the config's."""
-        config = self.config
+    def actors(
+        self, temperature: float | None = None, name: str | None = None
+    ) -> EpisodeActorFactory:
+        """A factory of actors, one per episode.
+
+        `temperature` overrides the config's, and `name` the model's in what they record.
+        """
+        config = self.config if name is None else replace(self.config, model=name)
         if temperature is not None:
             config = replace(config, temperature=temperature)
         if self.gateway is not None:

@@ -32,7 +32,12 @@ from agentgym_train.config.worlds import file_name
 from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.evaluation.report import EvalReport, Reports
 from agentgym_train.models.distributed import gathered, join, on_main_process
-from agentgym_train.models.loading import keep_base, quiet_libraries, use_attention
+from agentgym_train.models.loading import (
+    keep_base,
+    quiet_libraries,
+    use_attention,
+    warn_of_slow_bfloat16,
+)
 from agentgym_train.models.model_card import FinishedCheckpoints, finish_model_folder
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds, progress_bar
@@ -47,6 +52,7 @@ from agentgym_train.trainers.callbacks import (
     StopOnInterrupt,
     last_checkpoint,
 )
+from agentgym_train.trainers.compiling import compile_layers
 from agentgym_train.trainers.run_summary import show_end, success_table
 
 
@@ -156,9 +162,13 @@ def load_policy_for(
     else:
         policy = policy_of(config, *loaded, env_instruction=own, tools=tools, engine=engine)
     policy.model.to(device)
+    computes_in = config.computes_in(on_gpu=device.type == "cuda")
+    if computes_in == "bfloat16" and device.type == "cpu":
+        warn_of_slow_bfloat16()
     if loaded is None or config.attention is not None:
-        computes_in = config.computes_in(on_gpu=device.type == "cuda")
         use_attention(policy.model, config.attention, computes_in)
+    if config.compile:
+        compile_layers(policy.model)
     return policy
 
 
@@ -168,12 +178,16 @@ def evaluate_policy(
     rollout_runner: RolloutRunner,
     console: Console,
     label: str = "evaluating",
+    name: str | None = None,
 ) -> tuple[EvalReport, list[Trajectory]]:
-    """Evaluate the engine's current weights with the settings of a config. A collective."""
+    """Evaluate the engine's current weights with the settings of a config. A collective.
+
+    `name` is recorded as the policy, by default the config's model.
+    """
     state = PartialState()
     found = evaluate(
         rollout_runner,
-        policy.actors(config.eval_temperature),
+        policy.actors(config.eval_temperature, name),
         split=config.eval_split,
         horizon=config.fixed_eval_horizon,
         samples=config.eval_samples,
@@ -310,8 +324,9 @@ class Run:
             rollout_runner.run(policy.engine.update_weights(model, trained_steps or 0))
             label = f"eval {env.rpartition('/')[2][-20:]}" if several else name.replace("_", " ")
             report, trajectories = evaluate_policy(
-                settings, own, rollout_runner, self.console, label
-            )
+                settings, own, rollout_runner, self.console, label,
+                name=f"{config.output_dir}/model" if after else None,
+            )  # fmt: skip
             if PartialState().is_main_process:
                 self.store.replace_trajectories(file, trajectories)
                 self.store.write_json(f"{file}.json", report.as_dict())

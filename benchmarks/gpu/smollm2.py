@@ -52,11 +52,13 @@ class Recipe:
             *(["model=starter:textcraft/warm_policy"] if self.check.tiny else []),
             f"data=[{','.join(str(self.folder / name) for name in WORLDS)}]",
             LORA, "learning_rate=1.0e-3", "rows_per_step=48", "max_tokens_per_microbatch=24576",
+            "compile=false",
             *(TINY_ROWS if self.check.tiny else []),
         ]  # fmt: skip
         rl = [
             f"model={self.folder / 'sft' / 'model'}", "max_tokens_per_microbatch=24576",
-            "save_every=1", "eval_after=false", *(TINY_RL if self.check.tiny else []),
+            "save_every=1", "eval_after=false", "compile=false",
+            *(TINY_RL if self.check.tiny else []),
         ]  # fmt: skip
         stages = [
             *(lambda name=name: self.collect(name) for name in WORLDS),

@@ -233,3 +233,21 @@ def test_a_short_name_of_several_environments_is_refused(monkeypatch):
     assert full_id("two/my") == "two/My-v0"
     with pytest.raises(UnknownEnvironment, match="no environment 'nothing'"):
         full_id("nothing")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_environment_of_a_package_that_is_not_installed_yet_has_its_command(
+    inside, tmp_path, monkeypatch
+):
+    folder = tmp_path / "my-game"
+    folder.mkdir()
+    declared = '[project.entry-points."agentgym.environments"]\n"me/Game-v0" = "my_game:Game"\n'
+    (folder / "pyproject.toml").write_text(declared)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "pyproject.toml").write_text("[project\n")
+    monkeypatch.chdir(folder if inside else tmp_path)
+    command = f"pip install -e {'.' if inside else 'my-game'}"
+    with pytest.raises(UnknownEnvironment, match=f"declares it: {command}$"):
+        full_id("me/Game-v0")
+    with pytest.raises(UnknownEnvironment, match="there are agentgym/"):
+        full_id("me/Other-v0")

@@ -19,10 +19,12 @@ from agentgym_train.config.options import (
     FilterOptions,
     PolicyOptions,
     boolean_keys,
+    config_keys,
     expand_flags,
     key_lines,
 )
 from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.config.worlds import RLWorld, World
 
 SHORT = ["--env", "textcraft", "--policy", "expert", "--horizon", "40"]
 SHORT_COLLECT = ["collect", *SHORT, "--out", "unused"]
@@ -139,8 +141,14 @@ def test_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
         main(["train", "--keys", method])
     assert not end.value.code
     lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} == {f.name for f in fields(CONFIGS[method])}
-    assert all(re.fullmatch(r"\w+ +\S.*; (default .+|required)\. \S.*\.", line) for line in lines)
+    own = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert own == [key.name for key in config_keys(method)]
+    assert set(own) == {f.name for f in fields(CONFIGS[method])}
+    inner = [line.split()[0] for line in lines if line.startswith(" ")]
+    assert set(inner) == {
+        "rl": {f.name for f in fields(RLWorld)}, "evolve": {f.name for f in fields(World)},
+    }.get(method, set())  # fmt: skip
+    assert all(re.fullmatch(r" *\w+ +\S.*; (default .+|required)\. \S.*\.", line) for line in lines)
 
 
 @pytest.mark.parametrize("words", [["--keys"], ["--keys", "--trust"]])
@@ -154,7 +162,8 @@ def test_keys_without_a_method_lists_those_of_rl_and_names_the_others(words, cap
 
 
 def test_keys_names_what_a_config_must_have():
-    required = [line.split()[0] for line in key_lines("rl") if "; required." in line]
+    lines = [line for line in key_lines("rl") if not line.startswith(" ")]
+    required = [line.split()[0] for line in lines if "; required." in line]
     with pytest.raises(ConfigError) as error:
         method_config({"method": "rl"})
     assert sorted(re.findall(r"model|output_dir|env", str(error.value))) == sorted(required)

@@ -13,7 +13,9 @@ from agentgym_env.run_store import RunStore
 from tests.train.command import Command, finish
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train"
-SHORT_SFT = ["steps=2", "rows_per_step=4", "warmup_steps=0", "eval_per_category=1"]
+SHORT_SFT = [
+    "steps=2", "rows_per_step=4", "warmup_steps=0", "eval_per_category=1", "compile=false",
+]  # fmt: skip
 SHORT_RL = [
     "steps=2",
     "horizon=[2,3]",
@@ -25,6 +27,7 @@ SHORT_RL = [
     "turn_max_tokens=8",
     "eval_per_category=1",
     "save_every=2",
+    "compile=false",
 ]
 
 

@@ -1,0 +1,48 @@
+"""`compile`: the same training with compiled layers, and without a compiler an error."""
+
+import pytest
+
+from agentgym_env.errors import ConfigError
+from agentgym_env.run_store import RunStore
+from agentgym_train.models.loading import uncompiled
+from agentgym_train.trainers.compiling import compile_layers
+from tests.train.command import Command, finish
+from tests.train.small import tiny_model
+
+SHORT = [
+    "starter:textcraft/quickstart.yaml", "steps=2", "prompts_per_step=2", "num_generations=4",
+    "eval_before=false", "eval_after=false", "resampling_ratio=1", "warmup_steps=0",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lora", ["lora=null", "lora={r: 4}"])
+def test_compiled_layers_train_as_the_layers_themselves(lora, tmp_path):
+    rows = {}
+    for name in ("false", "true"):
+        run = tmp_path / name
+        status, output = finish(
+            Command("train", *SHORT, lora, f"compile={name}", f"output_dir={run}", cwd=tmp_path)
+        )
+        assert status == 0, output
+        rows[name], _ = RunStore.open(run).metrics()
+    for plain, compiled in zip(rows["false"], rows["true"], strict=True):
+        for key in ("reward", "entropy", "grad_norm", "completions/mean_length"):
+            assert compiled[key] == pytest.approx(plain[key], rel=1e-3, abs=1e-6), key
+
+
+def test_a_model_is_compiled_in_place_and_the_names_of_its_weights_stay():
+    model = tiny_model()
+    names = list(model.state_dict())
+    assert uncompiled(model).__class__.__name__ == "nullcontext"
+    compile_layers(model)
+    assert list(model.state_dict()) == names
+    assert uncompiled(model).__class__.__name__ == "set_stance"
+
+
+def test_without_a_compiler_the_key_is_rejected(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler; install g"):
+        compile_layers(tiny_model())
