@@ -379,6 +379,9 @@ def evaluate(
             help="Tokenizer of a vllm: policy. Default: the model that the server loaded."
         ),
     ] = None,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Sample hf: policies with CUDA graphs on a GPU.")
+    ] = False,
     api_key_env: Annotated[
         str | None,
         typer.Option(
@@ -414,6 +417,7 @@ def evaluate(
             replace(shared, model=str(name)), api_key=_api_key(name, api_key_env),
             tokenizer=tokenizer, concurrency=concurrency or 16,
             requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute,
+            cuda_graphs=cuda_graphs,
         )
         for label, name in named
     }  # fmt: skip

@@ -101,9 +101,11 @@ async def replayed(generate: Generate, episodes: Sequence[Sequence[Turn]]) -> Re
     return Replayed(time.perf_counter() - began, [turn for turns in played for turn in turns])
 
 
-async def ours(model: Any, pad_id: int, episodes: Sequence[Sequence[Turn]]) -> Replayed:
+async def ours(
+    model: Any, pad_id: int, episodes: Sequence[Sequence[Turn]], **settings: Any
+) -> Replayed:
     """HFEngine."""
-    engine = HFEngine(model, pad_id)
+    engine = HFEngine(model, pad_id, **settings)
 
     async def generate(
         prompt: list[int], sampling: Sampling, number: Hashable

@@ -39,6 +39,10 @@ class HFSettings:
     settle_ties: bool = False
     """Decide near ties by a forward pass of the conversation alone. In float32 the sampled turns
     then do not depend on the rest of the batch, as evaluations need; each near tie costs a pass."""
+    cuda_graphs: bool = False
+    """On a GPU, replay each decode step as a CUDA graph, which small models need to be fast. Where
+    a step cannot be captured, or differs, a warning is logged and the engine samples without. A CPU
+    runs the same steps, without graphs. Not yet measured on a GPU."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -94,10 +94,11 @@ class HFEngine:
         max_batch: int = 256,
         dtype: str | None = None,
         settle_ties: bool = False,
+        cuda_graphs: bool = False,
     ) -> None:
         """`dtype` is used for computing; None is float32 on a CPU and bfloat16 on a GPU.
 
-        `settle_ties`: see `HFSettings`.
+        `settle_ties` and `cuda_graphs`: see `HFSettings`.
         """
         self._plain = not has_full_attention(model.config.get_text_config())
         if self._plain:
@@ -115,6 +116,7 @@ class HFEngine:
         self._max_caches: int | None = None
         self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._settles = settle_ties
+        self._static_steps = cuda_graphs
         self._gate = UpdateGate()
         self._waiting: deque[TurnRequest] = deque()
         self._running: set[TurnRequest] = set()
@@ -253,7 +255,12 @@ class HFEngine:
             batch: TurnBatch | PlainBatch = (
                 PlainBatch(self.model)
                 if self._plain
-                else TurnBatch(self.model, self._pad_id, settle_ties=settles)
+                else TurnBatch(
+                    self.model,
+                    self._pad_id,
+                    settle_ties=settles,
+                    static_steps=self._static_steps,
+                )
             )
             while True:
                 joining = self._joining(batch)
@@ -352,5 +359,10 @@ def make_engine(
 ) -> HFEngine:
     """The engine of a config."""
     return HFEngine(
-        model, pad_id, max_batch=settings.max_batch, dtype=dtype, settle_ties=settings.settle_ties
+        model,
+        pad_id,
+        max_batch=settings.max_batch,
+        dtype=dtype,
+        settle_ties=settings.settle_ties,
+        cuda_graphs=settings.cuda_graphs,
     )

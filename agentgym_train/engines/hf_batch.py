@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentgym_train.engines.base import Generation, Sampling
+from agentgym_train.engines.hf_graph import StaticSteps
 from agentgym_train.models.padding import like_lengths, pass_cost_of
 
 _ALIBI_ALWAYS = ("bloom", "mpt")
@@ -308,10 +309,21 @@ class KVBatch:
         """Run the new prompt tokens; the logits after each row's last one, (B, V)."""
         return self._forward(self._new)
 
-    def decode(self, tokens: Sequence[int], live: Sequence[bool]) -> Tensor:
-        """Run one token per row; rows that are not live leave a gap. Logits (B, V)."""
+    def decode(
+        self, tokens: Sequence[int], live: Sequence[bool], steps: StaticSteps | None = None
+    ) -> Tensor:
+        """Run one token per row; rows that are not live leave a gap. Logits (B, V).
+
+        `steps` runs them in one shape.
+        """
         self._real[: self.size, self.columns] = torch.tensor(live, device=self._device)
-        return self._forward(torch.tensor(tokens, device=self._device)[:, None])
+        ids = torch.tensor(tokens, device=self._device)  # (B,)
+        if steps is not None:
+            logits = steps.decode(self._filled, ids, self._real, self.columns)  # (rows, V)
+            if logits is not None:
+                self.columns += 1
+                return logits[: self.size]
+        return self._forward(ids[:, None])
 
     def repeat(self, rows: Sequence[int]) -> None:
         """Replace the rows by copies of these."""
@@ -347,7 +359,7 @@ class KVBatch:
         window = max(self.columns - self.first, width)
         fits = self.columns >= window and self.columns + more <= self._capacity
         if not fits or size > len(self._real):
-            self._grow(size, window, more)
+            self._make_room(size, window, more)
         self.first, self.size = self.columns - window, size
         filled = slice(self.columns - width, self.columns)
         theirs = slice(other.first, other.columns)
@@ -356,18 +368,20 @@ class KVBatch:
         self._filled[:, :, places, :, filled] = other._filled[:, :, : other.size, :, theirs]
         return places
 
-    def _grow(self, size: int, window: int, more: int) -> None:
-        """Move to a larger buffer, whose first `window` columns are filled."""
-        rows = len(self._real) if size <= len(self._real) else size + size // 4
-        capacity = window + more + window // 4
-        old, before = self._filled, slice(self.first, self.columns)
+    def _make_room(self, size: int, window: int, more: int) -> None:
+        """Move what is in use to the first `window` columns, in a larger buffer if need be."""
+        before = slice(self.first, self.columns)
         after = slice(window - (self.columns - self.first), window)
-        layers, two, _, heads, _, dim = old.shape
-        real = self._real.new_zeros(rows, capacity)
-        buffer = old.new_zeros(layers, two, rows, heads, capacity, dim)
-        real[: self.size, after] = self._real[: self.size, before]
-        buffer[:, :, : self.size, :, after] = old[:, :, : self.size, :, before]
-        self._real, self._buffer, self._capacity = real, buffer, capacity
+        old, real = self._filled, self._real
+        if size > len(real) or window + more > self._capacity:
+            rows = len(real) if size <= len(real) else size + size // 4
+            self._capacity = window + more + window // 4
+            layers, two, _, heads, _, dim = old.shape
+            self._buffer = old.new_zeros(layers, two, rows, heads, self._capacity, dim)
+        self._real = real.new_zeros(self._filled.shape[2], self._capacity)
+        self._real[: self.size, after] = real[: self.size, before]
+        for source, target in zip(old, self._filled, strict=True):  # layer by layer: they overlap
+            target[:, : self.size, :, after] = source[:, : self.size, :, before].clone()
         self.columns = window
 
     @property
@@ -453,9 +467,12 @@ class Finished:
 class TurnBatch:
     """B running turns; each step samples one token of each. Not thread-safe."""
 
-    def __init__(self, model: Any, pad_id: int, *, settle_ties: bool = False) -> None:
-        """`settle_ties`: see `HFSettings`."""
+    def __init__(
+        self, model: Any, pad_id: int, *, settle_ties: bool = False, static_steps: bool = False
+    ) -> None:
+        """`settle_ties`: see `HFSettings`; `static_steps`: its `cuda_graphs`."""
         self._model = model
+        self._static = StaticSteps(model, partial(mask_for, model)) if static_steps else None
         self._settles = settle_ties
         self._pad_id = pad_id
         self._pass_cost = pass_cost_of(model)
@@ -544,7 +561,9 @@ class TurnBatch:
             order = self._kv.keep(live)
             self._rows = [self._rows[row] for row in order]
             tokens = [tokens[row] for row in order]
-        self._logits = self._kv.decode(tokens, [not r.done for r in self._rows])  # (B, V)
+        self._logits = self._kv.decode(
+            tokens, [not r.done for r in self._rows], self._static
+        )  # (B, V)
         self._steps += 1
         return finished
 

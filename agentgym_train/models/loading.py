@@ -35,6 +35,7 @@ from agentgym_train.models.local import (
     check_folder,
     gguf_file,
     has_adapters,
+    has_tokenizer,
     hub_options,
 )
 
@@ -340,7 +341,7 @@ def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
     else:
         source, options = _source(name)
         with _load_errors(name):
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+            tokenizer = _tokenizer(source, options)
             if has_adapters(Path(source)):
                 model = _with_adapters(Path(source), dtype)
             else:
@@ -359,9 +360,15 @@ def load_tokenizer(name: str) -> Any:
         return _with_padding(load_gguf_tokenizer(found, options))
     source, options = _source(name)
     with _load_errors(name):
-        return _with_padding(
-            AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
-        )
+        return _with_padding(_tokenizer(source, options))
+
+
+def _tokenizer(source: str, options: dict[str, Any]) -> Any:
+    """The tokenizer of a model; adapters without one have their base model's."""
+    folder = Path(source)
+    if has_adapters(folder) and not has_tokenizer(folder):
+        return load_tokenizer(base_of(folder))
+    return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
 
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:

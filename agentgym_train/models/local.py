@@ -187,14 +187,17 @@ def damage_of(folder: Path) -> str:
         for name in sorted(set(map(str, shards.values()))):
             if not (folder / name).is_file():
                 return f"{name}, which {index.name} lists, is missing"
-    if settings.name == WHOLE and not any(map(_is_of_tokenizer, folder.iterdir())):
+    if settings.name == WHOLE and not has_tokenizer(folder):
         return "it contains no tokenizer"
     return ""
 
 
-def _is_of_tokenizer(file: Path) -> bool:
-    return file.name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece")) or (
-        file.suffix in (".model", ".tiktoken")
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder contains a tokenizer; adapters may use that of their base model."""
+    names = ("tokenizer", "vocab", "spiece", "sentencepiece")
+    return any(
+        file.name.startswith(names) or file.suffix in (".model", ".tiktoken")
+        for file in folder.iterdir()
     )
 
 

@@ -133,6 +133,8 @@ class PolicySpec:
     api_key: str | None = field(default=None, repr=False)
     tokenizer: str | None = None
     """Folder or hub id of the tokenizer of a vLLM server; default: the model that it loaded."""
+    cuda_graphs: bool = False
+    """See `HFSettings`; for the models that this process loads."""
     concurrency: int = 16
     """Maximum concurrent requests to an endpoint."""
     requests_per_minute: float = 0.0
@@ -200,7 +202,7 @@ class PolicySpec:
             replace(self.config, model=self.name.model),
             env_instruction=instruction,
             tools=tools,
-            engine=HFSettings(settle_ties=True),
+            engine=HFSettings(settle_ties=True, cuda_graphs=self.cuda_graphs),
         )
         if torch.cuda.is_available():
             policy.model.to("cuda")

@@ -33,13 +33,25 @@ _TOLD = ("torch", "transformers", "trl", "accelerate", "vllm", "flash-attn", "ke
 class Check:
     """One run of a check."""
 
-    def __init__(self, name: str, doc: str | None, argv: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        doc: str | None,
+        argv: Sequence[str] | None = None,
+        options: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """`options` are names of further options, with what they are for."""
         parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
         parser.add_argument(
             "--out", type=Path, default=Path("runs/gpu"), help="folder of NAME.json"
         )
         parser.add_argument("--tiny", action="store_true", help="small sizes, to test it on a CPU")
+        for option, purpose in options:
+            parser.add_argument(f"--{option}", default="", help=purpose)
         args = parser.parse_args(argv)
+        self.options: dict[str, str] = {
+            option: getattr(args, option.replace("-", "_")) for option, _ in options
+        }
         self.name = name
         self.tiny: bool = args.tiny
         self.out: Path = args.out

@@ -1,9 +1,10 @@
-"""Sampled tokens a second: the hf engine, transformers' generate and its continuous batching.
+"""Sampled tokens a second: the hf engine with and without CUDA graphs, and transformers.
 
     python benchmarks/gpu/engine_throughput.py
 
-SmolLM2-135M; every conversation samples as many tokens, so `generate` pads nothing away. The
-engines take turns, and the best of the rounds is shown.
+transformers samples by `generate` and by continuous batching. SmolLM2-135M; every conversation
+samples as many tokens, so `generate` pads nothing away. The ways take turns, and the best of the
+rounds is shown.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ def rates(
     blocks = {"num_blocks": 64, "block_size": 32} if check.tiny else {}
     ways = {
         "hf engine": lambda: asyncio.run(ours(model, 0, episodes)).seconds,
+        "hf engine with CUDA graphs": lambda: (
+            asyncio.run(ours(model, 0, episodes, cuda_graphs=True)).seconds
+        ),
         "generate": lambda: generate(model, episodes, tokens),
         "continuous batching": lambda: (
             asyncio.run(theirs(model, 0, episodes, max_batch_tokens=4096, **blocks)).seconds

@@ -4,8 +4,9 @@
 
 The configs are those of examples/train/textcraft; here the expert's episodes have other names of
 items in one half and the real ones in the other, and SFT trains LoRA adapters, 10 MB, which can be
-kept where the whole model cannot. Every stage that has ended is kept: the same command with the
-same folder resumes where time ran out. Evaluated on `paper`, horizon 30.
+kept where the whole model cannot. `--start starter:textcraft/smollm2_policy` begins after SFT, with
+the policy of this package or any other one. Every stage that has ended is kept: the same command
+with the same folder resumes where time ran out. Evaluated on `paper`, horizon 30.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ class Recipe:
         self.folder = (check.out / "smollm2").resolve()
         self.folder.mkdir(exist_ok=True)
         self.config = read_config(RECIPE / "smollm2_rl.yaml")
-        self.found: dict[str, Any] = {}
+        self.start = check.options["start"]
+        """The policy that RL starts from; empty for the one that SFT makes here."""
+        self.graphs = check.options["cuda-graphs"]
+        self.found: dict[str, Any] = (
+            {"sft": {"model": self.start, "steps": 0}} if self.start else {}
+        )
 
     def run(self) -> None:
         """Every stage that is left, as long as there is time."""
@@ -56,13 +62,17 @@ class Recipe:
             *(TINY_ROWS if self.check.tiny else []),
         ]  # fmt: skip
         rl = [
-            f"model={self.folder / 'sft' / 'model'}", "max_tokens_per_microbatch=24576",
-            "save_every=1", "eval_after=false", "compile=false",
+            f"model={self.start or self.folder / 'sft' / 'model'}",
+            "max_tokens_per_microbatch=24576", "save_every=1", "eval_after=false", "compile=false",
+            f"engine_args={{cuda_graphs: {str(bool(self.graphs)).lower()}}}",
             *(TINY_RL if self.check.tiny else []),
         ]  # fmt: skip
-        stages = [
+        imitation = [
             *(lambda name=name: self.collect(name) for name in WORLDS),
             lambda: self.train("sft", "smollm2_sft.yaml", [*sft, "eval_after=false"]),
+        ]
+        stages = [
+            *([] if self.start else imitation),
             lambda: self.evaluate("sft"),
             lambda: self.train("rl", "smollm2_rl.yaml", rl, self.check.left - EVAL_S),
             lambda: self.evaluate("rl"),
@@ -98,8 +108,10 @@ class Recipe:
         # What an interrupted run of RL has learned is in its last checkpoint.
         return ended or (name == "rl" and self.model(name) is not None)
 
-    def model(self, name: str) -> Path | None:
+    def model(self, name: str) -> str | Path | None:
         """The policy of a stage: its model, or its last checkpoint."""
+        if name == "sft" and self.start:
+            return self.start
         run = self.folder / name
         checkpoints = sorted((run / "checkpoints").glob("*"), key=lambda path: path.stat().st_mtime)
         found = [path for path in (run / "model", *reversed(checkpoints)) if path.is_dir()]
@@ -119,6 +131,7 @@ class Recipe:
                 "--policy", f"{name}={self.model(name)}", "--dtype", "bfloat16",
                 "--action-format", config.action_format, "--instruction", str(config.instruction),
                 "--max-tokens", str(config.max_tokens), "--concurrency", "150",
+                *(["--cuda-graphs"] if self.graphs else []),
                 *(tiny if self.check.tiny else sizes),
                 "--out", str(self.folder / f"eval_{stage}"), "--json", str(table),
             )  # fmt: skip
@@ -134,7 +147,9 @@ class Recipe:
 
 def main() -> None:
     """Run the recipe; a stage that runs out of time is reported as incomplete."""
-    Recipe(Check("smollm2", __doc__)).run()
+    start = ("start", "the policy that RL starts from, instead of one that SFT makes")
+    graphs = ("cuda-graphs", "any text samples with CUDA graphs: see engine_throughput.py first")
+    Recipe(Check("smollm2", __doc__, options=[start, graphs])).run()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from peft import AutoPeftModelForCausalLM, get_peft_model
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.methods import RLConfig, SFTConfig
-from agentgym_train.models.loading import load_policy, lora_config
+from agentgym_train.models.loading import load_policy, load_tokenizer, lora_config
 from agentgym_train.models.local import ADAPTERS, base_of, check_available, find_local_models
 from agentgym_train.models.model_card import finish_model_folder, model_card
 from tests.train.command import Command, finish
@@ -46,6 +46,16 @@ def test_adapters_load_from_another_working_directory(adapters, tmp_path, monkey
     load_policy("work/runs/x/model")
     # Libraries without our file need an absolute path.
     AutoPeftModelForCausalLM.from_pretrained(adapters)
+
+
+def test_adapters_without_a_tokenizer_have_their_base_models(adapters):
+    own = load_tokenizer(str(adapters))
+    for file in adapters.glob("tokenizer*"):
+        file.unlink()
+    text = "craft 4 oak planks"
+    for found in (load_policy(str(adapters))[1], load_tokenizer(str(adapters))):
+        assert found(text).input_ids == own(text).input_ids
+        assert found.pad_token_id == own.pad_token_id
 
 
 def test_adapters_load_after_both_folders_moved_together(adapters, tmp_path):
