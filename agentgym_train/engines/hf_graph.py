@@ -52,7 +52,7 @@ class StaticStep:
         self.buffer = buffer
         self._model, self._visible = model, visible
         rows, capacity = buffer.shape[2], buffer.shape[4]
-        whole = {"dtype": torch.long, "device": buffer.device}
+        whole: dict[str, Any] = {"dtype": torch.long, "device": buffer.device}
         self._ids = torch.zeros(rows, 1, **whole)
         self._positions = torch.zeros(rows, 1, **whole)
         self._column = torch.zeros(1, **whole)

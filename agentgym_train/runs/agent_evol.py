@@ -54,7 +54,14 @@ from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
-from agentgym_train.runs.run import evaluate_policy, new_folder, notifier, resume_command, train
+from agentgym_train.runs.run import (
+    evaluate_policy,
+    new_folder,
+    notifier,
+    place_model,
+    resume_command,
+    train,
+)
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.trainers.callbacks import last_checkpoint
 from agentgym_train.trainers.run_summary import conclude_evolution
@@ -346,7 +353,7 @@ class _Run:
         for message in data.sentences():
             notify(message)
         settings = config.sft_config(base, str(folder))
-        model.to(PartialState().device)
+        place_model(model, config, PartialState().device)
         if config.lora is not None:
             keep_base(model, tokenizer, base, folder)
         trainer = AgentSFTTrainer(model, tokenizer, data.rows, settings, store.checkpoints)

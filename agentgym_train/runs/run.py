@@ -161,15 +161,24 @@ def load_policy_for(
         policy = make_policy(config, env_instruction=own, tools=tools, engine=engine)
     else:
         policy = policy_of(config, *loaded, env_instruction=own, tools=tools, engine=engine)
-    policy.model.to(device)
+    place_model(
+        policy.model, config, device, keep_attention=loaded is not None and config.attention is None
+    )
+    return policy
+
+
+def place_model(
+    model: Any, config: RunConfig, device: Any, *, keep_attention: bool = False
+) -> None:
+    """Move a model to its device, and set its attention kernels and compiled layers."""
+    model.to(device)
     computes_in = config.computes_in(on_gpu=device.type == "cuda")
     if computes_in == "bfloat16" and device.type == "cpu":
         warn_of_slow_bfloat16()
-    if loaded is None or config.attention is not None:
-        use_attention(policy.model, config.attention, computes_in)
+    if not keep_attention:
+        use_attention(model, config.attention, computes_in)
     if config.compile:
-        compile_layers(policy.model)
-    return policy
+        compile_layers(model)
 
 
 def evaluate_policy(
