@@ -19,6 +19,7 @@ import importlib
 import inspect
 import logging
 import os
+import shlex
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -81,6 +82,7 @@ def _import_from_here(module: str, not_found: ModuleNotFoundError) -> ModuleType
 logger = logging.getLogger(__name__)
 
 ENVIRONMENTS: Final = "agentgym.environments"
+_MAX_PROJECT_BYTES: Final = 100_000
 HOSTS: Final = "agentgym.hosts"
 CLIENTS: Final = "agentgym.clients"
 COMMANDS: Final = "agentgym.commands"
@@ -162,14 +164,16 @@ def find(env_id: str) -> EnvEntry:
 def _declared_in(env_id: str) -> str:
     """The folder, here or one below, of a package that declares the environment uninstalled."""
     for folder in (Path(), *sorted(path.parent for path in Path().glob("*/pyproject.toml"))):
+        file = folder / "pyproject.toml"
         try:
-            text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-            project = tomllib.loads(text).get("project", {})
+            if not file.is_file() or file.stat().st_size > _MAX_PROJECT_BYTES:
+                continue
+            project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
             declared = project.get("entry-points", {}).get(ENVIRONMENTS, {})
-        except (OSError, ValueError, AttributeError):  # no file, or no valid one
+        except (OSError, ValueError, AttributeError, RecursionError):  # not a valid one
             continue
         if isinstance(declared, Mapping) and env_id in declared:
-            return str(folder)
+            return shlex.quote(f"./{folder}" if folder.name else ".")
     return ""
 
 

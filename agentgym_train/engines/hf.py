@@ -32,6 +32,7 @@ from agentgym_train.engines.hf_batch import (
     layer_kinds,
     reduced_weights,
 )
+from agentgym_train.engines.hf_graph import StaticSteps
 from agentgym_train.engines.hf_plain import PlainBatch
 from agentgym_train.models.loading import uncompiled, warn_of_slow_bfloat16
 
@@ -116,7 +117,7 @@ class HFEngine:
         self._max_caches: int | None = None
         self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._settles = settle_ties
-        self._static_steps = cuda_graphs
+        self._static = StaticSteps() if cuda_graphs else None
         self._gate = UpdateGate()
         self._waiting: deque[TurnRequest] = deque()
         self._running: set[TurnRequest] = set()
@@ -255,12 +256,7 @@ class HFEngine:
             batch: TurnBatch | PlainBatch = (
                 PlainBatch(self.model)
                 if self._plain
-                else TurnBatch(
-                    self.model,
-                    self._pad_id,
-                    settle_ties=settles,
-                    static_steps=self._static_steps,
-                )
+                else TurnBatch(self.model, self._pad_id, settle_ties=settles, static=self._static)
             )
             while True:
                 joining = self._joining(batch)
@@ -318,6 +314,8 @@ class HFEngine:
             with autocast, weights, attention, float32_head(model), uncompiled(model):
                 yield
         finally:
+            if self._static is not None:
+                self._static.release()
             model.train(was_training)
 
     def _computes_in(self, weight: Tensor) -> torch.dtype:

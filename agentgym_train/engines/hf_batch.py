@@ -319,7 +319,10 @@ class KVBatch:
         self._real[: self.size, self.columns] = torch.tensor(live, device=self._device)
         ids = torch.tensor(tokens, device=self._device)  # (B,)
         if steps is not None:
-            logits = steps.decode(self._filled, ids, self._real, self.columns)  # (rows, V)
+            visible = partial(mask_for, self._model)
+            logits = steps.decode(
+                self._model, self._filled, visible, ids, self._real, self.columns
+            )  # (rows, V)
             if logits is not None:
                 self.columns += 1
                 return logits[: self.size]
@@ -468,11 +471,16 @@ class TurnBatch:
     """B running turns; each step samples one token of each. Not thread-safe."""
 
     def __init__(
-        self, model: Any, pad_id: int, *, settle_ties: bool = False, static_steps: bool = False
+        self,
+        model: Any,
+        pad_id: int,
+        *,
+        settle_ties: bool = False,
+        static: StaticSteps | None = None,
     ) -> None:
-        """`settle_ties`: see `HFSettings`; `static_steps`: its `cuda_graphs`."""
+        """`settle_ties`: see `HFSettings`; `static` is for its `cuda_graphs`."""
         self._model = model
-        self._static = StaticSteps(model, partial(mask_for, model)) if static_steps else None
+        self._static = static
         self._settles = settle_ties
         self._pad_id = pad_id
         self._pass_cost = pass_cost_of(model)
@@ -532,6 +540,8 @@ class TurnBatch:
         done = [row for row, request in enumerate(self._rows) if request.done]
         more = max(longest, *(r.left for r in self._rows if not r.done))
         places = self._kv.add(fresh, done, more)
+        if self._static is not None:
+            self._static.release(self._kv._filled)
         added = len(self._rows)
         self._rows += requests[: self._kv.size - added]
         for place, request in zip(places, requests, strict=True):

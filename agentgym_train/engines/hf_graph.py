@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 logger = logging.getLogger(__name__)
 
-_CHECKED: Final = 2
+_CHECKED: Final = 3
 """Steps after a capture that are also computed without the graph, and compared."""
 
 
@@ -77,6 +77,10 @@ class StaticStep:
         self._mask[:, column] = True  # a fully masked row would be NaN
         if self.buffer.device.type != "cuda":
             return self._forward()
+        with torch.cuda.device(self.buffer.device):  # the current one belongs to a thread
+            return self._replay(size)
+
+    def _replay(self, size: int) -> Tensor:
         if self._graph is None:
             self._capture()
         assert self._graph is not None and self._logits is not None
@@ -102,17 +106,22 @@ class StaticStep:
         return logits
 
     def _capture(self) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        own, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(own)
         try:
             with torch.cuda.stream(stream):  # libraries allocate at their first calls
                 self._forward()
-            torch.cuda.current_stream().wait_stream(stream)
+            own.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._logits = self._forward()
+        except torch.OutOfMemoryError:
+            raise  # the engine then samples fewer turns at once
         except RuntimeError as error:
             raise GraphFailed(str(error).splitlines()[0][:300]) from error
+        finally:
+            # A failed capture leaves its stream as the current one.
+            torch.cuda.set_stream(own)
         self._graph = graph
 
 
@@ -121,22 +130,35 @@ class GraphFailed(RuntimeError):
 
 
 class StaticSteps:
-    """The decode steps of a batch, captured again for each new buffer, until one fails."""
+    """The decode steps of an engine, captured again for each new buffer, until one fails."""
 
-    def __init__(self, model: Any, visible: Callable[[Tensor], Tensor]) -> None:
-        self._model, self._visible = model, visible
+    def __init__(self) -> None:
         self._step: StaticStep | None = None
-        self.works = True
+        self._works = True
 
-    def decode(self, buffer: Tensor, ids: Tensor, real: Tensor, column: int) -> Tensor | None:
+    def decode(
+        self,
+        model: Any,
+        buffer: Tensor,
+        visible: Callable[[Tensor], Tensor],
+        ids: Tensor,
+        real: Tensor,
+        column: int,
+    ) -> Tensor | None:
         """The logits as of `StaticStep`, or None if graphs do not work here."""
-        if not self.works:
+        if not self._works:
             return None
-        if self._step is None or self._step.buffer is not buffer:
-            self._step = StaticStep(self._model, buffer, self._visible)
+        self.release(buffer)
+        if self._step is None:
+            self._step = StaticStep(model, buffer, visible)
         try:
             return self._step(ids, real, column)
         except GraphFailed as error:
-            self.works, self._step = False, None
+            self._works, self._step = False, None
             logger.warning("the hf engine samples without CUDA graphs: %s", error)
             return None
+
+    def release(self, buffer: Tensor | None = None) -> None:
+        """Drop the graph unless it is of this buffer; it does not survive its weights."""
+        if self._step is not None and self._step.buffer is not buffer:
+            self._step = None

@@ -52,7 +52,7 @@ from agentgym_train.trainers.callbacks import (
     StopOnInterrupt,
     last_checkpoint,
 )
-from agentgym_train.trainers.compiling import compile_layers
+from agentgym_train.trainers.compiling import compile_layers, set_tiles
 from agentgym_train.trainers.run_summary import show_end, success_table
 
 
@@ -177,6 +177,7 @@ def place_model(
         warn_of_slow_bfloat16()
     if not keep_attention:
         use_attention(model, config.attention, computes_in)
+    set_tiles(compiled=False)
     if config.compile:
         compile_layers(model)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -30,14 +31,24 @@ def compile_layers(model: Any) -> None:
         named = (os.environ.get("CXX"), "g++", "clang++")
         if not any(name and shutil.which(name) for name in named):
             raise ConfigError("compile: a CPU needs a C++ compiler; install g++, or remove compile")
-        _compile_tiles()
+        set_tiles(compiled=True)
     for layer in layers:
         layer.compile(dynamic=True)
 
 
+_TILES: Final = {
+    name: getattr(chunked_logprob, name) for name in ("_forward_tile", "_backward_tile")
+}
+"""What TRL computes of a tile of logits where it has no Triton kernel."""
+
+
+def set_tiles(*, compiled: bool) -> None:
+    """Let TRL use compiled functions for tiles of logits, or its own. Applies to the process."""
+    for name, own in _TILES.items():
+        setattr(chunked_logprob, name, _compiled(own) if compiled else own)
+
+
 @cache
-def _compile_tiles() -> None:
-    """Compile what TRL computes of a tile of logits where it has no Triton kernel."""
-    for name in ("_forward_tile", "_backward_tile"):
-        made = torch.compile(getattr(chunked_logprob, name), dynamic=True)
-        setattr(chunked_logprob, name, made)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(function, dynamic=True)
+    return made

@@ -244,9 +244,11 @@ def test_an_environment_of_a_package_that_is_not_installed_yet_has_its_command(
     declared = '[project.entry-points."agentgym.environments"]\n"me/Game-v0" = "my_game:Game"\n'
     (folder / "pyproject.toml").write_text(declared)
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "pyproject.toml").write_text("[project\n")
+    (tmp_path / "broken" / "pyproject.toml").write_text("x = " + "[" * 5_000)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "pyproject.toml")
     monkeypatch.chdir(folder if inside else tmp_path)
-    command = f"pip install -e {'.' if inside else 'my-game'}"
+    command = f"pip install -e {'.' if inside else './my-game'}"
     with pytest.raises(UnknownEnvironment, match=f"declares it: {command}$"):
         full_id("me/Game-v0")
     with pytest.raises(UnknownEnvironment, match="there are agentgym/"):

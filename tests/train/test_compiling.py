@@ -1,11 +1,14 @@
 """`compile`: the same training with compiled layers, and without a compiler an error."""
 
 import pytest
+import torch
+import torch._dynamo
+from trl.kernels import chunked_logprob
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.models.loading import uncompiled
-from agentgym_train.trainers.compiling import compile_layers
+from agentgym_train.trainers.compiling import _TILES, compile_layers, set_tiles
 from tests.train.command import Command, finish
 from tests.train.small import tiny_model
 
@@ -28,17 +31,23 @@ def test_compiled_layers_train_as_the_layers_themselves(lora, tmp_path):
         assert status == 0, output
         rows[name], _ = RunStore.open(run).metrics()
     for plain, compiled in zip(rows["false"], rows["true"], strict=True):
-        for key in ("reward", "entropy", "grad_norm", "completions/mean_length"):
+        for key in ("reward", "entropy", "grad_norm", "sampled_tokens"):
             assert compiled[key] == pytest.approx(plain[key], rel=1e-3, abs=1e-6), key
 
 
-def test_a_model_is_compiled_in_place_and_the_names_of_its_weights_stay():
+def test_a_model_is_compiled_in_place_and_the_engines_context_runs_it_as_it_is():
     model = tiny_model()
     names = list(model.state_dict())
-    assert uncompiled(model).__class__.__name__ == "nullcontext"
     compile_layers(model)
+    own = dict(_TILES)
+    assert all(getattr(chunked_logprob, name) is not tile for name, tile in own.items())
+    set_tiles(compiled=False)
+    assert all(getattr(chunked_logprob, name) is tile for name, tile in own.items())
     assert list(model.state_dict()) == names
-    assert uncompiled(model).__class__.__name__ == "set_stance"
+    torch._dynamo.utils.counters.clear()
+    with torch.no_grad(), uncompiled(model):
+        model(input_ids=torch.tensor([[3, 4, 5]]), use_cache=False)
+    assert not torch._dynamo.utils.counters["stats"]
 
 
 def test_without_a_compiler_the_key_is_rejected(monkeypatch, tmp_path):
