@@ -240,6 +240,9 @@ class HFEngine:
         self._waiting.extendleft(self._running)
 
     def _fail(self, error: Exception) -> None:
+        if not self._running:  # it would fail again for those that wait
+            self._running.update(self._waiting)
+            self._waiting.clear()
         lost = EngineLost(f"generation failed: {type(error).__name__}: {error}")
         lost.__cause__ = error
         for request in self._running:

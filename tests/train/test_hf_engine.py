@@ -203,6 +203,21 @@ def _out_of_memory(*_):
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
+def test_a_failure_before_any_turn_runs_loses_the_waiting_ones_and_the_engine_works_again(
+    monkeypatch,
+):
+    engine = engine_of()
+    monkeypatch.setattr(engine, "_sampling", _explode)
+
+    async def failing():
+        asked = [engine.generate([5, 6, seed], sampling(seed)) for seed in range(3)]
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30)
+
+    assert all(isinstance(found, EngineLost) for found in asyncio.run(failing()))
+    monkeypatch.undo()
+    assert asyncio.run(engine.generate([5, 6, 7], sampling())).token_ids
+
+
 def test_an_empty_prompt_is_refused():
     with pytest.raises(BadRequest, match="at least one token"):
         together(engine_of(), [[]], [sampling()])
