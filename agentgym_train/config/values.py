@@ -148,7 +148,7 @@ def starters() -> list[str]:
     found = {
         f"{STARTER}{path.relative_to(folder).as_posix()}"
         for folder, patterns in zip(
-            _STARTERS, (("*/*.yaml", "*/*_policy"), ("accelerate/*.yaml",)), strict=False
+            _STARTERS, (("*/*.yaml", "*/warm_policy"), ("accelerate/*.yaml",)), strict=False
         )
         for pattern in patterns
         for path in folder.glob(pattern)

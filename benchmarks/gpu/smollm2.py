@@ -4,9 +4,9 @@
 
 The configs are those of examples/train/textcraft; here the expert's episodes have other names of
 items in one half and the real ones in the other, and SFT trains LoRA adapters, 10 MB, which can be
-kept where the whole model cannot. `--start starter:textcraft/smollm2_policy` begins after SFT, with
-the policy of this package or any other one. Every stage that has ended is kept: the same command
-with the same folder resumes where time ran out. Evaluated on `paper`, horizon 30.
+kept where the whole model cannot. `--start MODEL` begins after SFT, with this policy. Every stage
+that has ended is kept: the same command with the same folder resumes where time ran out.
+Evaluated on `paper`, horizon 30.
 """
 
 from __future__ import annotations
