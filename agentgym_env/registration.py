@@ -162,7 +162,7 @@ def find(env_id: str) -> EnvEntry:
 
 
 def _declared_in(env_id: str) -> str:
-    """The folder, here or one below, of a package that declares the environment uninstalled."""
+    """The folder, here or one below, whose pyproject.toml declares the environment, or ""."""
     for folder in (Path(), *sorted(path.parent for path in Path().glob("*/pyproject.toml"))):
         file = folder / "pyproject.toml"
         try:
