@@ -93,8 +93,9 @@ def test_kills_of_workers_during_resets_and_steps(run):
     started = lost_at_reset = lost_in_steps = wrong = 0
     slowest = 0.0
     with killing(served, seed=0) as killer:
-        until = time.monotonic() + 45
-        while time.monotonic() < until:
+        begun = time.monotonic()
+        # As much work on a slow machine, which takes longer: a worker that was killed must start.
+        while (took := time.monotonic() - begun) < 45 or (started <= 5_000 and took < 180):
             began = time.monotonic()
             _, infos = envs.reset(options={"task": "5"})
             slowest = max(slowest, time.monotonic() - began)
