@@ -179,11 +179,12 @@ class RunStore:
         self._cut("metrics.jsonl", self._first("metrics.jsonl", "step", steps + 1))
 
     def set_aside(self, *names: str) -> None:
-        """Move files and folders into the folder `repeated`, in place of those of earlier calls."""
-        for name in names:
-            path, repeated = self.path / name, self.path / "repeated" / name
-            if not path.exists():
-                continue
+        """Move files and folders into the folder `repeated`, in place of those of earlier calls.
+
+        Names are patterns of `Path.glob`.
+        """
+        for path in [path for name in names for path in self.path.glob(name)]:
+            repeated = self.path / "repeated" / path.relative_to(self.path)
             repeated.parent.mkdir(parents=True, exist_ok=True)
             if repeated.is_dir():
                 shutil.rmtree(repeated)

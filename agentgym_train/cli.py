@@ -211,7 +211,7 @@ def train(
         Path | None, typer.Argument(help="YAML config file, or starter:NAME.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Resume the run in this folder, with its own config.")
+        Path | None, typer.Option(help="Resume the run in this folder; steps=N trains it further.")
     ] = None,
     accelerate: Annotated[
         Path | None, typer.Option(help="Start the processes of this accelerate config file.")
@@ -251,16 +251,12 @@ def train(
         values, words = _config_and_words(config, context.args)
     elif resume is None:
         raise ConfigError(_WITHOUT_CONFIG)
-    elif config is not None or context.args:
-        word = config if config is not None else context.args[0]
-        raise ConfigError(
-            f"a resumed run keeps its config; leave out {word}, or start a new run with "
-            f"{resume}/config.yaml"
-        )
     else:
-        values, words = resumed_config(resume, trusted=trust), ["--resume", str(resume)]
-        words += ["--trust"] if trust else []
-        if is_complete(resume):
+        # The first word is `config` also if it is an option.
+        options = [*([] if config is None else [str(config)]), *context.args]
+        values = resumed_config(resume, options, trusted=trust)
+        words = ["--resume", str(resume), *options, *(["--trust"] if trust else [])]
+        if is_complete(values):
             console.print(
                 f"{resume} is complete; its results are in {resume}/summary.json.", soft_wrap=True
             )

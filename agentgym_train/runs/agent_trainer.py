@@ -44,6 +44,7 @@ from agentgym_train.runs.run import (
     checkpoint_of,
     evaluate_policy,
     evaluations,
+    keep_steps,
     load_policy_for,
     method_of,
     new_folder,
@@ -148,7 +149,8 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
 
         This includes the evaluations before and after training, unless `args` turns them off, and
         the summary. A new run moves an earlier run in the folder aside. `resume_from_checkpoint`
-        continues the run in the folder from its last checkpoint, with the same settings. Raises
+        continues the run in the folder from its last checkpoint, with the same settings or more
+        steps. Raises
         `KeyboardInterrupt` after Ctrl-C, with a checkpoint, and `FolderInUse` if another process
         writes to the folder.
         """
@@ -171,6 +173,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             if resume_from_checkpoint:
                 self._check_resumed(RunStore.open(path))
                 checkpoint = checkpoint_of(RunStore.open(path), self._console)
+                on_main_process(lambda: keep_steps(self.args, RunStore.open(path)))
             else:
                 on_main_process(
                     lambda: new_folder(self.args, path, self._console, self._named_objects)
@@ -204,7 +207,11 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         changed = [
             f"{name} was {old[name]!r} and is {new[name]!r}"
             for name in new
-            if name != "output_dir" and name in old and old[name] != new[name]
+            if name != "output_dir"
+            and name in old
+            and old[name] != new[name]
+            # More steps train the run further.
+            and not (name == "steps" and new[name] > old[name])
         ]
         if changed:
             raise ConfigError(

@@ -26,9 +26,11 @@ from agentgym_train.config.methods import (
     DEFAULT,
     AgentEvolConfig,
     RLConfig,
+    method_config,
     stored_config,
 )
-from agentgym_train.config.values import local_path
+from agentgym_train.config.options import expand_flags
+from agentgym_train.config.values import local_path, parse_overrides
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 
 logger = logging.getLogger(__name__)
@@ -203,10 +205,11 @@ def _number(given: Mapping[str, str], name: str) -> int:
         raise ConfigError(f"{name} must be a number, got {given[name]!r}; unset it") from error
 
 
-def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:
-    """The config of the run in `path`.
+def resumed_config(path: Path, words: Sequence[str] = (), *, trusted: bool = False) -> RunConfig:
+    """The config of the run in `path`, with more steps if `words` say so (`steps=N`).
 
-    Raises `ConfigError` if there is none, or if it contains code or addresses and is not trusted.
+    Raises `ConfigError` if there is none, if it contains code or addresses and is not trusted, or
+    if `words` change anything else.
     """
     metadata = RunStore.open(path).read_json("run.json") or {}
     if objects := metadata.get("objects"):
@@ -226,12 +229,38 @@ def resumed_config(path: Path, *, trusted: bool = False) -> RunConfig:
             f"{path} cannot be resumed: it has no folder trajectories. Restore it, or start a new "
             "run with the config in run.json"
         )
-    return stored_config(path, {**values, "output_dir": str(path)})
+    config: RunConfig = stored_config(path, {**values, "output_dir": str(path)})
+    return _longer(config, words) if words else config
 
 
-def is_complete(path: Path) -> bool:
-    """Whether the run in `path` is complete."""
-    return RunStore.open(path).read_json("summary.json") is not None
+def _longer(config: RunConfig, words: Sequence[str]) -> RunConfig:
+    """A stored run's config with the number of steps that `words` name."""
+    path = config.output_dir
+    files = [word for word in words[:1] if "=" not in word and not word.startswith("-")]
+    asked = {} if files else parse_overrides(expand_flags(words))
+    others = ", ".join([*files, *(key for key in asked if key != "steps")])
+    if others or isinstance(config, AgentEvolConfig):
+        raise ConfigError(
+            f"a resumed run keeps its config: leave out {others or 'steps'}, or start a new run "
+            f"with {path}/config.yaml"
+            + ("" if isinstance(config, AgentEvolConfig) else "; only steps can grow: steps=N")
+        )
+    summary = RunStore.open(Path(path)).read_json("summary.json") or {}
+    # Those of SFT and DPO may follow from their epochs.
+    steps = config.as_dict()["steps"] or summary.get("steps", 0)
+    longer = method_config({**config.as_dict(), **asked})
+    if (more := longer.as_dict()["steps"]) < steps:
+        raise ConfigError(f"{path} has {steps} steps, and steps can only grow; got {more}")
+    return longer
+
+
+def is_complete(config: RunConfig) -> bool:
+    """Whether the run of a stored config is complete, with as many steps as the config has."""
+    summary = RunStore.open(Path(config.output_dir)).read_json("summary.json")
+    if summary is None:
+        return False
+    wanted = 0 if isinstance(config, AgentEvolConfig) else config.as_dict()["steps"]
+    return bool(summary.get("steps", wanted) >= wanted)
 
 
 def prepared(config: RunConfig, processes: int = 1, *, is_loaded: bool = False) -> Stage:

@@ -6,7 +6,7 @@ It is the same for all training methods; their differences are in `Method`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from errno import ENOSPC
@@ -43,6 +43,7 @@ from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds, progress_bar
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.trainers.callbacks import (
+    CurrentLearningRate,
     LastStepReached,
     MakeTrainer,
     Method,
@@ -91,8 +92,23 @@ def resume(
     checkpoint = checkpoint_of(store, console)
     policy = load_policy_for(config, rollout_runner, state.device)
     make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
+    on_main_process(lambda: keep_steps(config, store))
     run = Run(config, method, store, console, rollout_runner, policy)
     return run.command(make_trainer, checkpoint)
+
+
+def keep_steps(config: RunConfig, store: RunStore) -> None:
+    """Write the steps of a run that is trained further into its folder."""
+    metadata, steps = store.read_json("run.json") or {}, config.as_dict()["steps"]
+    if metadata["config"].get("steps") == steps:
+        return
+    metadata["config"]["steps"] = steps
+    store.write_json("run.json", metadata)
+    _write_config(store.path, metadata["config"])
+
+
+def _write_config(path: Path, values: Mapping[str, Any]) -> None:
+    (path / "config.yaml").write_text(yaml.safe_dump(dict(values), sort_keys=False))
 
 
 def checkpoint_of(store: RunStore, console: Console) -> str | None:
@@ -101,7 +117,7 @@ def checkpoint_of(store: RunStore, console: Console) -> str | None:
     checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
     if checkpoint is None and gathered((store.path / "summary.json").is_file())[0]:
         raise ConfigError(
-            f"{store.path} is complete and has no checkpoint to resume from; to train further, "
+            f"{store.path} is complete and has no checkpoint to train further from; to do so, "
             f"start a new run with model {store.path}/model and another output_dir"
         )
     if checkpoint is None:
@@ -140,7 +156,7 @@ def new_folder(
         )
     metadata = run_metadata(config.as_dict())
     RunStore.create(path, {**metadata, "objects": list(objects)} if objects else metadata)
-    (path / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
+    _write_config(path, config.as_dict())
 
 
 def load_policy_for(
@@ -236,6 +252,7 @@ def train(
             trainer.add_callback(callback)
         for callback in callbacks:
             trainer.add_callback(callback)
+        trainer.add_callback(CurrentLearningRate())
         trainer.add_callback(StopAtLastStep())
         try:
             trainer.train(resume_from_checkpoint=checkpoint)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from rich.progress import Progress
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from agentgym_env.run_store import RunStore
@@ -39,7 +40,7 @@ class Shown:
     """Metrics whose names start with one of these are not written; all others are."""
 
 
-_RESULTS = ("model", "eval_after.json", "trajectories/eval_after.jsonl", "summary.json")
+_RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summary.json")
 """What a run has once it is trained."""
 
 
@@ -125,6 +126,33 @@ class StopOnInterrupt(TrainerCallback):
         if self.asked:
             control.should_save = True
             control.should_training_stop = True
+
+
+class CurrentLearningRate(TrainerCallback):
+    """Sets the first learning rate of a resumed training by its own schedule.
+
+    A checkpoint has the rate of the schedule with which it was written, and a run that is trained
+    further has a longer one.
+    """
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        **_: Any,
+    ) -> None:
+        """Compute it; without a longer schedule, this is the checkpoint's to the last bit."""
+        schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
+        if optimizer is None or not isinstance(schedule, LambdaLR):
+            return
+        shares = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        rates = [base * share(schedule.last_epoch) for base, share in shares]
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        schedule.load_state_dict({**schedule.state_dict(), "_last_lr": rates})
 
 
 class LastStepReached(Exception):

@@ -36,7 +36,7 @@ from agentgym_train.config.values import (
 )
 from agentgym_train.data.collect import CollectConfig
 from agentgym_train.models.local import check_available
-from agentgym_train.runs.preflight import resumed_config
+from agentgym_train.runs.preflight import is_complete, resumed_config
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
 
@@ -192,6 +192,28 @@ def test_a_value_of_the_wrong_type_in_python_names_its_key(changes):
 
 def test_a_path_is_taken_for_text():
     assert RLConfig(output_dir=Path("runs/x")).as_dict()["output_dir"] == "runs/x"
+
+
+def test_a_resumed_run_takes_more_steps_and_no_other_change(tmp_path):
+    config = {**config_from(NEEDED).as_dict(), "output_dir": str(tmp_path), "steps": 4}
+    store = RunStore(tmp_path)
+    (tmp_path / "trajectories").mkdir()
+    store.write_json("run.json", {"config": config})
+    for words in (["steps=9"], ["--steps", "9"], ["--steps=9"]):
+        assert resumed_config(tmp_path, words).as_dict() == {**config, "steps": 9}
+    for words, said in (
+        (["steps=3"], "has 4 steps, and steps can only grow; got 3"),
+        (["steps=many"], "steps"),
+        (["steps=9", "seed=1"], "leave out seed, or"),
+        (["run.yaml", "steps=9"], "leave out run.yaml, or"),
+        (["--no-keep-reasoning"], "leave out keep_reasoning, or"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            resumed_config(tmp_path, words)
+    assert not is_complete(resumed_config(tmp_path))
+    store.write_json("summary.json", {"steps": 4})
+    assert is_complete(resumed_config(tmp_path))
+    assert not is_complete(resumed_config(tmp_path, ["steps=5"]))
 
 
 def test_a_run_folder_that_is_incomplete_or_of_an_earlier_version_says_what_to_do(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,10 +30,11 @@ CHANGES = {
 }
 
 
-def write(folder: Path, kind: str) -> Path:
+def write(folder: Path, kind: str, changes: dict[str, Any] | None = None) -> Path:
+    changes = CHANGES[kind] if changes is None else changes
     if kind in ("sft", "dpo"):
-        return test_imitation_run.write(folder, kind, **CHANGES[kind])
-    return test_run.write_config(folder, **CHANGES[kind])
+        return test_imitation_run.write(folder, kind, **changes)
+    return test_run.write_config(folder, **changes)
 
 
 def write_evolve(folder: Path) -> Path:
@@ -113,6 +115,57 @@ def test_a_finished_run_is_left_as_it_is_and_without_its_summary_only_that_is_wr
         assert (run / "summary.json").read_bytes() == summary
         assert told in output
         (run / "summary.json").unlink()
+
+
+LONGER = {**CHANGES, "sft": EVALUATED, "rl": RL}
+
+
+@pytest.mark.parametrize("kind", LONGER)
+def test_a_finished_run_that_is_trained_further_is_the_longer_run(tmp_path, kind):
+    # Warmed up and constant: as long as it is, a step has the same learning rate.
+    fixed = {**LONGER[kind], "trainer_args": {"lr_scheduler_type": "constant_with_warmup"}}
+    long, run = tmp_path / "long", tmp_path / "run"
+    config = write(tmp_path, kind, fixed)
+    for words in (
+        ("train", config, "steps=5", f"output_dir={long}"),
+        ("train", config),
+        ("train", "--resume", run, "steps=5"),
+    ):
+        status, output = finish(Command(*words))
+        assert status == 0, output
+    if kind == "rl, one step ahead":
+        # At its last step a run samples nothing ahead: the next rollout is of newer weights.
+        assert weights(run) != weights(long)
+        return
+    assert weights(run) == weights(long)
+    assert steps_of(run) == [1, 2, 3, 4, 5]
+    for name in ("eval_after.json", "summary.json"):
+        found, kept = (json.loads((run / at / name).read_text()) for at in ("", "repeated"))
+        assert found != kept, "of the longer run, and of the shorter one"
+    evaluated = [json.loads((x / "eval_after.json").read_text()) for x in (run, long)]
+    assert evaluated[0]["success"] == evaluated[1]["success"]
+    assert json.loads((run / "summary.json").read_text())["steps"] == 5
+    assert yaml.safe_load((run / "config.yaml").read_text())["steps"] == 5
+    status, output = finish(Command("train", "--resume", run))
+    assert status == 0 and "is complete" in output
+    before = (run / "run.json").read_bytes()
+    status, output = finish(Command("train", "--resume", run, "steps=4"))
+    assert status != 0 and "has 5 steps, and steps can only grow; got 4" in output
+    status, output = finish(Command("train", "--resume", run, "steps=6", "learning_rate=1"))
+    assert status != 0 and "leave out learning_rate" in output
+    assert (run / "run.json").read_bytes() == before
+
+
+def test_a_decaying_learning_rate_follows_the_longer_schedule_at_once(tmp_path):
+    run = tmp_path / "run"
+    changes = {**EVALUATED, "eval_after": False, "learning_rate": 1e-3}
+    config = write(tmp_path, "sft", changes)
+    for words in (("train", config), ("train", "--resume", run, "steps=6")):
+        status, output = finish(Command(*words))
+        assert status == 0, output
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(row)["learning_rate"] for row in rows]
+    assert rates[3:] == pytest.approx([1e-3 * (6 - n) / 6 for n in (3, 4, 5)])
 
 
 def test_agentevol_killed_in_an_iterations_evaluation_trains_that_iteration_no_more(tmp_path):
