@@ -267,8 +267,12 @@ class KVBatch:
         prompts: Sequence[list[int]],
         max_new: int,
         pad_id: int,
+        room: tuple[int, int] = (0, 0),
     ) -> None:
-        """`caches[b]`: (layers, 2, H, n, D) for the first n tokens of `prompts[b]`, or None."""
+        """`caches[b]`: (layers, 2, H, n, D) for the first n tokens of `prompts[b]`, or None.
+
+        The buffer has at least `room`: (rows, columns).
+        """
         self._model = model
         self._device = next(model.parameters()).device
         lengths = [0 if cache is None else cache.shape[3] for cache in caches]
@@ -276,8 +280,9 @@ class KVBatch:
         past, width = max(lengths), max(len(new) for new in news)
         size = len(prompts)
         self._layers = model.config.get_text_config().num_hidden_layers
-        self._capacity = past + width + max_new
-        self._real = torch.zeros(size, self._capacity, dtype=torch.bool, device=self._device)
+        self._capacity = max(past + width + max_new, room[1])
+        rows = max(size, room[0])
+        self._real = torch.zeros(rows, self._capacity, dtype=torch.bool, device=self._device)
         self._buffer: Tensor | None = None
         self.size, self.first = size, 0
         self._cached, self._past = caches, past
@@ -292,8 +297,8 @@ class KVBatch:
     def layer_buffer(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, (size, H, capacity, D) each, made at the first forward."""
         if self._buffer is None:
-            size, heads, _, dim = like.shape
-            shape = (self._layers, 2, size, heads, self._capacity, dim)
+            _, heads, _, dim = like.shape
+            shape = (self._layers, 2, len(self._real), heads, self._capacity, dim)
             kind, dtype = like.device.type, like.dtype
             if torch.is_autocast_enabled(kind):
                 # Rotary embeddings return float32; attention would convert it at each token.
@@ -331,9 +336,15 @@ class KVBatch:
     def repeat(self, rows: Sequence[int]) -> None:
         """Replace the rows by copies of these."""
         chosen = torch.tensor(list(rows), device=self._device)
-        self._real = self._real.index_select(0, chosen)
-        self._buffer = self._filled.index_select(2, chosen)
-        self.size = len(rows)
+        if (size := len(rows)) > len(self._real):
+            self._real = self._real.index_select(0, chosen)
+            self._buffer = self._filled.index_select(2, chosen)
+        else:
+            used = slice(self.first, self.columns)
+            self._real[:size] = self._real[chosen]
+            for layer in self._filled:  # layer by layer: a copy of less
+                layer[:, :size, :, used] = layer[:, chosen, :, used]
+        self.size = size
 
     def keep(self, live: Sequence[int]) -> list[int]:
         """Keep these rows only, the last ones in the places of others; returns their new order."""
@@ -507,6 +518,9 @@ class TurnBatch:
         first, row_of = _distinct(requests, caches)
         cached = [0 if (cache := caches[row]) is None else cache.shape[3] for row in first]
         news = [len(requests[row].ids) - n for row, n in zip(first, cached, strict=True)]
+        columns = max(len(r.ids) for r in requests) + max(r.left for r in requests)
+        # For all groups at once, and for turns that join later, whose prompts are longer.
+        room = (len(requests), columns + columns // 4)
         for group in like_lengths(news, self._pass_cost):
             # Sorted, distinct prompts are in the order in which the requests first have them.
             together = sorted(group)
@@ -517,6 +531,7 @@ class TurnBatch:
                 [requests[first[distinct]].ids for distinct in together],
                 [caches[first[distinct]] for distinct in together],
                 [place[row_of[row]] for row in members],
+                room,
             )
 
     def _join(
@@ -525,16 +540,23 @@ class TurnBatch:
         prompts: Sequence[list[int]],
         caches: Sequence[Tensor | None],
         prompt_of: Sequence[int],
+        room: tuple[int, int],
     ) -> None:
-        """Run the new tokens of distinct `prompts`; `prompt_of` says which each request shares."""
+        """Run the new tokens of distinct `prompts`; `prompt_of` says which each request shares.
+
+        If no other turn runs, they begin in a buffer with this `room` (rows, columns).
+        """
         longest = max(request.left for request in requests)
-        fresh = KVBatch(self._model, caches, prompts, longest, self._pad_id)
+        begins = not self.live or self._kv is None
+        fresh = KVBatch(
+            self._model, caches, prompts, longest, self._pad_id, room if begins else (0, 0)
+        )
         logits = fresh.prefill()  # (distinct prompts, V)
         if len(prompts) < len(requests):
             fresh.repeat(prompt_of)
             logits = logits[prompt_of]  # (new rows, V)
         self._steps = 0
-        if not self.live or self._kv is None:
+        if begins or self._kv is None:
             self._rows, self._kv, self._logits = list(requests), fresh, logits
             return
         done = [row for row, request in enumerate(self._rows) if request.done]
