@@ -211,6 +211,7 @@ def resumed_config(path: Path, words: Sequence[str] = (), *, trusted: bool = Fal
     Raises `ConfigError` if there is none, if it contains code or addresses and is not trusted, or
     if `words` change anything else.
     """
+    more = _only_steps(path, words)
     metadata = RunStore.open(path).read_json("run.json") or {}
     if objects := metadata.get("objects"):
         raise ConfigError(
@@ -230,21 +231,26 @@ def resumed_config(path: Path, words: Sequence[str] = (), *, trusted: bool = Fal
             "run with the config in run.json"
         )
     config: RunConfig = stored_config(path, {**values, "output_dir": str(path)})
-    return _longer(config, words) if words else config
+    return _longer(config, more) if more else config
 
 
-def _longer(config: RunConfig, words: Sequence[str]) -> RunConfig:
-    """A stored run's config with the number of steps that `words` name."""
-    path = config.output_dir
+def _only_steps(path: Path, words: Sequence[str]) -> dict[str, Any]:
+    """The values in `words`; raises `ConfigError` if they are not more steps alone."""
     files = [word for word in words[:1] if "=" not in word and not word.startswith("-")]
     asked = {} if files else parse_overrides(expand_flags(words))
-    others = ", ".join([*files, *(key for key in asked if key != "steps")])
-    if others or isinstance(config, AgentEvolConfig):
+    if others := ", ".join([*files, *(key for key in asked if key != "steps")]):
         raise ConfigError(
-            f"a resumed run keeps its config: leave out {others or 'steps'}, or start a new run "
-            f"with {path}/config.yaml"
-            + ("" if isinstance(config, AgentEvolConfig) else "; only steps can grow: steps=N")
+            f"a resumed run keeps its config; leave out {others}, or start a new run with "
+            f"{path}/config.yaml. Only its steps can grow: steps=N"
         )
+    return asked
+
+
+def _longer(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
+    """A stored run's config with the number of steps that is asked for."""
+    path = config.output_dir
+    if isinstance(config, AgentEvolConfig):
+        raise ConfigError(f"{path} is a run of AgentEvol, which keeps its steps; leave out steps")
     summary = RunStore.open(Path(path)).read_json("summary.json") or {}
     # Those of SFT and DPO may follow from their epochs.
     steps = config.as_dict()["steps"] or summary.get("steps", 0)
