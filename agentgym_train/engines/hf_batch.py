@@ -334,17 +334,13 @@ class KVBatch:
         return self._forward(ids[:, None])
 
     def repeat(self, rows: Sequence[int]) -> None:
-        """Replace the rows by copies of these."""
+        """Replace the rows by copies of these, for which the buffer has room."""
         chosen = torch.tensor(list(rows), device=self._device)
-        if (size := len(rows)) > len(self._real):
-            self._real = self._real.index_select(0, chosen)
-            self._buffer = self._filled.index_select(2, chosen)
-        else:
-            used = slice(self.first, self.columns)
-            self._real[:size] = self._real[chosen]
-            for layer in self._filled:  # layer by layer: a copy of less
-                layer[:, :size, :, used] = layer[:, chosen, :, used]
-        self.size = size
+        self.size = len(rows)
+        used = slice(self.first, self.columns)
+        self._real[: self.size] = self._real[chosen]
+        for layer in self._filled:  # layer by layer: a copy of less
+            layer[:, : self.size, :, used] = layer[:, chosen, :, used]
 
     def keep(self, live: Sequence[int]) -> list[int]:
         """Keep these rows only, the last ones in the places of others; returns their new order."""
@@ -547,25 +543,24 @@ class TurnBatch:
         If no other turn runs, they begin in a buffer with this `room` (rows, columns).
         """
         longest = max(request.left for request in requests)
-        begins = not self.live or self._kv is None
-        fresh = KVBatch(
-            self._model, caches, prompts, longest, self._pad_id, room if begins else (0, 0)
-        )
+        kv = self._kv if self.live else None
+        room = room if kv is None else (len(requests), 0)
+        fresh = KVBatch(self._model, caches, prompts, longest, self._pad_id, room)
         logits = fresh.prefill()  # (distinct prompts, V)
         if len(prompts) < len(requests):
             fresh.repeat(prompt_of)
             logits = logits[prompt_of]  # (new rows, V)
         self._steps = 0
-        if begins or self._kv is None:
+        if kv is None:
             self._rows, self._kv, self._logits = list(requests), fresh, logits
             return
         done = [row for row, request in enumerate(self._rows) if request.done]
         more = max(longest, *(r.left for r in self._rows if not r.done))
-        places = self._kv.add(fresh, done, more)
+        places = kv.add(fresh, done, more)
         if self._static is not None:
-            self._static.release(self._kv._filled)
+            self._static.release(kv._filled)
         added = len(self._rows)
-        self._rows += requests[: self._kv.size - added]
+        self._rows += requests[: kv.size - added]
         for place, request in zip(places, requests, strict=True):
             self._rows[place] = request
         both = logits.new_zeros(len(self._rows), logits.shape[1])  # (B, V)

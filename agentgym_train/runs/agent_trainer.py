@@ -44,11 +44,11 @@ from agentgym_train.runs.run import (
     checkpoint_of,
     evaluate_policy,
     evaluations,
-    keep_steps,
     load_policy_for,
     method_of,
     new_folder,
     notifier,
+    write_steps,
 )
 from agentgym_train.runs.watchdog import watching_processes
 
@@ -150,9 +150,8 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         This includes the evaluations before and after training, unless `args` turns them off, and
         the summary. A new run moves an earlier run in the folder aside. `resume_from_checkpoint`
         continues the run in the folder from its last checkpoint, with the same settings or more
-        steps. Raises
-        `KeyboardInterrupt` after Ctrl-C, with a checkpoint, and `FolderInUse` if another process
-        writes to the folder.
+        steps. Raises `KeyboardInterrupt` after Ctrl-C, with a checkpoint, and `FolderInUse` if
+        another process writes to the folder.
         """
         self._check_open()
         if not isinstance(resume_from_checkpoint, bool):
@@ -173,7 +172,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             if resume_from_checkpoint:
                 self._check_resumed(RunStore.open(path))
                 checkpoint = checkpoint_of(RunStore.open(path), self._console)
-                on_main_process(lambda: keep_steps(self.args, RunStore.open(path)))
+                on_main_process(lambda: write_steps(self.args, RunStore.open(path)))
             else:
                 on_main_process(
                     lambda: new_folder(self.args, path, self._console, self._named_objects)

@@ -92,15 +92,15 @@ def resume(
     checkpoint = checkpoint_of(store, console)
     policy = load_policy_for(config, rollout_runner, state.device)
     make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
-    on_main_process(lambda: keep_steps(config, store))
+    on_main_process(lambda: write_steps(config, store))
     run = Run(config, method, store, console, rollout_runner, policy)
     return run.command(make_trainer, checkpoint)
 
 
-def keep_steps(config: RunConfig, store: RunStore) -> None:
+def write_steps(config: RunConfig, store: RunStore) -> None:
     """Write the steps of a run that is trained further into its folder."""
     metadata, steps = store.read_json("run.json") or {}, config.as_dict()["steps"]
-    if metadata["config"].get("steps") == steps:
+    if metadata.get("config", {}).get("steps", steps) == steps:
         return
     metadata["config"]["steps"] = steps
     store.write_json("run.json", metadata)
