@@ -124,12 +124,16 @@ class RunStore:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file atomically."""
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file atomically."""
         target = self.path / name
         partial = target.with_name(target.name + ".partial")
         # A file or link of this name is an earlier write's, or a trap: it is not written through.
         partial.unlink(missing_ok=True)
         with partial.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=2) + "\n")
+            file.write(text)
         partial.replace(target)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -178,17 +182,17 @@ class RunStore:
             self._cut(f"trajectories/{name}.jsonl", end)
         self._cut("metrics.jsonl", self._first("metrics.jsonl", "step", steps + 1))
 
-    def set_aside(self, *names: str) -> None:
-        """Move files and folders into the folder `repeated`, in place of those of earlier calls.
+    def set_aside(self, *names: str, folder: str) -> None:
+        """Move files and folders into a folder of the run, in place of those of the same names.
 
         Names are patterns of `Path.glob`.
         """
         for path in [path for name in names for path in self.path.glob(name)]:
-            repeated = self.path / "repeated" / path.relative_to(self.path)
-            repeated.parent.mkdir(parents=True, exist_ok=True)
-            if repeated.is_dir():
-                shutil.rmtree(repeated)
-            path.replace(repeated)
+            moved = self.path / folder / path.relative_to(self.path)
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            if moved.is_dir():
+                shutil.rmtree(moved)
+            path.replace(moved)
 
     def metrics(self) -> tuple[list[dict[str, Any]], list[BrokenLine]]:
         """The metrics of all steps in order; for a repeated step, the last."""

@@ -49,6 +49,20 @@ class FinishedCheckpoints(TrainerCallback):
         (parent / "README.md").write_text(model_card(folder, self._config), encoding="utf-8")
 
 
+def find_base_again(folder: Path, before: Path) -> None:
+    """Write the place of the base model of adapters anew that were moved from the folder `before`.
+
+    Nothing changes if they find it, and if it is not there.
+    """
+    place = folder / BASE_FOLDER
+    if not place.is_file():
+        return
+    relative = place.read_text(encoding="utf-8", errors="surrogateescape").strip()
+    base = Path(os.path.normpath(before / relative))
+    if not is_model(folder / relative) and is_model(base):
+        place.write_text(f"{Path(os.path.relpath(base, folder)).as_posix()}\n", encoding="utf-8")
+
+
 def model_card(folder: Path, config: RunConfig) -> str:
     """The text of a model card: what the model was trained from, in what, and how."""
     model = config.model

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 from accelerate import PartialState
@@ -22,7 +23,7 @@ from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
 from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig
 from agentgym_train.config.values import ANOTHER_FOLDER
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered, join, on_main_process
@@ -38,7 +39,7 @@ from agentgym_train.rollout.horizon import (
     as_horizon,
 )
 from agentgym_train.rollout.runner import Stage
-from agentgym_train.runs.preflight import place, prepared
+from agentgym_train.runs.preflight import place, prepared, trained_steps
 from agentgym_train.runs.run import (
     Run,
     checkpoint_of,
@@ -48,11 +49,12 @@ from agentgym_train.runs.run import (
     method_of,
     new_folder,
     notifier,
-    write_steps,
 )
 from agentgym_train.runs.watchdog import watching_processes
 
 _BUILT_IN: Final = frozenset(ALGORITHMS.values())
+_TRAINED: Final[WeakSet[Any]] = WeakSet()
+"""Models that an AgentTrainer of this process has trained: their weights are not the first ones."""
 
 
 class AgentTrainer(AbstractContextManager["AgentTrainer"]):
@@ -62,7 +64,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
     from agentgym_train import AgentTrainer, RLConfig
 
     args = RLConfig(output_dir="runs/craft", horizon=[5, 10], horizon_every=50, steps=100)
-    with AgentTrainer("Qwen/Qwen3-0.6B", "agentgym/TextCraft-v0", args) as trainer:
+    with AgentTrainer("Qwen/Qwen2.5-0.5B-Instruct", "agentgym/TextCraft-v0", args) as trainer:
         trainer.train()
         print(trainer.evaluate())
         trainer.save_model("craft-model")
@@ -171,8 +173,8 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             checkpoint = None
             if resume_from_checkpoint:
                 self._check_resumed(RunStore.open(path))
+                self._check_reference()
                 checkpoint = checkpoint_of(RunStore.open(path), self._console)
-                on_main_process(lambda: write_steps(self.args, RunStore.open(path)))
             else:
                 on_main_process(
                     lambda: new_folder(self.args, path, self._console, self._named_objects)
@@ -181,6 +183,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             run = Run(
                 self.args, self._method, store, self._console, self.rollout_runner, self.policy
             )
+            _TRAINED.add(self.policy.model)
             with watching_processes("Resume with train(resume_from_checkpoint=True)"):
                 run.play(self._new_trainer, checkpoint, self.callbacks)
         rows, _ = store.metrics()
@@ -202,6 +205,10 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         """Raise `ConfigError` if the run was started with other settings."""
         metadata = store.read_json("run.json") or {}
         old = {**metadata.get("config", {}), "objects": metadata.get("objects", [])}
+        has_schedule = any(name.startswith("horizon:") for name in self._named_objects)
+        if isinstance(self.args, RLConfig) and has_schedule and "horizon" in old:
+            # Of a schedule of one's own the config has two values; more steps may have another.
+            self.args = replace(self.args, horizon=old["horizon"])
         new = json.loads(json.dumps({**self.args.as_dict(), "objects": self._named_objects}))
         changed = [
             f"{name} was {old[name]!r} and is {new[name]!r}"
@@ -209,13 +216,22 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             if name != "output_dir"
             and name in old
             and old[name] != new[name]
-            # More steps train the run further.
-            and not (name == "steps" and new[name] > old[name])
+            # The run is trained to another step.
+            and not (name == "steps" and new[name] >= trained_steps(store))
         ]
         if changed:
             raise ConfigError(
                 f"{store.path} was started with other settings: {'; '.join(changed)[:600]}. Use "
                 "the earlier settings, or start a new run with another output_dir"
+            )
+
+    def _check_reference(self) -> None:
+        """Raise `ConfigError` if DPO would take trained weights for its reference."""
+        has_copy = isinstance(self.args, DPOConfig) and self.args.lora is None
+        if has_copy and self.policy.model in _TRAINED:
+            raise ConfigError(
+                "this model was trained since it was loaded, and DPO compares with the model that "
+                "the run began with; load it again"
             )
 
     def evaluate(

@@ -251,22 +251,31 @@ def _longer(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
     path = config.output_dir
     if isinstance(config, AgentEvolConfig):
         raise ConfigError(f"{path} is a run of AgentEvol, which keeps its steps; leave out steps")
-    summary = RunStore.open(Path(path)).read_json("summary.json") or {}
-    # Those of SFT and DPO may follow from their epochs.
-    steps = config.as_dict()["steps"] or summary.get("steps", 0)
     longer = method_config({**config.as_dict(), **asked})
-    if (more := longer.as_dict()["steps"]) < steps:
-        raise ConfigError(f"{path} has {steps} steps, and steps can only grow; got {more}")
+    steps, trained = longer.as_dict()["steps"], trained_steps(RunStore.open(Path(path)))
+    if steps < trained:
+        raise ConfigError(
+            f"{path} is trained to step {trained}; steps is at least that, got {steps}"
+        )
     return longer
+
+
+def trained_steps(store: RunStore) -> int:
+    """The last step that a run has metrics of; 0 without."""
+    rows, _ = store.metrics()
+    return int(rows[-1]["step"]) if rows else 0
 
 
 def is_complete(config: RunConfig) -> bool:
     """Whether the run of a stored config is complete, with as many steps as the config has."""
-    summary = RunStore.open(Path(config.output_dir)).read_json("summary.json")
+    store = RunStore.open(Path(config.output_dir))
+    summary = store.read_json("summary.json")
     if summary is None:
         return False
-    wanted = 0 if isinstance(config, AgentEvolConfig) else config.as_dict()["steps"]
-    return bool(summary.get("steps", wanted) >= wanted)
+    if isinstance(config, AgentEvolConfig):
+        return True
+    stored = (store.read_json("run.json") or {}).get("config", {}).get("steps", 0)
+    return bool(summary.get("steps", stored) >= config.as_dict()["steps"])
 
 
 def prepared(config: RunConfig, processes: int = 1, *, is_loaded: bool = False) -> Stage:

@@ -6,7 +6,7 @@ It is the same for all training methods; their differences are in `Method`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from errno import ENOSPC
@@ -14,7 +14,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import yaml
 from accelerate import PartialState
 from rich.console import Console
 from safetensors import SafetensorError
@@ -51,7 +50,9 @@ from agentgym_train.trainers.callbacks import (
     Notify,
     StopAtLastStep,
     StopOnInterrupt,
+    TrainedFurther,
     last_checkpoint,
+    write_config,
 )
 from agentgym_train.trainers.compiling import compile_layers, set_tiles
 from agentgym_train.trainers.run_summary import show_end, success_table
@@ -92,23 +93,8 @@ def resume(
     checkpoint = checkpoint_of(store, console)
     policy = load_policy_for(config, rollout_runner, state.device)
     make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
-    on_main_process(lambda: write_steps(config, store))
     run = Run(config, method, store, console, rollout_runner, policy)
     return run.command(make_trainer, checkpoint)
-
-
-def write_steps(config: RunConfig, store: RunStore) -> None:
-    """Write the steps of a run that is trained further into its folder."""
-    metadata, steps = store.read_json("run.json") or {}, config.as_dict()["steps"]
-    if metadata.get("config", {}).get("steps", steps) == steps:
-        return
-    metadata["config"]["steps"] = steps
-    store.write_json("run.json", metadata)
-    _write_config(store.path, metadata["config"])
-
-
-def _write_config(path: Path, values: Mapping[str, Any]) -> None:
-    (path / "config.yaml").write_text(yaml.safe_dump(dict(values), sort_keys=False))
 
 
 def checkpoint_of(store: RunStore, console: Console) -> str | None:
@@ -122,8 +108,8 @@ def checkpoint_of(store: RunStore, console: Console) -> str | None:
         )
     if checkpoint is None:
         console.print(
-            f"{store.path} has no checkpoint; starting at step 0. Figures, episodes and a model "
-            f"of earlier steps, if any, are moved to {store.path}/repeated.",
+            f"{store.path} has no checkpoint; starting at step 0. Figures and episodes of earlier "
+            f"steps, if any, are moved to {store.path}/repeated, and a model to its folder step-0.",
             soft_wrap=True,
         )
     else:
@@ -155,8 +141,8 @@ def new_folder(
             f"{path} contains an earlier run; moving it to {next_free_name(path)}.", soft_wrap=True
         )
     metadata = run_metadata(config.as_dict())
-    RunStore.create(path, {**metadata, "objects": list(objects)} if objects else metadata)
-    _write_config(path, config.as_dict())
+    store = RunStore.create(path, {**metadata, "objects": list(objects)} if objects else metadata)
+    write_config(config.as_dict(), store)
 
 
 def load_policy_for(
@@ -246,6 +232,7 @@ def train(
     with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
         if trainer.is_world_process_zero():
             trainer.add_callback(Metrics(store, progress, method.shown))
+            trainer.add_callback(TrainedFurther(config, store))
         trainer.add_callback(stop)
         trainer.add_callback(FinishedCheckpoints(config))
         for callback in method.callbacks(trainer, checkpoint, progress):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
+import yaml
 from accelerate import PartialState
 from rich.progress import Progress
 from torch.optim.lr_scheduler import LambdaLR
@@ -21,6 +22,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.base import RunConfig
 from agentgym_train.evaluation.report import Reports
 from agentgym_train.models.distributed import gathered
+from agentgym_train.models.model_card import find_base_again
 from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import Stage
@@ -38,10 +40,6 @@ class Shown:
     """The text next to the bar."""
     hidden: tuple[str, ...] = ()
     """Metrics whose names start with one of these are not written; all others are."""
-
-
-_RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summary.json")
-"""What a run has once it is trained."""
 
 
 class Metrics(TrainerCallback):
@@ -64,9 +62,6 @@ class Metrics(TrainerCallback):
         """Remove what later steps have stored, and start the bar at the current step."""
         # Here the checkpoint is loaded: a resume that fails before has removed nothing.
         self._store.keep_steps(state.global_step)
-        if state.global_step < state.max_steps:
-            # The run is trained further: what it ended with before is no result of it any more.
-            self._store.set_aside(*_RESULTS)
         self._progress.update(self._bar, total=state.max_steps, completed=state.global_step)
         self._progress.start_task(self._bar)
 
@@ -91,6 +86,48 @@ class Metrics(TrainerCallback):
         row |= {k: v for k, v in logs.items() if not k.startswith(self._shown.hidden)}
         self._store.append_metrics(row)
         self._progress.update(self._bar, completed=state.global_step, status=self._shown.text(row))
+
+
+_RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summary.json")
+"""What a run has once it is trained, the summary last: with it a run counts as complete."""
+
+
+class TrainedFurther(TrainerCallback):
+    """Stores the steps of a run that is trained further, and moves what it had ended with.
+
+    That is no result of the run any more; it is in the folder `step-N` afterwards.
+    """
+
+    def __init__(self, config: RunConfig, store: RunStore) -> None:
+        self._config = config
+        self._store = store
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Store and move, unless no step is left; the checkpoint is loaded here."""
+        if state.global_step >= state.max_steps:
+            return
+        write_steps(self._config, self._store)
+        run, folder = self._store.path, f"step-{state.global_step}"
+        self._store.set_aside(*_RESULTS, folder=folder)
+        find_base_again(run / folder / "model", before=run / "model")
+
+
+def write_steps(config: RunConfig, store: RunStore) -> None:
+    """Write a config's number of steps into the folder of its run, if another one is there."""
+    metadata, steps = store.read_json("run.json") or {}, config.as_dict()["steps"]
+    if metadata.get("config", {}).get("steps", steps) == steps:
+        return
+    metadata["config"]["steps"] = steps
+    # Killed between the two, the run is resumed with its earlier steps.
+    write_config(metadata["config"], store)
+    store.write_json("run.json", metadata)
+
+
+def write_config(values: Mapping[str, Any], store: RunStore) -> None:
+    """Write a config as config.yaml of its run."""
+    store.write_text("config.yaml", yaml.safe_dump(dict(values), sort_keys=False))
 
 
 class StopOnInterrupt(TrainerCallback):

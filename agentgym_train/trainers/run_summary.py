@@ -15,11 +15,13 @@ from rich.table import Table
 
 from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore
+from agentgym_env.trust import trust_option
 from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
 from agentgym_train.config.worlds import RLWorld
 from agentgym_train.evaluation.report import Reports
 from agentgym_train.evaluation.tables import category_grid
+from agentgym_train.trainers.callbacks import last_checkpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +40,7 @@ def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) 
         "episodes": len(rows) * config.episodes_per_step,
         "lost_episodes": int(sum(row["lost"] for row in rows)),
         "retried_episodes": int(sum(row["retried"] for row in rows)),
-        "steps": len(rows),
+        "steps": rows[-1]["step"] if rows else 0,
     }
 
 
@@ -52,7 +54,7 @@ def learning_summary(
         "loss_first": rows[0]["loss"] if rows else None,
         "loss_last": rows[-1]["loss"] if rows else None,
         "train_seconds": _seconds(rows, "seconds"),
-        "steps": len(rows),
+        "steps": rows[-1]["step"] if rows else 0,
     }
 
 
@@ -265,11 +267,21 @@ def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
             f"--horizon {world.eval_horizon}",
             "evaluate the oracle",
         ),
+        *_further(config, store),
+    ]
+
+
+def _further(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
+    """The command that trains further; none where it would be refused."""
+    has_objects = (store.read_json("run.json") or {}).get("objects")
+    if has_objects or last_checkpoint(store.checkpoints) is None:
+        return []
+    command = f"agentgym train --resume {store.path} --steps {2 * config.steps}"
+    return [
         (
-            f"agentgym train {run}/config.yaml --output_dir {run}-longer "
-            f"--model {run}/model --steps {config.steps}",
-            "continue training from here",
-        ),
+            command + trust_option(config.as_dict()),
+            "train it further, to twice as many steps",
+        )
     ]
 
 

@@ -145,7 +145,7 @@ class Seed:
             seed=self.seed, output_dir=str(folder), eval_before=False, eval_after=False,
         )  # fmt: skip
         begun = (folder / "run.json").is_file()
-        if begun and is_complete(folder):
+        if begun and is_complete(config):
             return folder
         runner = runner_of(config)
         with prepared(config) as stage:  # type: ignore[union-attr]

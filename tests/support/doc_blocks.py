@@ -5,7 +5,7 @@ A block runs unless an HTML comment above it states why it cannot; a page render
     <!-- docs-test: skip, needs a GPU -->             the block is only checked, not run
     <!-- docs-test: skip make test, takes minutes --> so are its lines that begin with these words
     <!-- docs-test: with train steps=1 -->            append words to the lines of a program
-    <!-- docs-test: replace Qwen/Qwen3-0.6B => FOLDER -->
+    <!-- docs-test: replace Qwen/Qwen2.5-0.5B-Instruct => FOLDER -->
     <!-- docs-test: exit 1 -->                        the exit status that the last line has
     <!-- docs-test: shell                             run before the block, as is `python`
     touch token.txt

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 import agentgym_train
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train import AgentTrainer, Algorithm, RLConfig, SFTConfig, TokenBatch
+from agentgym_train import AgentTrainer, Algorithm, DPOConfig, RLConfig, SFTConfig, TokenBatch
 from agentgym_train.config.methods import config_from
 from agentgym_train.rollout.agent import Agent
 from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, Linear, ScalingInterStepwise
@@ -26,6 +26,7 @@ from agentgym_train.trainers.run_summary import policy_options
 from agentgym_train.trainers.trainer import _text
 from tests.train.command import Command, finish
 from tests.train.small import textcraft_tokenizer, tiny_model
+from tests.train.test_imitation_run import save_episodes
 
 SHORT = {
     "horizon": [4], "steps": 2, "prompts_per_step": 4, "num_generations": 4, "turn_max_tokens": 40,
@@ -254,6 +255,43 @@ def test_a_run_in_python_is_evaluated_and_summarized_and_resumes_with_its_settin
         pytest.raises(ConfigError, match=said),
     ):
         trainer.train(resume_from_checkpoint=True)
+
+
+def test_a_schedule_that_goes_on_growing_trains_further_and_keeps_the_evaluation(tmp_path):
+    for steps in (1, 2, 3):
+        args = RLConfig(output_dir=str(tmp_path / "run"), **{**SHORT, "steps": steps})
+        with AgentTrainer(
+            tiny_model(), TEXTCRAFT, args, processing_class=textcraft_tokenizer(),
+            horizon=lambda step: 1 + step,
+        ) as trainer:  # fmt: skip
+            trainer.train(resume_from_checkpoint=steps > 1)
+            assert trainer.args.fixed_eval_horizon == 1
+    store = RunStore.open(tmp_path / "run")
+    assert [row["horizon"] for row in store.metrics()[0]] == [1, 2, 3]
+    assert [json.loads((tmp_path / f"run/step-{n}/summary.json").read_text())["steps"]
+            for n in (1, 2)] == [1, 2]  # fmt: skip
+
+
+def test_dpo_of_a_model_that_was_trained_is_not_resumed_with_it_as_reference(tmp_path):
+    data, model = [save_episodes(tmp_path / "episodes")], tiny_model()
+
+    def trainer(model, steps):
+        args = DPOConfig(
+            output_dir=str(tmp_path / "run"), data=data, steps=steps, pairs_per_step=4,
+            instruction="", max_tokens=1400, save_every=1,
+        )  # fmt: skip
+        return AgentTrainer(model, args=args, processing_class=textcraft_tokenizer())
+
+    with trainer(model, 1) as first:
+        first.train()
+    with (
+        trainer(model, 2) as again,
+        pytest.raises(ConfigError, match="trained since it was loaded"),
+    ):
+        again.train(resume_from_checkpoint=True)
+    with trainer(tiny_model(), 2) as further:
+        further.train(resume_from_checkpoint=True)
+    assert [row["step"] for row in RunStore.open(tmp_path / "run").metrics()[0]] == [1, 2]
 
 
 @pytest.mark.slow

@@ -201,8 +201,10 @@ def test_a_resumed_run_takes_more_steps_and_no_other_change(tmp_path):
     store.write_json("run.json", {"config": config})
     for words in (["steps=9"], ["--steps", "9"], ["--steps=9"]):
         assert resumed_config(tmp_path, words).as_dict() == {**config, "steps": 9}
+    store.append_metrics({"step": 3})
+    assert resumed_config(tmp_path, ["steps=3"]).as_dict()["steps"] == 3, "fewer than planned"
     for words, said in (
-        (["steps=3"], "has 4 steps, and steps can only grow; got 3"),
+        (["steps=2"], "is trained to step 3; steps is at least that, got 2"),
         (["steps=many"], "steps"),
         (["steps=9", "seed=1"], "leave out seed, or"),
         (["run.yaml", "steps=9"], "leave out run.yaml, or"),
@@ -212,6 +214,10 @@ def test_a_resumed_run_takes_more_steps_and_no_other_change(tmp_path):
             resumed_config(tmp_path, words)
     assert not is_complete(resumed_config(tmp_path))
     store.write_json("summary.json", {"steps": 4})
+    assert is_complete(resumed_config(tmp_path))
+    assert not is_complete(resumed_config(tmp_path, ["steps=5"]))
+    # As summaries of other programs are.
+    store.write_json("summary.json", {})
     assert is_complete(resumed_config(tmp_path))
     assert not is_complete(resumed_config(tmp_path, ["steps=5"]))
 

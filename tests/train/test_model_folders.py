@@ -13,7 +13,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.methods import RLConfig, SFTConfig
 from agentgym_train.models.loading import load_policy, load_tokenizer, lora_config
 from agentgym_train.models.local import ADAPTERS, base_of, check_available, find_local_models
-from agentgym_train.models.model_card import finish_model_folder, model_card
+from agentgym_train.models.model_card import find_base_again, finish_model_folder, model_card
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 
@@ -102,6 +102,18 @@ def test_a_broken_place_of_the_base_model_is_rejected(adapters):
     with pytest.raises(ConfigError, match="there is no model in") as caught:
         base_of(adapters)
     assert "delete" not in str(caught.value)
+
+
+def test_adapters_that_are_moved_within_their_run_find_their_base_model(adapters):
+    base, file = base_of(adapters), adapters / ADAPTERS
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "base_model_name_or_path": "/run/was/elsewhere"}))
+    moved = adapters.parent / "step-3" / "model"
+    moved.parent.mkdir()
+    adapters.rename(moved)
+    for _ in range(2):
+        find_base_again(moved, before=adapters)
+        assert Path(base_of(moved)).resolve() == Path(base).resolve()
 
 
 def test_a_place_of_the_base_model_that_cannot_be_a_path_is_rejected(adapters):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from matplotlib import pyplot
@@ -11,6 +12,7 @@ from rich.console import Console
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import RLConfig, config_from
 from agentgym_train.evaluation.evaluate import CategoryReport, EvalReport
+from agentgym_train.trainers.callbacks import HorizonState
 from agentgym_train.trainers.run_summary import (
     figure_of,
     next_commands,
@@ -102,7 +104,17 @@ def test_each_of_several_environments_is_evaluated_with_its_own_prompt(tmp_path)
 
 
 def test_the_next_commands_are_three_that_parse(tmp_path):
-    commands = [command for command, _ in next_commands(CONFIG, RunStore(tmp_path / "run"))]
+    store = RunStore.create(tmp_path / "run", {})
+    assert len(next_commands(CONFIG, store)) == 2, "without a checkpoint nothing trains further"
+    checkpoint = store.checkpoints / "checkpoint-9"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / HorizonState.FILE).touch()
+    commands = [command for command, _ in next_commands(CONFIG, store)]
     assert len(commands) == 3
     assert all(command.startswith("agentgym ") for command in commands)
     assert f"--policy {tmp_path}/run/model" in commands[0]
+    assert commands[2] == f"agentgym train --resume {tmp_path}/run --steps {2 * CONFIG.steps}"
+    own = replace(CONFIG, env="mine:Game")
+    assert next_commands(own, store)[2][0].endswith(" --trust")
+    store.write_json("run.json", {"objects": ["agent: Mine"]})
+    assert len(next_commands(CONFIG, store)) == 2, "a command cannot restore objects"
