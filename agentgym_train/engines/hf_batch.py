@@ -308,6 +308,7 @@ class KVBatch:
             for row, cache in enumerate(self._cached):
                 if cache is not None:
                     self._buffer[:, :, row, :, self._past - cache.shape[3] : self._past] = cache
+            self._cached = ()  # copied: the batch outlives them
         return self._buffer[layer, 0, : self.size], self._buffer[layer, 1, : self.size]
 
     def prefill(self) -> Tensor:

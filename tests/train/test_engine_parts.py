@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import weakref
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_train.config.engines import ServerSettings, engine_settings
 from agentgym_train.engines.base import EngineLost, Sampling
 from agentgym_train.engines.hf import HFEngine, UpdateGate
-from agentgym_train.engines.hf_batch import float32_head
+from agentgym_train.engines.hf_batch import KVBatch, float32_head
 from agentgym_train.engines.vllm_process import command_line, engine_values
 from agentgym_train.engines.vllm_server import Fleet, VLLMServerEngine
 from agentgym_train.engines.vllm_wire import Member, Unreachable, VLLMWire
@@ -157,3 +158,18 @@ def test_under_autocast_the_cache_has_the_precision_of_autocast():
     asyncio.run(engine.generate([5, 6, 7], Sampling(2, seed=1), conversation="c"))
     _, cache = engine._caches["c"]
     assert cache.dtype == torch.bfloat16
+
+
+@torch.inference_mode()
+def test_a_batch_keeps_no_cache_that_it_has_copied():
+    prompt = [5, 6, 7, 8, 9]
+    first = KVBatch(tiny_model(), [None], [prompt[:3]], 4, 0)
+    first.prefill()
+    cache = first.row(0, 3)
+    kept = weakref.ref(cache)
+    batch = KVBatch(tiny_model(), [cache], [prompt], 4, 0)
+    logits = batch.prefill()
+    whole = KVBatch(tiny_model(), [None], [prompt], 4, 0).prefill()
+    assert torch.allclose(logits, whole, atol=1e-5)
+    del cache
+    assert kept() is None and batch.columns == 5
