@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -232,7 +233,8 @@ class _BufferLayer(DynamicLayer):
 
     def __init__(self, batch: KVBatch, layer: int) -> None:
         super().__init__()
-        self._batch = batch
+        # The batch refers to its layers: a cycle would keep its buffer until a garbage collection.
+        self._batch: KVBatch = weakref.proxy(batch)
         self._layer = layer
         self.is_initialized = True
 

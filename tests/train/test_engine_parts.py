@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import weakref
 
@@ -173,3 +174,10 @@ def test_a_batch_keeps_no_cache_that_it_has_copied():
     assert torch.allclose(logits, whole, atol=1e-5)
     del cache
     assert kept() is None and batch.columns == 5
+    gc.disable()
+    try:
+        ended = weakref.ref(batch)
+        del batch
+        assert ended() is None, "its buffer is free without a garbage collection"
+    finally:
+        gc.enable()
