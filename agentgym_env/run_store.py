@@ -21,7 +21,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -340,6 +340,11 @@ def _last_byte(path: Path) -> bytes:
 
 
 _VERSIONS = ("agentgym-sdk", "torch", "transformers", "trl", "accelerate", "gymnasium")
+
+
+def last_step(rows: Sequence[Mapping[str, Any]]) -> int:
+    """The last step of a run by the rows of its metrics; 0 without rows."""
+    return int(rows[-1]["step"]) if rows else 0
 
 
 def run_metadata(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,9 +50,9 @@ class FinishedCheckpoints(TrainerCallback):
 
 
 def find_base_again(folder: Path, before: Path) -> None:
-    """Write the place of the base model of adapters anew that were moved from the folder `before`.
+    """Let adapters that were moved from the folder `before` find their base model.
 
-    Nothing changes if they find it, and if it is not there.
+    Nothing changes if they find it already, or if there is none.
     """
     place = folder / BASE_FOLDER
     if not place.is_file():
@@ -60,7 +60,11 @@ def find_base_again(folder: Path, before: Path) -> None:
     relative = place.read_text(encoding="utf-8", errors="surrogateescape").strip()
     base = Path(os.path.normpath(before / relative))
     if not is_model(folder / relative) and is_model(base):
-        place.write_text(f"{Path(os.path.relpath(base, folder)).as_posix()}\n", encoding="utf-8")
+        place.write_text(f"{_path_to(base, folder)}\n", encoding="utf-8")
+
+
+def _path_to(base: str | Path, folder: Path) -> str:
+    return Path(os.path.relpath(base, folder.absolute())).as_posix()
 
 
 def model_card(folder: Path, config: RunConfig) -> str:
@@ -104,5 +108,5 @@ def _write_base_folder(folder: Path, model: str) -> None:
     if model.startswith(STARTER) and local_path(model).absolute() == Path(base):
         place = model
     else:
-        place = Path(os.path.relpath(base, folder.absolute())).as_posix()
+        place = _path_to(base, folder)
     (folder / BASE_FOLDER).write_text(f"{place}\n", encoding="utf-8")

@@ -20,7 +20,7 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.registration import full_id, load_named
 from agentgym_env.run_lock import folder_lock
-from agentgym_env.run_store import RunStore
+from agentgym_env.run_store import RunStore, last_step
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig
@@ -39,7 +39,7 @@ from agentgym_train.rollout.horizon import (
     as_horizon,
 )
 from agentgym_train.rollout.runner import Stage
-from agentgym_train.runs.preflight import place, prepared, trained_steps
+from agentgym_train.runs.preflight import place, prepared
 from agentgym_train.runs.run import (
     Run,
     checkpoint_of,
@@ -203,7 +203,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
 
     def _check_resumed(self, store: RunStore) -> None:
         """Raise `ConfigError` if the run was started with other settings."""
-        metadata = store.read_json("run.json") or {}
+        metadata, (rows, _) = store.read_json("run.json") or {}, store.metrics()
         old = {**metadata.get("config", {}), "objects": metadata.get("objects", [])}
         has_schedule = any(name.startswith("horizon:") for name in self._named_objects)
         if isinstance(self.args, RLConfig) and has_schedule and "horizon" in old:
@@ -217,7 +217,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             and name in old
             and old[name] != new[name]
             # The run is trained to another step.
-            and not (name == "steps" and new[name] >= trained_steps(store))
+            and not (name == "steps" and new[name] >= last_step(rows))
         ]
         if changed:
             raise ConfigError(

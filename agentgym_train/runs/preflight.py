@@ -17,7 +17,7 @@ import yaml
 
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_env.registration import full_id
-from agentgym_env.run_store import RunStore
+from agentgym_env.run_store import RunStore, last_step
 from agentgym_env.server_token import token_of_file
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.config.base import RunConfig
@@ -206,12 +206,12 @@ def _number(given: Mapping[str, str], name: str) -> int:
 
 
 def resumed_config(path: Path, words: Sequence[str] = (), *, trusted: bool = False) -> RunConfig:
-    """The config of the run in `path`, with more steps if `words` say so (`steps=N`).
+    """The config of the run in `path`, with other steps if `words` say so (`steps=N`).
 
     Raises `ConfigError` if there is none, if it contains code or addresses and is not trusted, or
     if `words` change anything else.
     """
-    more = _only_steps(path, words)
+    asked = _only_steps(path, words)
     metadata = RunStore.open(path).read_json("run.json") or {}
     if objects := metadata.get("objects"):
         raise ConfigError(
@@ -231,39 +231,33 @@ def resumed_config(path: Path, words: Sequence[str] = (), *, trusted: bool = Fal
             "run with the config in run.json"
         )
     config: RunConfig = stored_config(path, {**values, "output_dir": str(path)})
-    return _longer(config, more) if more else config
+    return _with_steps(config, asked) if asked else config
 
 
 def _only_steps(path: Path, words: Sequence[str]) -> dict[str, Any]:
-    """The values in `words`; raises `ConfigError` if they are not more steps alone."""
+    """The values in `words`; raises `ConfigError` if they are more than `steps`."""
     files = [word for word in words[:1] if "=" not in word and not word.startswith("-")]
     asked = {} if files else parse_overrides(expand_flags(words))
     if others := ", ".join([*files, *(key for key in asked if key != "steps")]):
         raise ConfigError(
             f"a resumed run keeps its config; leave out {others}, or start a new run with "
-            f"{path}/config.yaml. Only its steps can grow: steps=N"
+            f"{path}/config.yaml. Only its steps can change: steps=N"
         )
     return asked
 
 
-def _longer(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
+def _with_steps(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
     """A stored run's config with the number of steps that is asked for."""
     path = config.output_dir
     if isinstance(config, AgentEvolConfig):
         raise ConfigError(f"{path} is a run of AgentEvol, which keeps its steps; leave out steps")
-    longer = method_config({**config.as_dict(), **asked})
-    steps, trained = longer.as_dict()["steps"], trained_steps(RunStore.open(Path(path)))
-    if steps < trained:
+    changed = method_config({**config.as_dict(), **asked})
+    rows, _ = RunStore.open(Path(path)).metrics()
+    if (steps := changed.as_dict()["steps"]) < last_step(rows):
         raise ConfigError(
-            f"{path} is trained to step {trained}; steps is at least that, got {steps}"
+            f"{path} is trained to step {last_step(rows)}; steps is at least that, got {steps}"
         )
-    return longer
-
-
-def trained_steps(store: RunStore) -> int:
-    """The last step that a run has metrics of; 0 without."""
-    rows, _ = store.metrics()
-    return int(rows[-1]["step"]) if rows else 0
+    return changed
 
 
 def is_complete(config: RunConfig) -> bool:

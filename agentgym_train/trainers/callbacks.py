@@ -108,13 +108,13 @@ class TrainedFurther(TrainerCallback):
         """Store and move, unless no step is left; the checkpoint is loaded here."""
         if state.global_step >= state.max_steps:
             return
-        write_steps(self._config, self._store)
+        _write_steps(self._config, self._store)
         run, folder = self._store.path, f"step-{state.global_step}"
         self._store.set_aside(*_RESULTS, folder=folder)
         find_base_again(run / folder / "model", before=run / "model")
 
 
-def write_steps(config: RunConfig, store: RunStore) -> None:
+def _write_steps(config: RunConfig, store: RunStore) -> None:
     """Write a config's number of steps into the folder of its run, if another one is there."""
     metadata, steps = store.read_json("run.json") or {}, config.as_dict()["steps"]
     if metadata.get("config", {}).get("steps", steps) == steps:

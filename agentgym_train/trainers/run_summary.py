@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentgym_env.printable import UncutTable
-from agentgym_env.run_store import RunStore
+from agentgym_env.run_store import RunStore, last_step
 from agentgym_env.trust import trust_option
 from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
@@ -40,7 +40,7 @@ def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) 
         "episodes": len(rows) * config.episodes_per_step,
         "lost_episodes": int(sum(row["lost"] for row in rows)),
         "retried_episodes": int(sum(row["retried"] for row in rows)),
-        "steps": rows[-1]["step"] if rows else 0,
+        "steps": last_step(rows),
     }
 
 
@@ -54,7 +54,7 @@ def learning_summary(
         "loss_first": rows[0]["loss"] if rows else None,
         "loss_last": rows[-1]["loss"] if rows else None,
         "train_seconds": _seconds(rows, "seconds"),
-        "steps": rows[-1]["step"] if rows else 0,
+        "steps": last_step(rows),
     }
 
 
