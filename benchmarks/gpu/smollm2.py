@@ -22,7 +22,6 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import read_config
 
 RECIPE = BENCHMARKS.parent / "examples" / "train" / "textcraft"
-LORA = "lora={r: 16, lora_alpha: 32}"
 EVAL_S = 150.0
 """Kept for an evaluation after RL."""
 EXPERT = (
@@ -57,8 +56,7 @@ class Recipe:
         sft = [
             *(["model=starter:textcraft/warm_policy"] if self.check.tiny else []),
             f"data=[{','.join(str(self.folder / name) for name in WORLDS)}]",
-            LORA, "learning_rate=1.0e-3", "rows_per_step=48", "max_tokens_per_microbatch=24576",
-            "compile=false",
+            "steps=140", "rows_per_step=48", "max_tokens_per_microbatch=24576", "compile=false",
             *(TINY_ROWS if self.check.tiny else []),
         ]  # fmt: skip
         rl = [

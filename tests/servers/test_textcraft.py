@@ -69,14 +69,17 @@ def test_the_expert_goes_on_from_wherever_the_policy_led():
     raise AssertionError("the expert did not finish")
 
 
-def test_a_thought_leads_from_the_goal_to_the_next_action():
+def test_a_thought_leads_from_what_is_held_and_the_goal_to_the_next_action():
     env = TextCraft()
     for task in env.tasks.ids[::7]:
         env.reset(seed=2, options={"task": task})
         ended = False
         while not ended:
             action = env.expert_action()
-            lines = [line.split(": ") for line in env.expert_thought().strip(".").split(". ")]
+            thought = env.expert_thought().strip(".").split(". ")
+            inventory = env._describe_inventory().removeprefix("Inventory: ")
+            assert thought[0] == f"Held: {inventory.replace('empty', 'nothing')}"
+            lines = [line.split(": ") for line in thought[1:]]
             assert lines[0][0] == f"1 {task}"
             found = [
                 [_NEED.fullmatch(each).groups() for each in line[1].split("; ")] for line in lines

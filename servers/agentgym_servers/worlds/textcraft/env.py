@@ -170,8 +170,9 @@ class TextCraft(TextEnv):
             yield f"get {step[0]} {step[1]}" if isinstance(step, tuple) else self._command(step)
 
     def expert_thought(self) -> str:
-        """What each craft from the goal to the next action needs, and how much of it is held."""
-        return self._next_step()[1]
+        """What is held, and what each craft from the goal to the next action needs of it."""
+        held = ", ".join(f"{amount} {item}" for item, amount in self._inventory.items())
+        return f"Held: {held or 'nothing'}. {self._next_step()[1]}"
 
     def _next_step(self) -> tuple[tuple[int, str] | Recipe, str]:
         return next_step(self._book, self._recipes, self._goal, self._inventory)
