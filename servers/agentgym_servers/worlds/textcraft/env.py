@@ -171,8 +171,7 @@ class TextCraft(TextEnv):
 
     def expert_thought(self) -> str:
         """What is held, and what each craft from the goal to the next action needs of it."""
-        held = ", ".join(f"{amount} {item}" for item, amount in self._inventory.items())
-        return f"Held: {held or 'nothing'}. {self._next_step()[1]}"
+        return f"Held: {_listed(self._inventory) or 'nothing'}. {self._next_step()[1]}"
 
     def _next_step(self) -> tuple[tuple[int, str] | Recipe, str]:
         return next_step(self._book, self._recipes, self._goal, self._inventory)
@@ -223,8 +222,7 @@ class TextCraft(TextEnv):
                 return f"There is no item called {_quote(item)}."
         recipe = next((r for r in book.recipes[output] if _fits(book, r, given)), None)
         if recipe is None:
-            listed = ", ".join(f"{amount} {item}" for item, amount in given.items())
-            return f"No recipe makes {output} from exactly {_cut(listed)}."
+            return f"No recipe makes {output} from exactly {_cut(_listed(given))}."
         for item, amount in given.items():
             held = self._inventory.get(item, 0)
             if held < amount:
@@ -238,9 +236,8 @@ class TextCraft(TextEnv):
         return f"Crafted {recipe.makes} {output}"
 
     def _describe_inventory(self) -> str:
-        held = ", ".join(f"{amount} {item}" for item, amount in self._inventory.items())
         self._invalid = False
-        return f"Inventory: {held or 'empty'}"
+        return f"Inventory: {_listed(self._inventory) or 'empty'}"
 
     def _not_a_base_item(self, item: str) -> str:
         if item in self._book.recipes:
@@ -336,6 +333,10 @@ def _amount(digits: str) -> int | None:
 
 def _bad_amount(digits: str) -> str:
     return f"An amount is a whole number from 1 to {MAX_AMOUNT}, not {_cut(digits)}."
+
+
+def _listed(amounts: dict[str, int]) -> str:
+    return ", ".join(f"{amount} {item}" for item, amount in amounts.items())
 
 
 def _cut(text: str) -> str:
