@@ -28,10 +28,15 @@ CANCELLATIONS = 2000
 
 
 class Killer:
-    """Kills workers of a server at random moments, one after another, until it is stopped."""
+    """Kills workers of a server at random moments, one after another, until it is stopped.
 
-    def __init__(self, served: Served, seed: int) -> None:
+    Given the number of workers, it waits until so many serve: a slow machine cannot be killed
+    faster than it restarts.
+    """
+
+    def __init__(self, served: Served, seed: int, serving: int = 0) -> None:
         self.kills = 0
+        self._serving = serving
         self._server = psutil.Process(served.process.pid)
         self._draw = random.Random(seed)
         self._ended = threading.Event()
@@ -41,7 +46,7 @@ class Killer:
     def _run(self) -> None:
         while not self._ended.wait(self._draw.uniform(0.3, 1.2)):
             workers = self._server.children()
-            if len(workers) > 1:
+            if len(workers) > 1 and sum(map(_listens, workers)) >= self._serving:
                 victim = self._draw.choice(workers)
                 victim.kill()
                 victim.wait(5)
@@ -52,9 +57,13 @@ class Killer:
         self._thread.join()
 
 
+def _listens(worker: psutil.Process) -> bool:
+    return any(c.status == psutil.CONN_LISTEN for c in worker.net_connections("tcp"))
+
+
 @contextmanager
-def killing(served: Served, seed: int) -> Iterator[Killer]:
-    killer = Killer(served, seed)
+def killing(served: Served, seed: int, serving: int = 0) -> Iterator[Killer]:
+    killer = Killer(served, seed, serving)
     try:
         yield killer
     finally:
@@ -89,10 +98,11 @@ def test_kills_of_workers_during_resets_and_steps(run):
     # Without one of its workers, the server has room for two thirds of the episodes only.
     count, words = 600, ("--workers", "3", "--max-sessions", "600")
     served = run(ENV_ID, "--port", "0", *words)
-    envs = RemoteVectorEnv(ENV_ID, count, served.address())
+    # A reset that takes seconds is hit by several kills: it may try as often.
+    envs = RemoteVectorEnv(ENV_ID, count, served.address(), retries=8)
     started = lost_at_reset = lost_in_steps = wrong = 0
     slowest = 0.0
-    with killing(served, seed=0) as killer:
+    with killing(served, seed=0, serving=3) as killer:
         begun = time.monotonic()
         # As much work on a slow machine, which takes longer: a worker that was killed must start.
         while (took := time.monotonic() - begun) < 45 or (started <= 5_000 and took < 180):
