@@ -292,6 +292,25 @@ class CheckpointMarker(TrainerCallback):
             _finish_checkpoint(args, state, self.FILE, {"step": state.global_step})
 
 
+class TokenCounter(TrainerCallback):
+    """Keeps TRL's count of the trained tokens in the checkpoints; TRL begins again at 0."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Continue from the checkpoint's count."""
+        self._trainer._total_train_tokens = int(state.num_input_tokens_seen)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Count the step."""
+        state.num_input_tokens_seen = self._trainer._total_train_tokens
+
+
 def _finish_checkpoint(
     args: TrainingArguments, state: TrainerState, name: str, kept: dict[str, Any]
 ) -> None:

@@ -35,6 +35,7 @@ from agentgym_train.trainers.callbacks import (
     Notify,
     Shown,
     StepMetrics,
+    TokenCounter,
     shared_values,
 )
 from agentgym_train.trainers.microbatches import (
@@ -201,8 +202,8 @@ def _prepare(
 
 
 def callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list[TrainerCallback]:
-    """Marks checkpoints as complete."""
-    return [CheckpointMarker()]
+    """Marks checkpoints as complete and counts tokens across interruptions."""
+    return [CheckpointMarker(), TokenCounter(trainer)]
 
 
 def _text(row: StepMetrics) -> str:

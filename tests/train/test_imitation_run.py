@@ -119,6 +119,7 @@ def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, method):
     assert [row["step"] for row in found] == [1, 2, 3, 4]
     for row, other in zip(found, expected, strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert row["num_tokens"] == other["num_tokens"]
     status, output = finish(Command("train", "--resume", tmp_path / "killed"))
     assert status == 0 and "is complete" in output
 
