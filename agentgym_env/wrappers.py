@@ -150,6 +150,35 @@ class AvailableActions(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
         return f"{observation}\n\nAvailable actions:\n{listed}"
 
 
+class EndAfterInvalid(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
+    """Ends an episode, as terminated, with the `count`-th invalid action in a row.
+
+    In training, a policy that repeats an impossible action then costs few turns. Where the
+    environment does not tell whether an action was invalid, no episode ends by it.
+    """
+
+    def __init__(self, env: Env, count: int) -> None:
+        if count < 1:
+            raise BadRequest(f"count is at least 1, got {count}")
+        RecordConstructorArgs.__init__(self, count=count)
+        gymnasium.Wrapper.__init__(self, env)
+        self.count = count
+        self._in_a_row = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start an episode."""
+        self._in_a_row = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: str) -> Step:
+        """Take a step."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._in_a_row = self._in_a_row + 1 if info.get("invalid_action") else 0
+        return observation, reward, terminated or self._in_a_row >= self.count, truncated, info
+
+
 class RecordTrajectory(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Appends each finished episode to the file `path`, as `agentgym replay` and `view` read it.
 

@@ -16,6 +16,7 @@ from agentgym_env.run_store import RunStore, read_lines
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import (
     AvailableActions,
+    EndAfterInvalid,
     RecordTrajectory,
     ScaleReward,
     StepPenalty,
@@ -74,6 +75,23 @@ def test_available_actions_are_appended_until_the_end(server):
     env.close()
     silent = AvailableActions(Trouble())
     assert "Available actions" not in silent.reset(seed=0, options={"task": "fine"})[0]
+
+
+@pytest.mark.parametrize("server", ["inprocess", None])
+def test_invalid_actions_in_a_row_end_the_episode(server):
+    env = EndAfterInvalid(gymnasium.make("agentgym/TextCraft-v0", server=server), 2)
+    for _ in range(2):  # a new episode begins at none
+        env.reset(seed=0)
+        ends = [env.step(action)[2:4] for action in ("no", "inventory", "no", "no")]
+        assert ends == [(False, False)] * 3 + [(True, False)]
+        env.reset(seed=0)
+        env.step("no")
+    env.close()
+    untold = EndAfterInvalid(Trouble(), 1)
+    untold.reset(seed=0, options={"task": "fine"})
+    assert untold.step("nothing")[2] is False
+    with pytest.raises(BadRequest, match="count is at least 1, got 0"):
+        EndAfterInvalid(Trouble(), 0)
 
 
 @pytest.fixture
