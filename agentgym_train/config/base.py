@@ -131,6 +131,12 @@ class PolicyConfig:
             )
 
 
+SETTINGS_OF_A_RUN: Final = (
+    "instruction", "action_format", "agent", "chat_template_kwargs", "keep_reasoning",
+    "turn_max_tokens", "max_tokens",
+)  # fmt: skip
+"""What `--settings-of` takes from a run. Its gateway would write to the run's own files."""
+
 _SET_BY_CHAT: Final = frozenset(
     {
         "conversation", "messages", "chat_template", "add_generation_prompt",

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import MISSING, Field, asdict, dataclass, fields
 from typing import (
     Annotated,
@@ -29,9 +29,12 @@ import yaml
 
 from agentgym_env.cli.options import EnvKwargs, TokenFile, choice_option, json_object, server_token
 from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.registration import plain_name
 from agentgym_env.wrappers import named_wrappers
+from agentgym_train.config.base import SETTINGS_OF_A_RUN, read_values
 from agentgym_train.config.methods import CONFIGS, DEFAULT
-from agentgym_train.config.values import check_keys, read_yaml
+from agentgym_train.config.values import check_keys, local_path, read_yaml
+from agentgym_train.rollout.agent import is_code
 
 _SENTENCE = re.compile(r"(?<=[^.]\.)\s")
 
@@ -197,6 +200,15 @@ ChatTemplateKwargs = Annotated[
 
 _MAX_TURNS: Final = 50
 
+WORLD: Final = "{world}"
+"""Stands for the world's name in the folders of a suite's policies."""
+
+
+def given_options(context: typer.Context) -> frozenset[str]:
+    """The options that the command line has, as opposed to their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(n for n, source in sources.items() if source and source.name == "COMMANDLINE")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvOptions:
@@ -252,6 +264,14 @@ class PolicyOptions:
     temperature: Annotated[
         float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
     ] = 1.0
+    settings_of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run or config file of a training, whose instruction, action format, agent, "
+            "reasoning and token limits are used where no option sets another value.",
+        ),
+    ] = None
     instruction: Instruction = None
     action_format: Annotated[
         str, typer.Option(help="plain, react, act, or tools (tool calls).")
@@ -290,13 +310,49 @@ class PolicyOptions:
         ),
     ] = "auto"
 
-    def values(self) -> dict[str, Any]:
-        """The fields of `PolicyConfig`."""
+    def values(
+        self, env: str = "", given: Set[str] = frozenset(), world: str = ""
+    ) -> dict[str, Any]:
+        """The fields of `PolicyConfig` for an environment; no run sets those that are `given`.
+
+        `{world}` in `settings_of` is the name of this world. Raises `ConfigError` for a run that
+        cannot be read.
+        """
         dtype = None if self.compute_dtype == "auto" else self.compute_dtype
         kwargs = json_object("--chat-template-kwargs", self.chat_template_kwargs)
         gateway = json_object("--gateway", self.gateway)
         changed = {"compute_dtype": dtype, "chat_template_kwargs": kwargs, "gateway": gateway}
-        return asdict(self) | changed
+        values = asdict(self) | changed
+        del values["settings_of"]
+        if self.settings_of is None:
+            return values
+        path = self.settings_of.replace(WORLD, world) if world else self.settings_of
+        return values | _stored_settings(path, env, given)
+
+
+def _stored_settings(path: str, env: str, given: Set[str]) -> dict[str, Any]:
+    """The settings of a run's policy in an environment, without those that are given."""
+    folder = local_path(path)
+    file = folder / "config.yaml" if folder.is_dir() else folder
+    if not file.is_file():
+        raise ConfigError(
+            f"--settings-of {path} is neither the folder of a training run nor its config file"
+        )
+    stored = read_values(file)
+    found = {
+        name: stored[name] for name in SETTINGS_OF_A_RUN if name in stored and name not in given
+    }
+    agent = str(found.get("agent", ""))
+    if is_code(agent):
+        raise ConfigError(
+            f"the agent of {path} is code, {agent!r}; name it with --agent if you trust it"
+        )
+    if "instruction" not in given:
+        for world in stored.get("envs") or ():
+            own = world.get("instruction")
+            if own is not None and plain_name(str(world.get("env"))) == plain_name(env):
+                found["instruction"] = own
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,14 +16,13 @@ from rich.text import Text
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.printable import one_line
 from agentgym_env.text_env import TaskSet
-from agentgym_train.config.base import PolicyConfig
 from agentgym_train.evaluation.evaluate import (
     FOLDER,
     EvalPlan,
-    PolicyPlan,
     eval_store,
     play_policies,
 )
+from agentgym_train.evaluation.policies import Policies
 from agentgym_train.evaluation.report import EpisodeFigures, EvalReport
 from agentgym_train.evaluation.tables import (
     Bar,
@@ -34,7 +33,6 @@ from agentgym_train.evaluation.tables import (
     paper_figures,
     reports_of,
 )
-from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 
 SUITES: Final = ("paper",)
@@ -157,9 +155,8 @@ class WorldResult:
 class SuitePlan:
     """The settings of a suite."""
 
-    policy: PolicyConfig
-    policies: Sequence[PolicyPlan]
-    specs: Mapping[str, PolicySpec]
+    policies: Mapping[str, Policies]
+    """World -> its policies, with the same labels in every world."""
     env_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """World (`textcraft`, `search`, ...) -> its settings."""
     horizon: int | None = None
@@ -178,12 +175,30 @@ class SuitePlan:
                 f"with --suite, --env-kwargs has an object for each world ({names}), as in "
                 f'\'{{"textcraft": {{"legacy": true}}}}\'; got {json.dumps(self.env_kwargs)}'
             )
+        for label, reasons in self._missing().items():
+            if len(reasons) == len(self.policies):
+                raise ConfigError(f"{label} is missing in every world; {reasons[0]}")
+
+    def _missing(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for policies in self.policies.values():
+            for label, reason in policies.missing.items():
+                found.setdefault(label, []).append(reason)
+        return found
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The labels of the policies."""
+        return next(iter(self.policies.values())).labels
 
     def folder(self) -> Path:
         """The default folder; other settings have another one."""
+        policies = {
+            world: [asdict(found.settings), [asdict(plan) for plan in found.plans]]
+            for world, found in self.policies.items()
+        }
         parts = [
-            asdict(self.policy), [asdict(p) for p in self.policies], self.env_kwargs, self.horizon,
-            self.samples, self.seed, self.limit,
+            policies, self.env_kwargs, self.horizon, self.samples, self.seed, self.limit,
         ]  # fmt: skip
         whole = json.dumps(parts, sort_keys=True, default=str).encode()
         return FOLDER / f"suite-paper-{hashlib.blake2b(whole, digest_size=5).hexdigest()}"
@@ -214,20 +229,21 @@ def run_suite(
 def _play_world(
     plan: SuitePlan, world: SuiteWorld, path: Path, console: Console, *, fresh: bool
 ) -> WorldResult:
-    kwargs = plan.env_kwargs.get(world.key, {})
+    kwargs, given = plan.env_kwargs.get(world.key, {}), plan.policies[world.key]
     with RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=plan.concurrency) as runner:
         ids, split = suite_tasks(runner.tasks, world)
         ids = list(ids[: plan.limit])
-        skipped = {
+        no_expert = {
             policy.label: "there is no expert for these tasks"
-            for policy in plan.policies
+            for policy in given.plans
             if policy.policy == "expert" and not runner.card.has_expert
         }
-        policies = [policy for policy in plan.policies if policy.label not in skipped]
+        skipped = {**given.missing, **no_expert}
+        policies = [policy for policy in given.plans if policy.label not in skipped]
         if not policies:
             raise ConfigError(next(iter(skipped.values())))
         horizon = plan.horizon or world.horizon
-        policy = plan.policy
+        policy = given.settings
         if policy.instruction is None:
             policy = replace(policy, instruction=runner.card.instruction)
         found = EvalPlan(
@@ -237,7 +253,7 @@ def _play_world(
         )  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         with eval_store(path, found, fresh=fresh) as store:
-            played = play_policies(store, found, runner, plan.specs, console)
+            played = play_policies(store, found, runner, given.specs, console)
             reports = reports_of(found, played)
             quiet = Console(quiet=True)
             conclude(store, found, reports, comparisons_of(found, played, None), quiet)
@@ -287,9 +303,10 @@ def _differences(
         found.append(f"{plan.horizon} turns; in the paper's scripts {world.horizon}")
     if plan.limit is not None:
         found.append(f"the first {plan.limit} tasks of each world only")
-    samples = any(plan.specs[policy.label].name.samples_tokens for policy in plan.policies)
-    if samples and plan.policy.temperature != _TEMPERATURE:
-        found.append(f"temperature {plan.policy.temperature:g}; in the paper 1")
+    policies = plan.policies[world.key]
+    samples = any(spec.name.samples_tokens for spec in policies.specs.values())
+    if samples and policies.settings.temperature != _TEMPERATURE:
+        found.append(f"temperature {policies.settings.temperature:g}; in the paper 1")
     return found
 
 
@@ -307,7 +324,7 @@ def _conclude(
     plan: SuitePlan, results: Sequence[WorldResult], path: Path, console: Console
 ) -> None:
     """Write the files, and show the table and its notes."""
-    labels = [policy.label for policy in plan.policies]
+    labels = plan.labels
     grid, notes = suite_grid(labels, results)
     console.print(grid.as_table())
     for note in notes:

@@ -97,10 +97,15 @@ def parse_labelled(text: str) -> tuple[str, PolicyName]:
     labelled = _LABELLED.fullmatch(text)
     if labelled is None or Path(text).is_dir():
         return text, parse_policy(text)
-    label, policy = labelled.groups()
-    if not label.strip():
+    if not label_of(text):
         raise ConfigError(f"{text!r} has an empty label; write LABEL=POLICY")
-    return label.strip(), parse_policy(policy)
+    return label_of(text), parse_policy(labelled[2])
+
+
+def label_of(text: str) -> str:
+    """The label of `LABEL=POLICY`; without one, the text itself."""
+    labelled = _LABELLED.fullmatch(text)
+    return text if labelled is None or Path(text).is_dir() else labelled[1].strip()
 
 
 def _is_address(url: str) -> bool:

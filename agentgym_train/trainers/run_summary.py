@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,12 @@ from rich.table import Table
 from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore, last_step
 from agentgym_env.trust import trust_option
-from agentgym_train.config.base import PolicyConfig, RunConfig
+from agentgym_train.config.base import SETTINGS_OF_A_RUN, PolicyConfig, RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
 from agentgym_train.config.worlds import RLWorld
 from agentgym_train.evaluation.report import Reports
 from agentgym_train.evaluation.tables import category_grid
+from agentgym_train.rollout.agent import is_code
 from agentgym_train.trainers.callbacks import last_checkpoint
 
 if TYPE_CHECKING:
@@ -300,7 +301,7 @@ def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str
         ),
         (
             f"agentgym collect --env {env} --policy {run}/model --split train "
-            f"--out {run}/model-episodes{policy_options(config)}",
+            f"--out {run}/model-episodes{policy_options(config, run)}",
             "collect its episodes: pairs for method: dpo, or more data for method: sft",
         ),
         (
@@ -313,26 +314,18 @@ def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str
 def _eval_command(config: RunConfig, env: str, run: Path, split: str, horizon: int) -> str:
     return (
         f"agentgym eval --env {env} --policy {run}/model --split {split} "
-        f"--horizon {horizon}{policy_options(config)}"
+        f"--horizon {horizon}{policy_options(config, run)}"
     )
 
 
-_POLICY_OPTIONS = (
-    "instruction", "action_format", "agent", "chat_template_kwargs", "turn_max_tokens",
-    "max_tokens",
-)  # fmt: skip
-
-
-def policy_options(config: RunConfig) -> str:
-    """The options of `agentgym eval` and `collect` that describe a run's policy."""
-    defaults = {f.name: getattr(PolicyConfig(), f.name) for f in fields(PolicyConfig)}
+def policy_options(config: RunConfig, run: Path) -> str:
+    """The options of `agentgym eval` and `collect` for the policy of a run."""
     words = []
-    for name in _POLICY_OPTIONS:
-        value = getattr(config, name)
-        if value != defaults[name]:
-            text = json.dumps(value) if isinstance(value, dict) else str(value)
-            words += [f"--{name.replace('_', '-')}", shlex.quote(text)]
-    words += ["--keep-reasoning"] if config.keep_reasoning else []
+    plain = PolicyConfig()
+    if any(getattr(config, name) != getattr(plain, name) for name in SETTINGS_OF_A_RUN):
+        words += ["--settings-of", shlex.quote(str(run))]
+    if is_code(config.agent):
+        words += ["--agent", shlex.quote(config.agent)]
     for wrapper in config.wrappers:
         words += [
             "--wrapper",

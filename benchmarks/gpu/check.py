@@ -39,8 +39,9 @@ class Check:
         doc: str | None,
         argv: Sequence[str] | None = None,
         options: Sequence[tuple[str, str]] = (),
+        flags: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`options` are names of further options, with what they are for."""
+        """`options` and `flags` are names of further ones, with what they are for."""
         parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
         parser.add_argument(
             "--out", type=Path, default=Path("runs/gpu"), help="folder of NAME.json"
@@ -48,10 +49,13 @@ class Check:
         parser.add_argument("--tiny", action="store_true", help="small sizes, to test it on a CPU")
         for option, purpose in options:
             parser.add_argument(f"--{option}", default="", help=purpose)
+        for flag, purpose in flags:
+            parser.add_argument(f"--{flag}", action="store_true", help=purpose)
         args = parser.parse_args(argv)
         self.options: dict[str, str] = {
             option: getattr(args, option.replace("-", "_")) for option, _ in options
         }
+        self.flags = {flag for flag, _ in flags if getattr(args, flag.replace("-", "_"))}
         self.name = name
         self.tiny: bool = args.tiny
         self.out: Path = args.out

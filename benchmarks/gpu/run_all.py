@@ -24,7 +24,7 @@ def main() -> int:
     """Run them; 1 if one failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
-    parser.add_argument("--only", help=f"names from {', '.join(CHECKS)}, divided by commas")
+    parser.add_argument("--only", help=f"names from {', '.join(CHECKS)}, separated by commas")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to test them on a CPU")
     args = parser.parse_args()
     names = args.only.split(",") if args.only else list(CHECKS)
@@ -32,11 +32,13 @@ def main() -> int:
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(CHECKS)}")
     failed = []
     for name in names:
+        # A file of an earlier run must not stand for one that fails now.
+        (args.out / f"{name}.json").unlink(missing_ok=True)
         script = Path(__file__).with_name(f"{name}.py")
         words = [sys.executable, str(script), "--out", str(args.out)]
         if subprocess.run([*words, *(["--tiny"] if args.tiny else [])], check=False).returncode:
             failed.append(name)
-    files = [args.out / f"{name}.json" for name in names]
+    files = [args.out / f"{name}.json" for name in CHECKS]
     found = {file.stem: json.loads(file.read_text()) for file in files if file.is_file()}
     (args.out / "all.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"{args.out / 'all.json'}: {len(found)} checks; failed: {', '.join(failed) or 'none'}")

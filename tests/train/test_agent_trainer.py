@@ -350,8 +350,9 @@ def test_suggested_commands_describe_the_policy_of_the_run():
         instruction="", turn_max_tokens=32, chat_template_kwargs={"enable_thinking": False},
         keep_reasoning=True, wrappers=["agentgym_env.wrappers:AvailableActions"],
     )  # fmt: skip
-    assert policy_options(args) == (
-        " --instruction '' --chat-template-kwargs '{\"enable_thinking\": false}'"
-        " --turn-max-tokens 32 --keep-reasoning"
-        " --wrapper agentgym_env.wrappers:AvailableActions"
-    )
+    wrapped = " --wrapper agentgym_env.wrappers:AvailableActions"
+    assert policy_options(args, Path("runs/a b")) == f" --settings-of 'runs/a b'{wrapped}"
+    assert policy_options(RLConfig(), Path("runs/a")) == ""
+    code = "agentgym_train.rollout.agent:Agent"
+    told = policy_options(RLConfig(agent=code), Path("r"))
+    assert told == f" --settings-of r --agent {code}"

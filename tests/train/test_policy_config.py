@@ -11,6 +11,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import CONFIGS, config_from, method_config
+from agentgym_train.config.options import PolicyOptions
 from agentgym_train.config.values import RENAMED
 from agentgym_train.rollout.chat import chat_of
 from tests.train.command import Command, finish
@@ -86,11 +87,13 @@ def test_every_command_passes_the_arguments_of_the_chat_template_on(tmp_path, qw
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(qwen)
-    words = [
-        "--env", TEXTCRAFT, "--policy", qwen, "--horizon", 1, "--turn-max-tokens", 2,
-        "--chat-template-kwargs", '{"enable_thinking": false}', "--keep-reasoning",
-    ]  # fmt: skip
-    collected = Command("collect", *words, "--n", 2, "--out", tmp_path / "collected")
+    words = ["--env", TEXTCRAFT, "--policy", qwen, "--horizon", 1, "--turn-max-tokens", 2]
+    own = ["--chat-template-kwargs", '{"enable_thinking": false}', "--keep-reasoning"]
+    chat = {"chat_template_kwargs": {"enable_thinking": False}, "keep_reasoning": True}
+    stored = {**chat, "turn_max_tokens": 99}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(stored))
+    collected = Command("collect", *words, *own, "--n", 2, "--out", tmp_path / "collected")
+    words += ["--settings-of", tmp_path / "run.yaml"]
     evaluated = Command("eval", *words, "--limit", 2, "--out", tmp_path / "evaluated")
     for command in (collected, evaluated):
         status, output = finish(command)
@@ -102,6 +105,31 @@ def test_every_command_passes_the_arguments_of_the_chat_template_on(tmp_path, qw
                                                         tokenizer)} == {True}  # fmt: skip
     plan = json.loads((tmp_path / "evaluated" / "run.json").read_text())["evaluation"]
     assert plan["chat_template_kwargs"] == {"enable_thinking": False}
+    assert plan["turn_max_tokens"] == 2
+
+
+def test_settings_of_a_run_are_used_where_no_option_sets_another(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    world = {"env": "textcraft", "instruction": "Craft."}
+    stored = {
+        "instruction": "Play.", "agent": "window:2", "turn_max_tokens": 24, "max_tokens": 900,
+        "temperature": 0.5, "output_dir": "runs/x", "envs": [world, {"env": "agentgym/BabyAI-v0"}],
+    }  # fmt: skip
+    (run / "config.yaml").write_text(yaml.safe_dump(stored))
+    for place in (run, run / "config.yaml"):
+        options = PolicyOptions(settings_of=str(place))
+        config = PolicyConfig(**options.values(TEXTCRAFT, given={"max_tokens"}))
+        assert (config.instruction, config.agent) == ("Craft.", "window:2"), "the environment's own"
+        assert (config.turn_max_tokens, config.max_tokens) == (24, 8192)
+        assert config.temperature == 1.0, "not that of training"
+    assert PolicyConfig(**options.values("babyai")).instruction == "Play."
+    (run / "config.yaml").write_text("agent: package.module:Class\n")
+    with pytest.raises(ConfigError, match=r"the agent of .* is code, 'package.module:Class'"):
+        options.values()
+    assert "agent" in options.values(given={"agent"})
+    with pytest.raises(ConfigError, match="neither the folder of a training run nor its config"):
+        PolicyOptions(settings_of=str(tmp_path)).values()
 
 
 def test_a_training_run_and_its_audit_use_the_arguments_of_the_chat_template(tmp_path, qwen):

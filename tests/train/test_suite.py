@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from agentgym_env.cli import main
 from agentgym_env.errors import BadRequest, ConfigError, UnknownTask
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
-from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.config.options import PolicyOptions
+from agentgym_train.config.values import local_path
 from agentgym_train.evaluation import suite
-from agentgym_train.evaluation.evaluate import chosen_tasks, eval_starts, policy_plans
+from agentgym_train.evaluation.evaluate import chosen_tasks, eval_starts
+from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
 from agentgym_train.evaluation.suite import (
     PAPER_ROWS,
     WORLDS,
@@ -26,7 +29,6 @@ from agentgym_train.evaluation.suite import (
     suite_grid,
     suite_tasks,
 )
-from agentgym_train.rollout.policy_spec import PolicySpec, parse_policy
 from agentgym_train.runs.preflight import prepared
 
 KNOWN = TaskSet(
@@ -45,11 +47,10 @@ def exit_of(*words: str) -> int:
 
 
 def plan_of(*names: str, **settings) -> SuitePlan:
-    named = [(name, parse_policy(name)) for name in names]
+    words = PolicyWords(names, PolicyOptions(), ModelOptions(), frozenset(), 16)
     return SuitePlan(
-        policy=PolicyConfig(), policies=policy_plans(named),
-        specs={name: PolicySpec(PolicyConfig(model=name)) for name in names}, **settings,
-    )  # fmt: skip
+        policies=words.by_world({world.key: world.env_id for world in WORLDS}), **settings
+    )
 
 
 def test_agentgyms_item_ids_are_read_in_order_and_once(tmp_path):
@@ -146,6 +147,33 @@ def test_a_world_that_cannot_run_is_reported_with_the_reason_and_no_zero(
     before = (out / "textcraft/trajectories/expert.jsonl").read_bytes()
     assert exit_of(*words, "--limit", "6", "--out", str(out)) == 0  # resumed: nothing is played
     assert (out / "textcraft/trajectories/expert.jsonl").read_bytes() == before
+
+
+def test_a_model_for_each_world_plays_its_own_with_the_settings_of_its_training(
+    tmp_path, monkeypatch, capsys
+):
+    """Two worlds: in one there is a model, and a config with settings; the other has neither."""
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["BabyAI"]))
+    run = tmp_path / "runs" / "textcraft"
+    shutil.copytree(local_path("starter:textcraft/warm_policy"), run / "model")
+    (run / "config.yaml").write_text("instruction: Craft.\nturn_max_tokens: 9\nmax_tokens: 300\n")
+    runs = f"{tmp_path}/runs/{{world}}"
+    words = ["eval", "--suite", "paper", "--policy", f"mine={runs}/model", "--policy", "random"]
+    words += ["--settings-of", runs, "--max-tokens", "280", "--limit", "2", "--horizon", "2"]
+    assert exit_of(*words, "--out", str(tmp_path / "suite")) == 0
+    played = RunStore.open(tmp_path / "suite" / "textcraft")
+    facts = played.read_json("run.json")["evaluation"]
+    told = [facts[name] for name in ("instruction", "turn_max_tokens", "max_tokens")]
+    assert told == ["Craft.", 9, 280], "an option prevails over the config"
+    assert len(played.trajectories("mine")[0]) == 2
+    found = json.loads((tmp_path / "suite" / "suite.json").read_text())["worlds"]
+    assert set(found["TextCraft"]["reports"]) == {"mine", "random"}
+    assert set(found["BabyAI"]["reports"]) == {"random"}
+    assert "no model in" in found["BabyAI"]["skipped"]["mine"]
+    assert "not run" in (tmp_path / "suite" / "suite.md").read_text()
+    capsys.readouterr()
+    assert exit_of("eval", "--suite", "paper", "--policy", f"mine={runs}/none/model") == 2
+    assert "mine is missing in every world" in " ".join(capsys.readouterr().err.split())
 
 
 def test_if_no_world_can_run_it_is_an_error(tmp_path, monkeypatch):
