@@ -69,12 +69,12 @@ _WORDING: Final = "our wording; `legacy` has AgentGym's"
 WORLDS: Final = (
     SuiteWorld(
         "TextCraft", "agentgym/TextCraft-v0", 30,
-        always=("goals in the order of file names; in the paper's server it is the file system's",),
+        always=("goals are numbered by file name; in AgentGym by the order of the file system",),
         legacy=_WORDING,
     ),
     SuiteWorld(
         "BabyAI", "agentgym/BabyAI-v0", 20,
-        always=("a late success counts, and ends the episode",),
+        always=("a success with a reward of 0.5 or less counts, and ends the episode",),
         legacy=_WORDING,
     ),
     SuiteWorld(
@@ -302,7 +302,7 @@ def _differences(
     if plan.horizon not in (None, world.horizon):
         found.append(f"{plan.horizon} turns; in the paper's scripts {world.horizon}")
     if plan.limit is not None:
-        found.append(f"the first {plan.limit} tasks of each world only")
+        found.append(f"only the first {plan.limit} of the tasks")
     policies = plan.policies[world.key]
     samples = any(spec.name.samples_tokens for spec in policies.specs.values())
     if samples and policies.settings.temperature != _TEMPERATURE:

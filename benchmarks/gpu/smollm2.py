@@ -4,8 +4,8 @@
 
 The configs are those of examples/train/textcraft, with 140 steps of 48 episodes for SFT, half of
 them with other names of items, and no corrections by the expert. SFT trains LoRA adapters, 10 MB,
-which can be kept where the whole model cannot. `--start MODEL` begins after SFT, with this policy. Every stage
-that has ended is kept: the same command with the same folder resumes where time ran out.
+which can be kept where the whole model cannot. `--start MODEL` begins after SFT, with this policy.
+Every stage that has ended is kept: the same command with the same folder resumes.
 Evaluated on `paper`, horizon 30.
 """
 
