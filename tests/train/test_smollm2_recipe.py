@@ -47,25 +47,22 @@ def test_the_recipe_runs_from_the_expert_to_the_comparison(world, tmp_path):
     *imitation, rl = commands_of(tmp_path / "smollm2_sft.yaml")
     for words in imitation:
         agentgym(*shortened(words))
+    same, control, evaluation = commands_of(tmp_path / "smollm2_rl.yaml")
+    assert same == rl
     agentgym(*rl, *SHORT_RL)
-    control = ["learning_rate=0", "output_dir=runs/smollm2/control"]
-    agentgym("train", "smollm2_rl.yaml", *control, *SHORT_RL)
+    agentgym(*control, *SHORT_RL)
 
     rows, broken = RunStore.open(tmp_path / "runs/smollm2/rl").metrics()
     assert broken == [] and [row["horizon"] for row in rows] == [2, 3]
-    start = "corrected" if (tmp_path / "runs/smollm2/corrected").exists() else "sft"
+    start = evaluation[evaluation.index("--baseline") + 1]
     assert weights(tmp_path, start) == weights(tmp_path, "control")
 
     table = tmp_path / "table.json"
-    stages = (start, "control", "rl")
-    agentgym(
-        "eval", "--env", f"agentgym/{world}-v0", "--split", "paper", "--per-category", "1",
-        "--horizon", "2", "--turn-max-tokens", "8", "--samples", "2", "--baseline", start,
-        *(word for s in stages for word in ("--policy", f"{s}=runs/smollm2/{s}/model")),
-        "--json", str(table),
-    )  # fmt: skip
+    sizes = {"--samples": "2", "--horizon": "2", "--concurrency": "8"}
+    agentgym(*replaced(evaluation, sizes), "--per-category", "1", "--json", str(table))
+    stages = [word.partition("=")[0] for word in evaluation if "=runs/" in word]
     report = json.loads(table.read_text())
-    assert list(report["reports"]) == list(stages)
+    assert list(report["reports"]) == stages and start in stages
     assert len(report["comparisons"]) >= 2
 
 
@@ -78,8 +75,12 @@ def commands_of(config: Path) -> list[list[str]]:
 def shortened(words: list[str]) -> list[str]:
     if words[0] == "train":
         return [*words, *([] if len(words) > 2 else [STARTER]), *SHORT_SFT]
-    sizes = {"--n": "16", "--turn-max-tokens": "8"}
-    return [sizes.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    return [*replaced(words, {"--n": "16"}), "--turn-max-tokens", "8"]
+
+
+def replaced(words: list[str], values: dict[str, str]) -> list[str]:
+    """The words with other values of some options."""
+    return [values.get(before, word) for before, word in zip(["", *words], words, strict=False)]
 
 
 def weights(folder: Path, stage: str) -> dict[str, bytes]:
