@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperCommand
 
 from agentgym_env.cli.options import choice_option, json_object, with_option_groups
 from agentgym_env.errors import ConfigError
-from agentgym_env.printable import UncutTable
+from agentgym_env.printable import UncutTable, one_line
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
@@ -50,7 +51,13 @@ from agentgym_train.evaluation.evaluate import (
 )
 from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
 from agentgym_train.evaluation.suite import SUITES, WORLDS, SuitePlan, run_suite
-from agentgym_train.evaluation.tables import check_baseline, comparisons_of, conclude, reports_of
+from agentgym_train.evaluation.tables import (
+    check_baseline,
+    comparisons_of,
+    conclude,
+    reports_of,
+    without_lost,
+)
 from agentgym_train.rollout.policy_spec import (
     FORMS,
     PolicySpec,
@@ -435,8 +442,15 @@ def _carry_out(
     with eval_store(path, plan, fresh=fresh) as store:
         with _resumable(path):
             played = play_policies(store, plan, rollout_runner, specs, console)
-        reports = reports_of(plan, played)
-        conclude(store, plan, reports, comparisons_of(plan, played, baseline), console, json_path)
+        kept, lost = without_lost(played)
+        if baseline in lost:
+            raise ConfigError(f"the baseline {baseline} has no result: {lost[baseline]}")
+        reports = reports_of(plan, kept)
+        conclude(store, plan, reports, comparisons_of(plan, kept, baseline), console, json_path)
+        for label, reason in lost.items():
+            console.print(Text(f"{label}: {one_line(reason)}", "yellow"), soft_wrap=True)
+        if lost:
+            raise typer.Exit(1)
 
 
 @contextmanager

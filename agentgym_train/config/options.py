@@ -339,7 +339,7 @@ def _stored_settings(path: str, env: str, given: Set[str]) -> dict[str, Any]:
             f"--settings-of {path} is neither the folder of a training run nor its config file"
         )
     stored = read_values(file)
-    found = {
+    found: dict[str, Any] = {
         name: stored[name] for name in SETTINGS_OF_A_RUN if name in stored and name not in given
     }
     agent = str(found.get("agent", ""))

@@ -26,7 +26,7 @@ from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, check_keys
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import MixedActor, draw_seed
 from agentgym_train.rollout.loop import EpisodeActor, EpisodeActorFactory, EpisodeSpec
-from agentgym_train.rollout.policy_spec import PolicySpec, check_agent
+from agentgym_train.rollout.policy_spec import PolicySpec, check_agent, parse_policy
 from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 
 
@@ -146,6 +146,14 @@ def check_settings(config: CollectConfig) -> None:
         return
     old, new = earlier.as_dict(), config.as_dict()
     changed = [name for name in new if name not in _MAY_CHANGE and new[name] != old[name]]
+    weights = (RunStore.open(path).read_json("run.json") or {}).get("weights", {})
+    for name, digest in _weights(config).items():
+        # Collections of earlier versions have none.
+        if weights.get(name, digest) != digest:
+            raise ConfigError(
+                f"{path} contains episodes of {name} before it was trained further; choose another "
+                "--out"
+            )
     if changed:
         values = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)
         raise ConfigError(
@@ -156,12 +164,19 @@ def check_settings(config: CollectConfig) -> None:
 
 def opened(config: CollectConfig) -> RunStore:
     """The run folder of checked settings, new or existing."""
-    path, facts = Path(config.output_dir), run_metadata(config.as_dict())
+    path = Path(config.output_dir)
+    facts = {**run_metadata(config.as_dict()), "weights": _weights(config)}
     if not (path / "run.json").is_file():
         return RunStore.create(path, facts)
     store = RunStore.open(path)
     store.write_json("run.json", facts)
     return store
+
+
+def _weights(config: CollectConfig) -> dict[str, str]:
+    """Policy -> the digest of its weights, of those that are models in a folder."""
+    names = {name: parse_policy(name) for name in (config.model, config.mix_policy) if name}
+    return {name: digest for name, policy in names.items() if (digest := policy.weights())}
 
 
 def collect_config_of(path: Path) -> CollectConfig | None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine, RunStore, readable_files
-from agentgym_env.trajectory import Tokens
+from agentgym_env.text_env import TaskSet
+from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import SFTConfig
 from agentgym_train.config.values import EpisodeFilter, user_path
@@ -138,6 +139,23 @@ class SFTDataset:
                 "left out."
             )
         return [*shown, *describe_broken(self.broken)]
+
+
+def warnings_of_shown_tasks(
+    tasks: TaskSet, eval_split: str, env_id: str, episodes: Iterable[Trajectory]
+) -> list[str]:
+    """A warning if tasks of the evaluation are learned from, else nothing.
+
+    An environment by `module:Class` may be a variant of a registered one, with the same tasks.
+    """
+    held_out = set(tasks.split(eval_split))
+    shown = {e.task for e in episodes if e.env == env_id or ":" in e.env} & held_out
+    if not shown:
+        return []
+    return [
+        f"Warning: {len(shown)} of the {len(held_out)} tasks of eval_split {eval_split!r} are in "
+        "the data that is learned from; success on them does not show success on new tasks."
+    ]
 
 
 def _length(row: Tokens) -> int:

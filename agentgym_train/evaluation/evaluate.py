@@ -30,7 +30,6 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.values import local_path
 from agentgym_train.evaluation.report import (
     CategoryReport,
     EpisodeFigures,
@@ -123,16 +122,19 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
         except LookupError as error:
             raise ConfigError(f"--tasks {text!r} is not a file, and {error}") from error
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--tasks {text!r} cannot be read: {error}") from error
-    if content.lstrip().startswith("["):
+    if content.lstrip().startswith(("[", "{")):
         found = _item_ids(text, content)
     else:
         lines = (line.strip() for line in content.splitlines())
         found = [line for line in lines if line and not line.startswith("#")]
-    for task in found:
-        known.split_of(task)
+    for number, task in enumerate(found, 1):
+        try:
+            known.split_of(task)
+        except LookupError as error:
+            raise ConfigError(f"--tasks {text!r}, entry {number}: {error}") from error
     return found
 
 
@@ -237,12 +239,6 @@ KIND: Final = "evaluation"
 
 FOLDER: Final = Path("runs/eval")
 
-_BLOCKS: Final = 64
-
-_BLOCK_BYTES: Final = 65_536
-
-_WEIGHTS: Final = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
-
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlan:
@@ -305,8 +301,7 @@ def policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, .
         number = 2
         while any(plan.file.lower() == file.lower() for plan in plans):
             file, number = f"{base}-{number}", number + 1
-        weights = folder_digest(local_path(name.model)) if name.kind == "hf" else ""
-        plans.append(PolicyPlan(label, str(name), file, weights))
+        plans.append(PolicyPlan(label, str(name), file, name.weights()))
     return tuple(plans)
 
 
@@ -347,28 +342,6 @@ def read_plan(store: RunStore) -> dict[str, Any]:
         raise ConfigError(f"{store.path} contains a run and no evaluation; choose another folder")
     found: dict[str, Any] = run[KIND]
     return found
-
-
-def folder_digest(folder: Path) -> str:
-    """A digest of samples of a model's files; empty if the folder does not exist.
-
-    Training changes nearly every weight, so blocks spread over a file suffice.
-    """
-    if not folder.is_dir():
-        return ""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(folder.iterdir()):
-        if file.suffix not in _WEIGHTS or not file.is_file():
-            continue
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as opened:
-            for block in range(_BLOCKS):
-                opened.seek(block * size // _BLOCKS)
-                digest.update(opened.read(_BLOCK_BYTES))
-                if size <= _BLOCK_BYTES:
-                    break
-    return digest.hexdigest()
 
 
 def _check_same(store: RunStore, plan: EvalPlan) -> None:

@@ -278,6 +278,14 @@ def figures_of(trajectory: Trajectory) -> EpisodeFigures:
     )
 
 
+def why_none_counts(episodes: Sequence[EpisodeFigures]) -> str:
+    """Why there is nothing to report, if every episode was lost; else empty."""
+    if any(episode.counts for episode in episodes):
+        return ""
+    error = next((episode.error for episode in episodes), "nothing was played")
+    return f"all {len(episodes)} episodes were lost; the first error: {error}"
+
+
 def report_of(
     episodes: Sequence[EpisodeFigures],
     *,
@@ -288,10 +296,9 @@ def report_of(
     seed: int,
 ) -> EvalReport:
     """The report of one policy's episodes; raises `ConfigError` if every one was lost."""
+    if reason := why_none_counts(episodes):
+        raise ConfigError(reason)
     counted = [episode for episode in episodes if episode.counts]
-    if not counted:
-        error = next((episode.error for episode in episodes), "nothing was played")
-        raise ConfigError(f"all {len(episodes)} episodes were lost; the first error: {error}")
     by_category: dict[str, list[EpisodeFigures]] = {}
     for episode in counted:
         by_category.setdefault(episode.category or "all", []).append(episode)

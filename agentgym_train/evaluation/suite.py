@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +14,14 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from agentgym_env.errors import AgentGymError, ConfigError
+from agentgym_env.errors import (
+    ConfigError,
+    MissingExtra,
+    ServerStartFailed,
+    UnknownEnvironment,
+)
 from agentgym_env.printable import one_line
+from agentgym_env.registration import env_class_with
 from agentgym_env.text_env import TaskSet
 from agentgym_train.evaluation.evaluate import (
     FOLDER,
@@ -32,6 +39,7 @@ from agentgym_train.evaluation.tables import (
     grouped_bars,
     paper_figures,
     reports_of,
+    without_lost,
 )
 from agentgym_train.rollout.runner import RolloutRunner
 
@@ -64,7 +72,8 @@ class SuiteWorld:
         return self.name.lower()
 
 
-_WORDING: Final = "our wording; `legacy` has AgentGym's"
+_OWN_WORDING: Final = "our wording"
+_WORDING: Final = f"{_OWN_WORDING}; `legacy` has AgentGym's"
 
 WORLDS: Final = (
     SuiteWorld(
@@ -74,12 +83,15 @@ WORLDS: Final = (
     ),
     SuiteWorld(
         "BabyAI", "agentgym/BabyAI-v0", 20,
-        always=("a success with a reward of 0.5 or less counts, and ends the episode",),
+        always=(
+            "a success with a reward of 0.5 or less counts, and ends the episode",
+            "the 5 tasks of GoToObjS6 are laid out otherwise than by the paper's minigrid",
+        ),
         legacy=_WORDING,
     ),
     SuiteWorld(
         "SciWorld", "agentgym/SciWorld-v0", 30,
-        always=("61 of the 200 tasks are also in the paper's training list",),
+        always=("61 of the 200 tasks are also in the paper's training list", _OWN_WORDING),
     ),
     SuiteWorld(
         "WebArena", "agentgym/WebArena-v0", 15,
@@ -119,6 +131,13 @@ _PAPER_NOTE: Final = (
 )
 
 
+class WorldNotRun(ConfigError):
+    """A world cannot be evaluated here, whatever the settings."""
+
+
+_CANNOT_RUN: Final = (MissingExtra, ServerStartFailed, UnknownEnvironment, WorldNotRun)
+
+
 @dataclass(slots=True)
 class WorldResult:
     """What the suite found in one world."""
@@ -132,7 +151,7 @@ class WorldResult:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     differences: Sequence[str] = ()
     reports: Mapping[str, EvalReport] = field(default_factory=dict)
-    clean: Mapping[str, float] = field(default_factory=dict)
+    clean: Mapping[str, float | None] = field(default_factory=dict)
     """Label -> success on the tasks that are not in the paper's training list, if there are."""
     unsolved: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Label -> the tasks that it never solved."""
@@ -191,16 +210,22 @@ class SuitePlan:
         """The labels of the policies."""
         return next(iter(self.policies.values())).labels
 
-    def folder(self) -> Path:
-        """The default folder; other settings have another one."""
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that the results depend on, as JSON returns it."""
         policies = {
             world: [asdict(found.settings), [asdict(plan) for plan in found.plans]]
             for world, found in self.policies.items()
         }
-        parts = [
-            policies, self.env_kwargs, self.horizon, self.samples, self.seed, self.limit,
-        ]  # fmt: skip
-        whole = json.dumps(parts, sort_keys=True, default=str).encode()
+        values = {
+            "policies": policies, "env_kwargs": self.env_kwargs, "horizon": self.horizon,
+            "samples": self.samples, "seed": self.seed, "limit": self.limit,
+        }  # fmt: skip
+        plain: dict[str, Any] = json.loads(json.dumps(values, sort_keys=True, default=str))
+        return plain
+
+    def folder(self) -> Path:
+        """The default folder; other settings have another one."""
+        whole = json.dumps(self.as_dict(), sort_keys=True).encode()
         return FOLDER / f"suite-paper-{hashlib.blake2b(whole, digest_size=5).hexdigest()}"
 
 
@@ -209,14 +234,20 @@ def run_suite(
 ) -> list[WorldResult]:
     """Play all worlds, write the results to `path`, and show one table.
 
-    A world that cannot be run is reported with the reason. Raises `ConfigError` if none can.
+    A world that lacks what it needs here is reported with the reason. Raises `BadRequest` for wrong
+    settings, and `ConfigError` if no world can be run or `path` has a suite with other settings.
     """
+    for world in WORLDS:
+        # A world whose extra is missing is reported when its turn comes.
+        with suppress(MissingExtra, UnknownEnvironment):
+            env_class_with(world.env_id, plan.env_kwargs.get(world.key, {}))
+    _check_same(plan, path / "plan.json", fresh=fresh)
     results = []
     for world in WORLDS:
         console.print(Text(f"{world.name}", "bold"))
         try:
             result = _play_world(plan, world, path / world.key, console, fresh=fresh)
-        except AgentGymError as error:
+        except _CANNOT_RUN as error:
             result = WorldResult(world, not_run=str(error))
             console.print(Text(f"not run: {one_line(str(error))}", "yellow"), soft_wrap=True)
         results.append(result)
@@ -224,6 +255,21 @@ def run_suite(
         raise ConfigError(f"no world can be run; {results[0].world.name}: {results[0].not_run}")
     _conclude(plan, results, path, console)
     return results
+
+
+def _check_same(plan: SuitePlan, file: Path, *, fresh: bool) -> None:
+    """Write the plan, or raise `ConfigError` if the folder has another one."""
+    now = plan.as_dict()
+    if file.is_file() and not fresh:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        other = [name for name in now if before.get(name) != now[name]]
+        if other:
+            raise ConfigError(
+                f"{file.parent} contains another suite, with other {', '.join(other)} (see "
+                f"{file}). Choose another folder with --out, or move its worlds aside with --fresh"
+            )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
 
 
 def _play_world(
@@ -241,7 +287,7 @@ def _play_world(
         skipped = {**given.missing, **no_expert}
         policies = [policy for policy in given.plans if policy.label not in skipped]
         if not policies:
-            raise ConfigError(next(iter(skipped.values())))
+            raise WorldNotRun(next(iter(skipped.values())))
         horizon = plan.horizon or world.horizon
         policy = given.settings
         if policy.instruction is None:
@@ -254,22 +300,28 @@ def _play_world(
         path.parent.mkdir(parents=True, exist_ok=True)
         with eval_store(path, found, fresh=fresh) as store:
             played = play_policies(store, found, runner, given.specs, console)
-            reports = reports_of(found, played)
+            # A policy that lost every episode does not take the others' results away.
+            try:
+                kept, lost = without_lost(played)
+            except ConfigError as error:
+                raise WorldNotRun(str(error)) from error
+            skipped |= lost
+            reports = reports_of(found, kept)
             quiet = Console(quiet=True)
-            conclude(store, found, reports, comparisons_of(found, played, None), quiet)
+            conclude(store, found, reports, comparisons_of(found, kept, None), quiet)
         clean = set(runner.tasks.selections.get(_CLEAN, ())) if split == _SPLIT else set()
     return WorldResult(
         world, horizon=horizon, split=split, tasks=len(ids), env_kwargs=kwargs, reports=reports,
-        differences=_differences(plan, world, split, kwargs), skipped=skipped,
-        clean={label: _success(episodes, clean) for label, episodes in played.items() if clean},
-        unsolved={label: _unsolved(episodes) for label, episodes in played.items()},
+        differences=differences(plan, world, split, kwargs), skipped=skipped,
+        clean={label: _success(episodes, clean) for label, episodes in kept.items() if clean},
+        unsolved={label: _unsolved(episodes) for label, episodes in kept.items()},
     )  # fmt: skip
 
 
 def suite_tasks(tasks: TaskSet, world: SuiteWorld) -> tuple[Sequence[str], str]:
     """(the paper's tasks, or those that stand in for them; the name of their split).
 
-    Raises `ConfigError` if there are neither.
+    Raises `WorldNotRun` if there are neither.
     """
     if _SPLIT in tasks.selections:
         return tasks.split(_SPLIT), _SPLIT
@@ -278,20 +330,21 @@ def suite_tasks(tasks: TaskSet, world: SuiteWorld) -> tuple[Sequence[str], str]:
     for category, number in world.quotas.items():
         own = [task for task in split if category in (None, tasks.category(task))]
         if len(own) < number:
-            raise ConfigError(
+            raise WorldNotRun(
                 f"its tasks lack some of the paper's, and {len(own)} of {number} others "
                 f"{f'of {category} ' if category else ''}could stand in for them"
             )
         # Spread over the list, whose neighbours are alike.
         chosen += [own[place * len(own) // number] for place in range(number)]
     if not chosen:
-        raise ConfigError("its tasks lack some of the paper's")
+        raise WorldNotRun("its tasks lack some of the paper's")
     return chosen, "test"
 
 
-def _differences(
+def differences(
     plan: SuitePlan, world: SuiteWorld, split: str, kwargs: Mapping[str, Any]
 ) -> list[str]:
+    """What differs from the paper's evaluation of a world."""
     found = list(world.always)
     if world.legacy and not kwargs.get("legacy"):
         found.append(world.legacy)
@@ -303,16 +356,32 @@ def _differences(
         found.append(f"{plan.horizon} turns; in the paper's scripts {world.horizon}")
     if plan.limit is not None:
         found.append(f"only the first {plan.limit} of the tasks")
-    policies = plan.policies[world.key]
-    samples = any(spec.name.samples_tokens for spec in policies.specs.values())
-    if samples and policies.settings.temperature != _TEMPERATURE:
-        found.append(f"temperature {policies.settings.temperature:g}; in the paper 1")
+    own = {name: value for name, value in kwargs.items() if name != "legacy"}
+    if own:
+        found.append(f"env_kwargs {json.dumps(own)}")
+    if plan.samples > 1:
+        found.append(f"mean of {plan.samples} episodes per task; in the paper 1")
+    return [*found, *_differences_of_models(plan.policies[world.key])]
+
+
+def _differences_of_models(policies: Policies) -> list[str]:
+    """Those in how models are asked, if there is one."""
+    settings, found = policies.settings, []
+    if not any(spec.name.samples_tokens for spec in policies.specs.values()):
+        return []
+    if settings.temperature != _TEMPERATURE:
+        found.append(f"temperature {settings.temperature:g}; in the paper 1")
+    if settings.instruction is not None:
+        found.append("an instruction of your own")
+    if settings.agent != "plain" or settings.action_format != "react":
+        written = f"agent {settings.agent}, action format {settings.action_format}"
+        found.append(f"{written}; in the paper plain and react")
     return found
 
 
-def _success(episodes: Sequence[EpisodeFigures], tasks: set[str]) -> float:
+def _success(episodes: Sequence[EpisodeFigures], tasks: set[str]) -> float | None:
     counted = [float(e.success) for e in episodes if e.counts and e.task in tasks]
-    return sum(counted) / len(counted) if counted else float("nan")
+    return sum(counted) / len(counted) if counted else None
 
 
 def _unsolved(episodes: Sequence[EpisodeFigures]) -> list[str]:
@@ -334,7 +403,8 @@ def _conclude(
         "worlds": {result.world.name: result.as_dict() for result in results},
         "paper": {name: dict(row) for name, row in PAPER_ROWS.items()},
     }  # fmt: skip
-    page = grid.as_markdown() + "\n" + "\n".join(f"- {note}" for note in notes) + "\n"
+    listed = "\n".join(f"- {one_line(note)}" for note in notes)
+    page = f"{grid.as_markdown()}\n{listed}\n"
     (path / "suite.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     (path / "suite.md").write_text(page, encoding="utf-8")
     drawn = find_spec("matplotlib") is not None
@@ -386,7 +456,8 @@ def _fact(result: WorldResult, text: str) -> str:
 
 
 def _clean(result: WorldResult, label: str) -> str:
-    return f"{result.clean[label]:.2f}" if label in result.clean else ""
+    success = result.clean.get(label)
+    return "" if success is None else f"{success:.2f}"
 
 
 def draw_suite(labels: Sequence[str], results: Sequence[WorldResult], path: Path) -> None:

@@ -30,6 +30,7 @@ from agentgym_train.evaluation.report import (
     compare,
     holm,
     report_of,
+    why_none_counts,
 )
 
 
@@ -428,6 +429,17 @@ EpisodesOf = Mapping[str, Sequence[EpisodeFigures]]
 """Label of a policy -> its episodes."""
 
 _COMPARED = ("success", "score")
+
+
+def without_lost(played: EpisodesOf) -> tuple[EpisodesOf, dict[str, str]]:
+    """(the episodes of the policies that have a result, the reasons of those that have none).
+
+    Raises `ConfigError` if none has one.
+    """
+    lost = {label: why for label, episodes in played.items() if (why := why_none_counts(episodes))}
+    if len(lost) == len(played):
+        raise ConfigError(next(iter(lost.values()), "nothing was played"))
+    return {label: episodes for label, episodes in played.items() if label not in lost}, lost
 
 
 def reports_of(plan: EvalPlan, played: EpisodesOf) -> dict[str, EvalReport]:

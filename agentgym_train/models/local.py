@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,12 @@ from agentgym_train.config.values import STARTER, checked_path, local_path, star
 PREFIX: Final = "pip:"
 
 _SUFFIX: Final = ".gguf"
+
+_BLOCKS: Final = 64
+
+_BLOCK_BYTES: Final = 65_536
+
+_DIGESTED: Final = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,28 @@ def check_folder(path_or_id: str) -> None:
     wrong = damage_of(path) if is_model(path) else ""
     if wrong:
         raise ConfigError(f"cannot load {path_or_id!r}: {wrong}; train or copy the model again")
+
+
+def folder_digest(folder: Path) -> str:
+    """A digest of samples of a model's files; empty if the folder does not exist.
+
+    Training changes nearly every weight, so blocks spread over a file suffice.
+    """
+    if not folder.is_dir():
+        return ""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(folder.iterdir()):
+        if file.suffix not in _DIGESTED or not file.is_file():
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as opened:
+            for block in range(_BLOCKS):
+                opened.seek(block * size // _BLOCKS)
+                digest.update(opened.read(_BLOCK_BYTES))
+                if size <= _BLOCK_BYTES:
+                    break
+    return digest.hexdigest()
 
 
 def damage_of(folder: Path) -> str:

@@ -434,7 +434,9 @@ class EpisodeRun:
             )
         if isinstance(self._unanswered, ActorOutput) and isinstance(self._unanswered.action, str):
             # Its tokens were sampled; the observation is unknown.
-            self._turns.append(Turn(self._unanswered.response, str(self._unanswered.action), ""))
+            info = {} if self._unanswered.trained else WITHOUT_LOSS
+            turn = Turn(self._unanswered.response, self._unanswered.action, "", info=info)
+            self._turns.append(turn)
         return "policy_timeout"
 
     async def _result(self, outcome: Outcome) -> EpisodeResult:

@@ -26,8 +26,9 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.tools import ToolSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import HFSettings
+from agentgym_train.config.values import local_path
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
-from agentgym_train.models.local import check_folder
+from agentgym_train.models.local import check_folder, folder_digest
 from agentgym_train.rollout.actors import ExpertActor, RandomActor, chat_actors
 from agentgym_train.rollout.loop import EpisodeActorFactory
 
@@ -61,6 +62,10 @@ class PolicyName:
         if self.kind in ("expert", "random"):
             return self.kind
         return f"{self.kind}:{self.model}{'@' * bool(self.model and self.url)}{self.url}"
+
+    def weights(self) -> str:
+        """A digest of the weights in a model's folder, which training changes; else empty."""
+        return folder_digest(local_path(self.model)) if self.kind == "hf" else ""
 
     @property
     def samples_tokens(self) -> bool:

@@ -25,13 +25,17 @@ from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.methods import DPOConfig
 from agentgym_train.config.values import check_arguments
-from agentgym_train.data.datasets import describe_broken, read_demonstrations
+from agentgym_train.data.datasets import (
+    describe_broken,
+    read_demonstrations,
+    warnings_of_shown_tasks,
+)
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Stage
+from agentgym_train.rollout.runner import RolloutRunner, Stage
 from agentgym_train.trainers.callbacks import (
     MakeTrainer,
     Method,
@@ -56,8 +60,8 @@ class DPODataset:
 
     rows: list[dict[str, list[int]]]
     """`prompt_ids` (P,), then `chosen_ids` and `chosen_mask` (C,), and the same of `rejected`."""
-    episodes: int
-    """How many were read."""
+    episodes: Sequence[Trajectory]
+    """Those that pairs were looked for in."""
     broken: list[BrokenLine]
     too_long: int
     """Pairs with an episode above `max_tokens`; they are left out, never truncated."""
@@ -73,7 +77,7 @@ class DPODataset:
         fitting = [row for row in rows if _longest(row) <= config.max_tokens]
         dataset = cls(
             rows=fitting,
-            episodes=len(filtered.selected),
+            episodes=filtered.selected,
             broken=reading.broken,
             too_long=len(rows) - len(fitting),
             max_tokens=config.max_tokens,
@@ -83,7 +87,7 @@ class DPODataset:
 
     def sentences(self) -> list[str]:
         """What is shown about the data."""
-        shown = [f"Learning from {len(self.rows)} pairs of {self.episodes} episodes."]
+        shown = [f"Learning from {len(self.rows)} pairs of {len(self.episodes)} episodes."]
         if self.too_long:
             shown.append(
                 f"{self.too_long} pairs are longer than max_tokens {self.max_tokens} and are left "
@@ -272,6 +276,11 @@ def _prepare(
     rows = DPODataset.read(config, policy.tokenizer)
     for message in rows.sentences():
         notify(message)
+    if isinstance(rollout_runner, RolloutRunner):
+        for message in warnings_of_shown_tasks(
+            rollout_runner.tasks, config.eval_split, rollout_runner.env_id, rows.episodes
+        ):
+            notify(message)
     return lambda store: AgentDPOTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )

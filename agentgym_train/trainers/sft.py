@@ -22,12 +22,12 @@ from trl import SFTTrainer
 
 from agentgym_train.config.methods import AgentEvolConfig, SFTConfig
 from agentgym_train.config.values import check_arguments
-from agentgym_train.data.datasets import SFTDataset, check_rows
+from agentgym_train.data.datasets import SFTDataset, check_rows, warnings_of_shown_tasks
 from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Stage
+from agentgym_train.rollout.runner import RolloutRunner, Stage
 from agentgym_train.trainers.callbacks import (
     CheckpointMarker,
     MakeTrainer,
@@ -196,6 +196,11 @@ def _prepare(
     rows = SFTDataset.read(config, policy.tokenizer)
     for message in rows.sentences():
         notify(message)
+    if isinstance(rollout_runner, RolloutRunner):
+        for message in warnings_of_shown_tasks(
+            rollout_runner.tasks, config.eval_split, rollout_runner.env_id, rows.filtered.selected
+        ):
+            notify(message)
     return lambda store: AgentSFTTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )

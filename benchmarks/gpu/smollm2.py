@@ -20,6 +20,7 @@ from check import BENCHMARKS, Check, steps_of
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import read_config
+from agentgym_train.rollout.policy_spec import parse_policy
 
 RECIPE = BENCHMARKS.parent / "examples" / "train" / "textcraft"
 EVAL_S = 150.0
@@ -41,14 +42,21 @@ class Recipe:
 
     def __init__(self, check: Check) -> None:
         self.check = check
-        self.folder = (check.out / "smollm2").resolve()
-        self.folder.mkdir(exist_ok=True)
-        self.config = read_config(RECIPE / "smollm2_rl.yaml")
         self.start = check.options["start"]
         """The policy that RL starts from; empty for the one that SFT makes here."""
+        self.folder = (check.out / self._name()).resolve()
+        self.folder.mkdir(exist_ok=True)
+        self.config = read_config(RECIPE / "smollm2_rl.yaml")
         self.graphs = "cuda-graphs" in check.flags
         self.found: dict[str, Any] = (
             {"sft": {"model": self.start, "steps": 0}} if self.start else {}
+        )
+
+    def _name(self) -> str:
+        """The name of the folder: what was made of another start, or in tiny, is not resumed."""
+        weights = parse_policy(self.start).weights() if self.start else ""
+        return "-".join(
+            ["smollm2", *(["tiny"] if self.check.tiny else []), *([weights[:8]] if weights else [])]
         )
 
     def run(self) -> None:

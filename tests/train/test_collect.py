@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.launch import local_server
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.values import INTERRUPTED, EpisodeFilter
+from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, local_path
 from agentgym_train.data.collect import CollectConfig, collect, collected, opened, play, starts_of
 from agentgym_train.data.datasets import read_demonstrations
 from agentgym_train.data.pairs import make_pairs
@@ -140,6 +142,21 @@ def test_episodes_of_other_settings_are_not_mixed_in(tmp_path, changes):
     with pytest.raises(BadRequest, match=f"{name} was .*Choose another --out"):
         collect(config(out, **changes), QUIET)
     assert lines(out) == 1
+
+
+def test_episodes_of_a_model_before_further_training_are_not_mixed_in(tmp_path):
+    shutil.copytree(local_path("starter:textcraft/warm_policy"), tmp_path / "model")
+    settings = {"mix_policy": f"hf:{tmp_path / 'model'}", "mix_rate": 0.5, "turn_max_tokens": 4}
+    out = tmp_path / "run"
+    collect(config(out, n=1, **settings), QUIET)
+    collect(config(out, n=2, **settings), QUIET)
+    assert lines(out) == 2
+    with (tmp_path / "model" / "model.safetensors").open("r+b") as weights:
+        weights.seek(-4, os.SEEK_END)
+        weights.write(b"\x00\x00\x80\x3f")
+    with pytest.raises(ConfigError, match="before it was trained further; choose another --out"):
+        collect(config(out, n=3, **settings), QUIET)
+    assert lines(out) == 2
 
 
 def test_a_policy_that_is_not_there_leaves_no_trace(tmp_path):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train.config.methods import SFTConfig
+from agentgym_train.data.datasets import warnings_of_shown_tasks
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.trainers.microbatches import check_packing
 from agentgym_train.trainers.sft import AgentSFTTrainer, imitate
@@ -41,6 +43,18 @@ def test_fitting_to_demonstrations_lowers_their_loss_and_saves_the_policy(tmp_pa
     imitate(model, tokenizer, rows, settings(tmp_path, epochs=10, learning_rate=2e-3))
     assert slow_loss(model.eval(), rows) < 0.8 * before
     assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_tasks_of_the_evaluation_that_are_learned_from_are_reported():
+    known = TextCraft().tasks
+    episodes = [demonstration(task) for task in known.split("paper")[:3]]
+    episodes.append(demonstration(known.split("paper_train")[0]))
+    (said,) = warnings_of_shown_tasks(known, "paper", episodes[0].env, episodes)
+    assert "3 of the 100 tasks of eval_split 'paper' are in the data" in said
+    assert warnings_of_shown_tasks(known, "paper", episodes[0].env, episodes[3:]) == []
+    assert warnings_of_shown_tasks(known, "paper", "agentgym/BabyAI-v0", episodes) == []
+    variants = [structs.replace(episode, env="renamed:RenamedTextCraft") for episode in episodes]
+    assert len(warnings_of_shown_tasks(known, "paper", episodes[0].env, variants)) == 1
 
 
 def test_no_episode_to_learn_from_is_refused(tmp_path):

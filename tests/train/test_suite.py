@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from agentgym_env.cli import main
-from agentgym_env.errors import BadRequest, ConfigError, UnknownTask
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
@@ -25,6 +27,7 @@ from agentgym_train.evaluation.suite import (
     SuitePlan,
     SuiteWorld,
     WorldResult,
+    differences,
     run_suite,
     suite_grid,
     suite_tasks,
@@ -62,17 +65,24 @@ def test_agentgyms_item_ids_are_read_in_order_and_once(tmp_path):
     assert chosen_tasks(KNOWN, [str(path)], "train", None, None) == (["c"], "test")
 
 
-@pytest.mark.parametrize("text", ['[{"id": "world_1"}]', '["world_1"]', "[{", '[{"item_id": 1}]'])
+@pytest.mark.parametrize("text", ['[{"id": "world_1"}]', '["world_1"]', "[{", '[{"item_id": 1}]',
+                                  '{"item_id": "world_1"}'])  # fmt: skip
 def test_a_file_that_is_not_agentgyms_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match="is not a JSON list of objects with an item_id"):
         chosen_tasks(KNOWN, [str(tmp_path / "x.json")], "test", None, None)
 
 
-def test_an_item_id_of_another_world_is_refused(tmp_path):
-    (tmp_path / "x.json").write_text('[{"item_id": "babyai_3"}]')
-    with pytest.raises(UnknownTask, match="'babyai_3'"):
-        chosen_tasks(KNOWN, [str(tmp_path / "x.json")], "test", None, None)
+def test_an_item_id_of_another_world_is_refused_with_its_place(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('[{"item_id": "world_0"}, {"item_id": "babyai_3"}]')
+    with pytest.raises(ConfigError, match=r"x\.json', entry 2: no task 'babyai_3'"):
+        chosen_tasks(KNOWN, [str(path)], "test", None, None)
+
+
+def test_a_file_of_ids_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "ids.txt").write_text("a\nc\n", encoding="utf-8-sig")
+    assert chosen_tasks(KNOWN, [str(tmp_path / "ids.txt")], "test", None, None)[0] == ["a", "c"]
 
 
 def test_episodes_record_the_split_that_was_asked_for():
@@ -174,6 +184,78 @@ def test_a_model_for_each_world_plays_its_own_with_the_settings_of_its_training(
     capsys.readouterr()
     assert exit_of("eval", "--suite", "paper", "--policy", f"mine={runs}/none/model") == 2
     assert "mine is missing in every world" in " ".join(capsys.readouterr().err.split())
+
+
+def test_other_settings_in_the_folder_of_a_suite_change_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["BabyAI"]))
+    words = ["eval", "--suite", "paper", "--policy", "random", "--limit", "1", "--horizon", "2"]
+    words += ["--out", str(tmp_path / "suite")]
+    assert exit_of(*words) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    for other, told in (
+        (["--seed", "5"], "another suite, with other seed"),
+        (["--env-kwargs", '{"babyai": {"legacy": true}}'], "another suite, with other env_kwargs"),
+        (["--env-kwargs", '{"babyai": {"legcy": true}}'], "did you mean legacy"),
+    ):
+        assert exit_of(*words, *other) == 2
+        assert told in " ".join(capsys.readouterr().err.split())
+        assert before == {path: path.read_bytes() for path in before}
+
+
+class Unavailable(BaseHTTPRequestHandler):
+    """An endpoint that is never ready, and may be asked again at once."""
+
+    def do_POST(self) -> None:
+        self.send_response(503)
+        self.send_header("Retry-After", "0")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def unavailable():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_policy_that_loses_all_its_episodes_leaves_the_others_their_results(
+    tmp_path, monkeypatch, capsys, unavailable
+):
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"],))
+    lost = f"m=openai:gpt@{unavailable}"
+    words = ["--policy", "expert", "--policy", lost, "--limit", "1", "--horizon", "1"]
+    assert exit_of("eval", "--suite", "paper", *words, "--out", str(tmp_path / "suite")) == 0
+    found = json.loads((tmp_path / "suite" / "suite.json").read_text())["worlds"]["TextCraft"]
+    assert set(found["reports"]) == {"expert"} and found["not_run"] is None
+    assert "all 1 episodes were lost" in found["skipped"]["m"]
+    one = ["eval", "--env", "textcraft", *words, "--out", str(tmp_path / "one")]
+    assert exit_of(*one) == 1
+    assert "m: all 1 episodes were lost" in " ".join(capsys.readouterr().out.split())
+    assert set(json.loads((tmp_path / "one" / "report.json").read_text())["reports"]) == {"expert"}
+    assert exit_of(*one, "--baseline", "m") == 2
+
+
+def test_what_a_model_is_asked_differs_from_the_paper_and_is_marked():
+    named = {"textcraft": {"legacy": True, "depths": 2}}
+    expert = plan_of("expert", env_kwargs=named, samples=4)
+    found = differences(expert, BY_NAME["TextCraft"], "paper", named["textcraft"])
+    assert found[1:] == ['env_kwargs {"depths": 2}', "mean of 4 episodes per task; in the paper 1"]
+    options = PolicyOptions(instruction="Play.", temperature=0.5)
+    words = PolicyWords(["starter:textcraft/warm_policy"], options, ModelOptions(), frozenset(), 16)
+    model = SuitePlan(policies=words.by_world({world.key: world.env_id for world in WORLDS}))
+    assert differences(model, BY_NAME["SciWorld"], "paper", {})[-3:] == [
+        "temperature 0.5; in the paper 1",
+        "an instruction of your own",
+        "agent plain, action format plain; in the paper plain and react",
+    ]
 
 
 def test_if_no_world_can_run_it_is_an_error(tmp_path, monkeypatch):
