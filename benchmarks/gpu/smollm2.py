@@ -2,10 +2,10 @@
 
     python benchmarks/gpu/smollm2.py --out runs/gpu
 
-The configs are those of examples/train/textcraft, with 140 steps of 48 episodes for SFT, half of
-them with other names of items, and no corrections by the expert. SFT trains LoRA adapters, 10 MB,
-which can be kept where the whole model cannot. `--start MODEL` begins after SFT, with this policy.
-Every stage that has ended is kept: the same command with the same folder resumes.
+The configs are those of examples/train/textcraft, but the expert thinks aloud, SFT takes 140 steps
+of 48 episodes, half of them with other names of items, and the expert corrects nothing. LoRA
+adapters, 10 MB, can be kept where the whole model cannot. `--start MODEL` begins after SFT, with
+this policy. Every stage that has ended is kept: the same command with the same folder resumes.
 Evaluated on `paper`, horizon 30.
 """
 
@@ -30,6 +30,7 @@ EXPERT = (
     "--action-format react --horizon 40"
 )
 WORLDS = {"renamed": "renamed:RenamedTextCraft", "real": "agentgym/TextCraft-v0"}
+THOUGHTS = ["action_format=react", "turn_max_tokens=128"]
 TINY_ROWS = ["steps=2", "rows_per_step=2", "warmup_steps=0"]
 TINY_RL = [
     "steps=2", "horizon=[2]", "prompts_per_step=2", "num_generations=2", "warmup_steps=0",
@@ -46,7 +47,7 @@ class Recipe:
         """The policy that RL starts from; empty for the one that SFT makes here."""
         self.folder = (check.out / self._name()).resolve()
         self.folder.mkdir(exist_ok=True)
-        self.config = read_config(RECIPE / "smollm2_rl.yaml")
+        self.config = read_config(RECIPE / "smollm2_rl.yaml", THOUGHTS)
         self.graphs = "cuda-graphs" in check.flags
         self.found: dict[str, Any] = (
             {"sft": {"model": self.start, "steps": 0}} if self.start else {}
@@ -64,12 +65,15 @@ class Recipe:
         sft = [
             *(["model=starter:textcraft/warm_policy"] if self.check.tiny else []),
             f"data=[{','.join(str(self.folder / name) for name in WORLDS)}]",
-            "steps=140", "rows_per_step=48", "max_tokens_per_microbatch=24576", "compile=false",
+            *THOUGHTS, "learning_rate=1.0e-3", "steps=140", "rows_per_step=48",
+            "max_tokens_per_microbatch=24576", "compile=false",
             *(TINY_ROWS if self.check.tiny else []),
         ]  # fmt: skip
         rl = [
             f"model={self.start or self.folder / 'sft' / 'model'}",
-            "max_tokens_per_microbatch=24576", "save_every=1", "eval_after=false", "compile=false",
+            *THOUGHTS, "max_tokens_per_microbatch=24576", "save_every=1", "eval_after=false",
+            "compile=false", "prompts_per_step=8", "num_generations=8", "steps=30",
+            "horizon_every=10",
             f"engine_args={{cuda_graphs: {str(self.graphs).lower()}}}",
             *(TINY_RL if self.check.tiny else []),
         ]  # fmt: skip

@@ -66,6 +66,17 @@ def test_the_recipe_runs_from_the_expert_to_the_comparison(world, tmp_path):
     assert len(report["comparisons"]) >= 2
 
 
+@pytest.mark.parametrize("world", ["textcraft", "babyai"])
+def test_the_page_has_the_commands_of_the_configs(world):
+    *imitation, rl = commands_of(TRAIN / world / "smollm2_sft.yaml")
+    expected = [*imitation, *commands_of(TRAIN / world / "smollm2_rl.yaml")]
+    assert rl in expected
+    page = (TRAIN.parents[1] / "docs" / "pretrained.md").read_text()
+    blocks = [block.replace("\\\n", " ") for block in page.split("```\n")[1::2]]
+    shown = [[shlex.split(line)[1:] for line in block.splitlines()] for block in blocks]
+    assert expected in shown
+
+
 def commands_of(config: Path) -> list[list[str]]:
     """The words of the commands in a config's comment."""
     lines = [line for line in config.read_text().splitlines() if line.startswith("#   agentgym")]

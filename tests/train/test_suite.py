@@ -244,10 +244,12 @@ def test_a_policy_that_loses_all_its_episodes_leaves_the_others_their_results(
 
 
 def test_what_a_model_is_asked_differs_from_the_paper_and_is_marked():
-    named = {"textcraft": {"legacy": True, "depths": 2}}
+    named = {"sciworld": {"simplifications": "openDoors"}}
     expert = plan_of("expert", env_kwargs=named, samples=4)
-    found = differences(expert, BY_NAME["TextCraft"], "paper", named["textcraft"])
-    assert found[1:] == ['env_kwargs {"depths": 2}', "mean of 4 episodes per task; in the paper 1"]
+    assert differences(expert, BY_NAME["SciWorld"], "paper", named["sciworld"])[-2:] == [
+        'env_kwargs {"simplifications": "openDoors"}',
+        "mean of 4 episodes per task; in the paper 1",
+    ]
     options = PolicyOptions(instruction="Play.", temperature=0.5)
     words = PolicyWords(["starter:textcraft/warm_policy"], options, ModelOptions(), frozenset(), 16)
     model = SuitePlan(policies=words.by_world({world.key: world.env_id for world in WORLDS}))

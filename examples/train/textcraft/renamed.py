@@ -23,6 +23,10 @@ _KEPT = frozenset({"a", "and", "item", "o", "of", "on", "the"})
 class RenamedTextCraft(TextCraft):
     """TextCraft whose items have other names in every episode, drawn by its seed."""
 
+    def __init__(self, render_mode: str | None = None) -> None:
+        # Without the option `legacy`: AgentGym's texts have names that are not exchanged.
+        super().__init__(render_mode)
+
     def _reset(self, task: str) -> str:
         observation = super()._reset(task)
         words = name_words()
