@@ -129,7 +129,8 @@ class PolicyWords:
                 missing[label_of(text)] = no_settings
             else:
                 named.append((label_of(text), name))
-        check_agent(settings.agent, (name for _, name in named))
+        if not missing:
+            check_agent(settings.agent, (name for _, name in named))
         return Policies(
             settings=settings, plans=policy_plans(named), missing=missing,
             specs={

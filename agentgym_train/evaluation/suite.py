@@ -252,6 +252,8 @@ def run_suite(
             console.print(Text(f"not run: {one_line(str(error))}", "yellow"), soft_wrap=True)
         results.append(result)
     if all(result.not_run for result in results):
+        if not any((path / world.key).exists() for world in WORLDS):
+            (path / "plan.json").unlink()
         raise ConfigError(f"no world can be run; {results[0].world.name}: {results[0].not_run}")
     _conclude(plan, results, path, console)
     return results
