@@ -6,11 +6,13 @@ import io
 from dataclasses import replace
 
 import pytest
+import yaml
 from matplotlib import pyplot
 from rich.console import Console
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import RLConfig, config_from
+from agentgym_train.config.options import PolicyOptions
 from agentgym_train.evaluation.evaluate import CategoryReport, EvalReport
 from agentgym_train.trainers.callbacks import HorizonState
 from agentgym_train.trainers.run_summary import (
@@ -99,8 +101,12 @@ def test_each_of_several_environments_is_evaluated_with_its_own_prompt(tmp_path)
     envs = [{"env": "textcraft", "instruction": ""}, {"env": "babyai", "eval_horizon": 5}]
     config = RLConfig(model="m", output_dir="x", envs=envs)
     first, second, *_ = (command for command, _ in next_commands(config, RunStore(tmp_path)))
-    assert "TextCraft-v0" in first and "--instruction ''" in first
-    assert "BabyAI-v0" in second and "--instruction" not in second and "--horizon 5" in second
+    assert "TextCraft-v0" in first and f"--settings-of {tmp_path}" in first
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"envs": envs}))
+    options = PolicyOptions(settings_of=str(tmp_path))
+    assert options.values("agentgym/TextCraft-v0")["instruction"] == ""
+    assert options.values("agentgym/BabyAI-v0").get("instruction") is None
+    assert "BabyAI-v0" in second and "--settings-of" not in second and "--horizon 5" in second
 
 
 def test_the_next_commands_are_three_that_parse(tmp_path):
