@@ -349,7 +349,7 @@ def _stored_settings(path: str, env: str, given: Set[str]) -> dict[str, Any]:
         )
     if "instruction" not in given:
         for world in stored.get("envs") or ():
-            own = world.get("instruction")
+            own = world.get("instruction") if isinstance(world, dict) else None
             if own is not None and plain_name(str(world.get("env"))) == plain_name(env):
                 found["instruction"] = own
     return found
