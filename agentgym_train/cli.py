@@ -50,7 +50,7 @@ from agentgym_train.evaluation.evaluate import (
     play_policies,
 )
 from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
-from agentgym_train.evaluation.suite import SUITES, WORLDS, SuitePlan, run_suite
+from agentgym_train.evaluation.suite import SUITES, SuitePlan, run_suite, world_ids
 from agentgym_train.evaluation.tables import (
     check_baseline,
     comparisons_of,
@@ -58,10 +58,7 @@ from agentgym_train.evaluation.tables import (
     reports_of,
     without_lost,
 )
-from agentgym_train.rollout.policy_spec import (
-    FORMS,
-    PolicySpec,
-)
+from agentgym_train.rollout.policy_spec import FORMS, PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 
 _POLICIES = f"expert, random, {', '.join(FORMS)}"
@@ -391,7 +388,7 @@ def evaluate(
     if suite is not None:
         _check_suite_options(env_options, split, tasks, per_category, baseline, json_path)
         suite_plan = SuitePlan(
-            policies=words.by_world({world.key: world.env_id for world in WORLDS}),
+            policies=words.by_world(world_ids()),
             env_kwargs=env_options.kwargs(), horizon=env_options.horizon, samples=samples,
             seed=env_options.seed, limit=limit, concurrency=concurrency or 256,
         )  # fmt: skip

@@ -144,8 +144,6 @@ def check_settings(config: CollectConfig) -> None:
         raise ConfigError(f"{path} contains no collection; choose another --out")
     if not collected(RunStore.open(path))[0]:
         return
-    old, new = earlier.as_dict(), config.as_dict()
-    changed = [name for name in new if name not in _MAY_CHANGE and new[name] != old[name]]
     weights = (RunStore.open(path).read_json("run.json") or {}).get("weights", {})
     for name, digest in _weights(config).items():
         # Collections of earlier versions have none.
@@ -154,6 +152,8 @@ def check_settings(config: CollectConfig) -> None:
                 f"{path} contains episodes of {name} before it was trained further; choose another "
                 "--out"
             )
+    old, new = earlier.as_dict(), config.as_dict()
+    changed = [name for name in new if name not in _MAY_CHANGE and new[name] != old[name]]
     if changed:
         values = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)
         raise ConfigError(

@@ -114,21 +114,22 @@ class PolicyWords:
         return self._policies(settings, world, reason)
 
     def _policies(self, settings: PolicyConfig, world: str = "", no_settings: str = "") -> Policies:
+        labels = [label_of(text) for text in self.texts]
         named: list[tuple[str, PolicyName]] = []
         missing: dict[str, str] = {}
-        for text in self.texts:
+        for label, text in zip(labels, self.texts, strict=True):
             varies = bool(world) and WORLD in text
             try:
                 name = parse_labelled(text.replace(WORLD, world) if varies else text)[1]
             except ConfigError as error:
                 if not varies:
                     raise
-                missing[label_of(text)] = str(error)
+                missing[label] = str(error)
                 continue
             if no_settings and name.samples_tokens:
-                missing[label_of(text)] = no_settings
+                missing[label] = no_settings
             else:
-                named.append((label_of(text), name))
+                named.append((label, name))
         if not missing:
             check_agent(settings.agent, (name for _, name in named))
         return Policies(
@@ -136,5 +137,5 @@ class PolicyWords:
             specs={
                 label: self.models.spec(name, settings, self.concurrency) for label, name in named
             },
-            labels=[label_of(text) for text in self.texts],
+            labels=labels,
         )  # fmt: skip

@@ -106,6 +106,12 @@ WORLDS: Final = (
     ),
 )  # fmt: skip
 
+
+def world_ids() -> dict[str, str]:
+    """World -> the id of its environment, of the worlds of the suite."""
+    return {world.key: world.env_id for world in WORLDS}
+
+
 PAPER_ROWS: Final[Mapping[str, Mapping[str, float]]] = {
     "Qwen2.5-7B-Instruct": {
         "TextCraft": 0.42, "BabyAI": 0.667, "SciWorld": 0.015, "WebArena": 0.098, "Search": 0.188,
@@ -194,16 +200,10 @@ class SuitePlan:
                 f"with --suite, --env-kwargs has an object for each world ({names}), as in "
                 f'\'{{"textcraft": {{"legacy": true}}}}\'; got {json.dumps(self.env_kwargs)}'
             )
-        for label, reasons in self._missing().items():
-            if len(reasons) == len(self.policies):
+        for label in self.labels:
+            reasons = [found.missing.get(label) for found in self.policies.values()]
+            if all(reasons):
                 raise ConfigError(f"{label} is missing in every world; {reasons[0]}")
-
-    def _missing(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for policies in self.policies.values():
-            for label, reason in policies.missing.items():
-                found.setdefault(label, []).append(reason)
-        return found
 
     @property
     def labels(self) -> Sequence[str]:

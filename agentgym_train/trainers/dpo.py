@@ -25,17 +25,13 @@ from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.methods import DPOConfig
 from agentgym_train.config.values import check_arguments
-from agentgym_train.data.datasets import (
-    describe_broken,
-    read_demonstrations,
-    warnings_of_shown_tasks,
-)
+from agentgym_train.data.datasets import describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutRunner, Stage
+from agentgym_train.rollout.runner import Stage
 from agentgym_train.trainers.callbacks import (
     MakeTrainer,
     Method,
@@ -51,7 +47,7 @@ from agentgym_train.trainers.run_summary import (
     plot_learning,
 )
 from agentgym_train.trainers.sampler import row_order
-from agentgym_train.trainers.sft import callbacks
+from agentgym_train.trainers.sft import callbacks, warn_of_shown_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +272,7 @@ def _prepare(
     rows = DPODataset.read(config, policy.tokenizer)
     for message in rows.sentences():
         notify(message)
-    if isinstance(rollout_runner, RolloutRunner):
-        for message in warnings_of_shown_tasks(
-            rollout_runner.tasks, config.eval_split, rollout_runner.env_id, rows.episodes
-        ):
-            notify(message)
+    warn_of_shown_tasks(rollout_runner, config.eval_split, rows.episodes, notify)
     return lambda store: AgentDPOTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
+from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.methods import AgentEvolConfig, SFTConfig
 from agentgym_train.config.values import check_arguments
 from agentgym_train.data.datasets import SFTDataset, check_rows, warnings_of_shown_tasks
@@ -196,14 +197,21 @@ def _prepare(
     rows = SFTDataset.read(config, policy.tokenizer)
     for message in rows.sentences():
         notify(message)
-    if isinstance(rollout_runner, RolloutRunner):
-        for message in warnings_of_shown_tasks(
-            rollout_runner.tasks, config.eval_split, rollout_runner.env_id, rows.filtered.selected
-        ):
-            notify(message)
+    warn_of_shown_tasks(rollout_runner, config.eval_split, rows.filtered.selected, notify)
     return lambda store: AgentSFTTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )
+
+
+def warn_of_shown_tasks(
+    rollout_runner: Stage, eval_split: str, episodes: Sequence[Trajectory], notify: Notify
+) -> None:
+    """Report tasks of the evaluation that are learned from, if there is an environment."""
+    if isinstance(rollout_runner, RolloutRunner):
+        for message in warnings_of_shown_tasks(
+            rollout_runner.tasks, eval_split, rollout_runner.env_id, episodes
+        ):
+            notify(message)
 
 
 def callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list[TrainerCallback]:

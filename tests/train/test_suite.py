@@ -51,9 +51,7 @@ def exit_of(*words: str) -> int:
 
 def plan_of(*names: str, **settings) -> SuitePlan:
     words = PolicyWords(names, PolicyOptions(), ModelOptions(), frozenset(), 16)
-    return SuitePlan(
-        policies=words.by_world({world.key: world.env_id for world in WORLDS}), **settings
-    )
+    return SuitePlan(policies=words.by_world(suite.world_ids()), **settings)
 
 
 def test_agentgyms_item_ids_are_read_in_order_and_once(tmp_path):
@@ -252,7 +250,7 @@ def test_what_a_model_is_asked_differs_from_the_paper_and_is_marked():
     ]
     options = PolicyOptions(instruction="Play.", temperature=0.5)
     words = PolicyWords(["starter:textcraft/warm_policy"], options, ModelOptions(), frozenset(), 16)
-    model = SuitePlan(policies=words.by_world({world.key: world.env_id for world in WORLDS}))
+    model = SuitePlan(policies=words.by_world(suite.world_ids()))
     assert differences(model, BY_NAME["SciWorld"], "paper", {})[-3:] == [
         "temperature 0.5; in the paper 1",
         "an instruction of your own",
