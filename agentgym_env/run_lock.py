@@ -77,7 +77,7 @@ def folder_lock(folder: Path, option: str) -> Iterator[None]:
     Raises `FolderInUse` when another process has the lock; `option` is how to choose another
     folder.
     """
-    if folder.exists() and not folder.is_dir():
+    if folder.is_file():  # one look: another process may remove the folder between two
         raise BadRequest(f"{folder} is a file; choose a folder with {option}")
     path = folder.absolute()
     missing = [parent for parent in (path, *path.parents) if not parent.exists()]

@@ -330,6 +330,24 @@ def test_processes_that_lock_and_release_all_the_time_are_never_two_at_once(tmp_
     assert list(tmp_path.rglob(LOCK_FILE)) == []
 
 
+def test_a_folder_that_is_removed_while_it_is_looked_at_is_no_file(tmp_path, monkeypatch):
+    """Another process releases its lock, and removes the empty folder with it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    stat = Path.stat
+
+    def then_removed(path: Path, **options: Any) -> os.stat_result:
+        found = stat(path, **options)
+        if path == folder:
+            monkeypatch.undo()
+            folder.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "stat", then_removed)
+    with folder_lock(folder, "--out"):
+        assert named_in(folder)["pid"] == os.getpid()
+
+
 def test_sigterm_leaves_a_lock_that_is_taken_over(tmp_path, holder_of):
     first = holder_of(tmp_path)
     first.send_signal(signal.SIGTERM)
