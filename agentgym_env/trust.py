@@ -48,6 +48,8 @@ _MOST: Final = 10_000
 """Characters of a list of names."""
 _ENV: Final = re.compile(r"(envs\[\d+\]\.)?env")
 _VLLM: Final = "engine_args.extra."
+_WRAPPER: Final = re.compile(r"(envs\[\d+\]\.)?wrappers\[\d+\](\.wrapper)?")
+_OUR_WRAPPER: Final = re.compile(r"agentgym_env\.wrappers:[A-Z]\w*")
 _NOT_CODE: Final = ("lora.target_modules", "lora.exclude_modules", "lora.modules_to_save")
 """Layers of the model, whose names have dots."""
 
@@ -104,6 +106,8 @@ def _is_name(place: str, last: str, value: Any) -> bool:
     if _ENV.fullmatch(place):
         return ":" in value
     if not value or place.startswith(_NOT_CODE):
+        return False
+    if _WRAPPER.fullmatch(place) and _OUR_WRAPPER.fullmatch(value):
         return False
     if last in ("agent", "corpus") and _SIZED.fullmatch(value):
         return False

@@ -139,12 +139,15 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
 
 
 def _item_ids(name: str, content: str) -> list[str]:
-    """The tasks of AgentGym's files: a JSON list of objects with an `item_id`."""
+    """The tasks of AgentGym's files: objects with an `item_id`, as a JSON list or as lines."""
     try:
-        rows = msgspec.json.decode(content, type=list[_Item])
+        if content.lstrip().startswith("{"):
+            rows = msgspec.json.Decoder(_Item).decode_lines(content)
+        else:
+            rows = msgspec.json.decode(content, type=list[_Item])
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(
-            f"--tasks {name!r} is not a JSON list of objects with an item_id: {error}"
+            f"--tasks {name!r} is no list of JSON objects with an item_id: {error}"
         ) from error
     return [row.item_id for row in rows]
 

@@ -49,7 +49,11 @@ NAMED = {
     },
     "servers": ["evil"],
     "envs": [{"env": "agentgym/Search-v0", "servers": ["http://evil"]}, {"env": "evil:World"}],
-    "wrappers": ["evil:Outer", {"wrapper": "evil:Inner", "path": "/tmp/x", "scale": 0.5}],
+    "wrappers": [
+        "evil:Outer",
+        {"wrapper": "evil:Inner", "path": "/tmp/x", "scale": 0.5},
+        "agentgym_env.wrappers.evil:Other",
+    ],
     "engine_args": {
         "servers": ["http://evil"],
         "extra": {"trust_remote_code": True, "plugin": "x"},
@@ -65,7 +69,7 @@ PLACES = [
     "env", "env_kwargs.judge", "env_kwargs.address", "env_kwargs.server[0]", "env_kwargs.server[1]",
     "env_kwargs.peer", "env_kwargs.other", "env_kwargs.port", "env_kwargs.deep.list[0].index",
     "servers[0]", "envs[0].servers[0]", "envs[1].env", "wrappers[0]",
-    "wrappers[1].wrapper", "wrappers[1].path", "agent", "algorithm", "attention",
+    "wrappers[1].wrapper", "wrappers[1].path", "wrappers[2]", "agent", "algorithm", "attention",
     "engine_args.servers[0]", "engine_args.extra.trust_remote_code", "engine_args.extra.plugin",
     "trainer_args.report_to", "trainer_args.push_to_hub", "trainer_args.model_init_kwargs.code",
     "lora.megatron_core",
@@ -79,7 +83,15 @@ PLAIN = {
     "instruction": "Answer with one action: see http://example.com",
     "env_kwargs": {"layout": "browsergym", "seed": 3, "corpus": "synthetic:0", "told": "Be kind!"},
     "servers": [],
-    "envs": [{"env": "agentgym/Search-v0", "split": "train", "env_kwargs": {"topk": 3}}],
+    "envs": [
+        {
+            "env": "agentgym/Search-v0",
+            "split": "train",
+            "env_kwargs": {"topk": 3},
+            "wrappers": ["agentgym_env.wrappers:EndAfterInvalid"],
+        }
+    ],
+    "wrappers": [{"wrapper": "agentgym_env.wrappers:EndAfterInvalid", "count": 3}],
     "engine_args": {"dtype": "bfloat16", "max_batch": 8, "extra": {}},
     "trainer_args": {
         "lr_scheduler_type": "linear",

@@ -59,15 +59,17 @@ def test_agentgyms_item_ids_are_read_in_order_and_once(tmp_path):
     path = tmp_path / "world_test.json"
     path.write_text(f"\n {json.dumps([*rows, rows[0]])}")
     assert chosen_tasks(KNOWN, [str(path)], "test", None, None) == (["c", "a"], "several")
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    assert chosen_tasks(KNOWN, [str(path)], "test", None, None) == (["c", "a"], "several")
     path.write_text(json.dumps(rows[:1]))
     assert chosen_tasks(KNOWN, [str(path)], "train", None, None) == (["c"], "test")
 
 
 @pytest.mark.parametrize("text", ['[{"id": "world_1"}]', '["world_1"]', "[{", '[{"item_id": 1}]',
-                                  '{"item_id": "world_1"}'])  # fmt: skip
+                                  '{"item_id": "world_1"}\n{"id": "world_0"}'])  # fmt: skip
 def test_a_file_that_is_not_agentgyms_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigError, match="is not a JSON list of objects with an item_id"):
+    with pytest.raises(ConfigError, match="is no list of JSON objects with an item_id"):
         chosen_tasks(KNOWN, [str(tmp_path / "x.json")], "test", None, None)
 
 
