@@ -386,11 +386,12 @@ def evaluate(
         policy, policy_options, model_options, given_options(context), concurrency or 16
     )
     if suite is not None:
-        _check_suite_options(env_options, split, tasks, per_category, baseline, json_path)
+        _check_suite_options(env_options, split, tasks, baseline, json_path)
         suite_plan = SuitePlan(
             policies=words.by_world(world_ids()),
             env_kwargs=env_options.kwargs(), horizon=env_options.horizon, samples=samples,
-            seed=env_options.seed, limit=limit, concurrency=concurrency or 256,
+            seed=env_options.seed, limit=limit, per_category=per_category,
+            concurrency=concurrency or 256,
         )  # fmt: skip
         path = out or suite_plan.folder()
         with _resumable(path):
@@ -467,15 +468,13 @@ def _check_suite_options(
     env_options: EvalEnvOptions,
     split: str,
     tasks: list[str] | None,
-    per_category: int | None,
     baseline: str | None,
     json_path: Path | None,
 ) -> None:
     given = {
         "--env": env_options.env, "--server": env_options.server,
         "--token-file": env_options.token_file, "--wrapper": env_options.wrapper,
-        "--split": split != "test", "--tasks": tasks, "--per-category": per_category,
-        "--baseline": baseline, "--json": json_path,
+        "--split": split != "test", "--tasks": tasks, "--baseline": baseline, "--json": json_path,
     }  # fmt: skip
     for option, value in given.items():
         if value:

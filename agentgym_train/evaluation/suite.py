@@ -27,6 +27,7 @@ from agentgym_train.evaluation.evaluate import (
     FOLDER,
     EvalPlan,
     eval_store,
+    first_tasks,
     play_policies,
 )
 from agentgym_train.evaluation.policies import Policies
@@ -190,6 +191,8 @@ class SuitePlan:
     seed: int = 0
     limit: int | None = None
     """Only the first tasks of each world."""
+    per_category: int | None = None
+    """Only the first tasks of each category of a world."""
     concurrency: int = 256
 
     def __post_init__(self) -> None:
@@ -219,6 +222,7 @@ class SuitePlan:
         values = {
             "policies": policies, "env_kwargs": self.env_kwargs, "horizon": self.horizon,
             "samples": self.samples, "seed": self.seed, "limit": self.limit,
+            "per_category": self.per_category,
         }  # fmt: skip
         plain: dict[str, Any] = json.loads(json.dumps(values, sort_keys=True, default=str))
         return plain
@@ -280,7 +284,7 @@ def _play_world(
     kwargs, given = plan.env_kwargs.get(world.key, {}), plan.policies[world.key]
     with RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=plan.concurrency) as runner:
         ids, split = suite_tasks(runner.tasks, world)
-        ids = list(ids[: plan.limit])
+        ids = list(first_tasks(runner.tasks, ids, plan.limit, plan.per_category))
         no_expert = {
             policy.label: "there is no expert for these tasks"
             for policy in given.plans
@@ -358,6 +362,8 @@ def differences(
         found.append(f"{plan.horizon} turns; in the paper's scripts {world.horizon}")
     if plan.limit is not None:
         found.append(f"only the first {plan.limit} of the tasks")
+    if plan.per_category is not None:
+        found.append(f"only the first {plan.per_category} of the tasks of each category")
     own = {name: value for name, value in kwargs.items() if name != "legacy"}
     if own:
         found.append(f"env_kwargs {json.dumps(own)}")

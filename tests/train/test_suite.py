@@ -132,6 +132,15 @@ def test_the_suite_has_the_papers_sizes_and_a_row_for_each_of_its_models():
     assert PAPER_ROWS["AgentGym-RL 7B, ScalingInter"]["TextCraft"] == 0.91
 
 
+def test_the_first_tasks_of_each_category_are_a_smaller_suite(tmp_path, monkeypatch):
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"],))
+    words = ["eval", "--suite", "paper", "--policy", "random", "--per-category", "2"]
+    assert exit_of(*words, "--horizon", "1", "--out", str(tmp_path)) == 0
+    found = json.loads((tmp_path / "suite.json").read_text())["worlds"]["TextCraft"]
+    assert found["tasks"] == 8, "two of each depth"
+    assert "only the first 2 of the tasks of each category" in found["differences"]
+
+
 def test_a_world_that_cannot_run_is_reported_with_the_reason_and_no_zero(
     tmp_path, monkeypatch, capsys
 ):
