@@ -22,6 +22,7 @@ from agentgym_env.errors import (
 )
 from agentgym_env.printable import one_line
 from agentgym_env.registration import env_class_with
+from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_train.evaluation.evaluate import (
     FOLDER,
@@ -245,7 +246,7 @@ def run_suite(
         # A world whose extra is missing is reported when its turn comes.
         with suppress(MissingExtra, UnknownEnvironment):
             env_class_with(world.env_id, plan.env_kwargs.get(world.key, {}))
-    _check_same(plan, path / "plan.json", fresh=fresh)
+    _check_same(plan, path, fresh=fresh)
     results = []
     for world in WORLDS:
         console.print(Text(f"{world.name}", "bold"))
@@ -263,19 +264,19 @@ def run_suite(
     return results
 
 
-def _check_same(plan: SuitePlan, file: Path, *, fresh: bool) -> None:
+def _check_same(plan: SuitePlan, path: Path, *, fresh: bool) -> None:
     """Write the plan, or raise `ConfigError` if the folder has another one."""
-    now = plan.as_dict()
-    if file.is_file() and not fresh:
-        before = json.loads(file.read_text(encoding="utf-8"))
-        other = [name for name in now if before.get(name) != now[name]]
-        if other:
-            raise ConfigError(
-                f"{file.parent} contains another suite, with other {', '.join(other)} (see "
-                f"{file}). Choose another folder with --out, or move its worlds aside with --fresh"
-            )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+    store, now = RunStore(path), plan.as_dict()
+    before = None if fresh else store.read_json("plan.json")
+    other = [name for name in now if before is not None and before.get(name) != now[name]]
+    if other:
+        raise ConfigError(
+            f"{path} contains another suite, with other {', '.join(other)} (see "
+            f"{path / 'plan.json'}). Choose another folder with --out, or move its worlds aside "
+            "with --fresh"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    store.write_json("plan.json", now)
 
 
 def _play_world(
