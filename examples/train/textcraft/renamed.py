@@ -1,15 +1,8 @@
-"""TextCraft from whose expert a small model learns more.
+"""TextCraft with other names of items in every episode: whoever learns from it has to read.
 
-The expert of the world gets exactly what its crafts need, such as 24 string for six times 4, a
-product that a small model does not compute without writing it down. The expert of
-`StackedTextCraft` gets a stack of each base item instead, and then every number of its commands is
-on the page. The world itself is the same.
+A policy that learns from the world itself can memorise its recipes. Names are exchanged word by
+word, so `oak planks` may become `granite lantern`, and then `planks`, its kind, is `lantern`.
 
-A policy that learns from the world itself can also memorise its recipes. In `RenamedTextCraft`
-items have other names in every episode. They are exchanged word by word, so `oak planks` may become
-`granite lantern`, and then `planks`, its kind, is `lantern`.
-
-    agentgym collect --env renamed:StackedTextCraft --split paper_train --policy expert --out DIR
     agentgym collect --env renamed:RenamedTextCraft --split paper_train --policy expert --out DIR
 """
 
@@ -23,25 +16,11 @@ from agentgym_servers.worlds.textcraft.env import TextCraft, shuffled
 from agentgym_servers.worlds.textcraft.recipes import recipe_book
 
 _WORD = re.compile(r"[a-z_]+")
-_GET = re.compile(r"^get ([0-9]+) ")
 _KEPT = frozenset({"a", "and", "item", "o", "of", "on", "the"})
 """Words of names that the world's sentences contain as well."""
 
 
-STACK = 64
-"""As many as Minecraft puts in one slot; more than the crafts of most goals need."""
-
-
-class StackedTextCraft(TextCraft):
-    """TextCraft whose expert gets at least a stack of each base item that it needs."""
-
-    def expert(self) -> Iterator[str]:
-        """The expert's actions, with no amount that has to be computed."""
-        for action in super().expert():
-            yield _GET.sub(lambda found: f"get {max(int(found[1]), STACK)} ", action)
-
-
-class RenamedTextCraft(StackedTextCraft):
+class RenamedTextCraft(TextCraft):
     """TextCraft whose items have other names in every episode, drawn by its seed."""
 
     def __init__(self, render_mode: str | None = None) -> None:
