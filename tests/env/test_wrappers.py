@@ -172,8 +172,11 @@ def test_a_wrapper_that_cannot_be_is_rejected_by_name(spec, said):
 
 
 @pytest.mark.usefixtures("worlds_path")
-def test_replay_applies_the_wrappers_of_the_run_if_it_is_trusted(tmp_path):
-    wrappers = ["agentgym_env.wrappers:AvailableActions"]
+@pytest.mark.parametrize("module", ["agentgym_env.wrappers", "foreign"])
+def test_replay_applies_the_wrappers_of_the_run_if_it_is_trusted(tmp_path, monkeypatch, module):
+    (tmp_path / "foreign.py").write_text("from agentgym_env.wrappers import AvailableActions\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    wrappers = [f"{module}:AvailableActions"]
     store = RunStore.create(tmp_path / "run", {"config": {"wrappers": wrappers}})
     env = wrap(gymnasium.make(GUESS, server="inprocess"), wrappers)
     env = RecordTrajectory(env, store.path / "trajectories" / "mine.jsonl")
@@ -181,7 +184,9 @@ def test_replay_applies_the_wrappers_of_the_run_if_it_is_trusted(tmp_path):
     env.step("1")
     env.step("3")
     words = ("replay", "run", "--env", "worlds:Guess")
+    if module == "foreign":
+        status, output = agentgym(tmp_path, *words)
+        assert status == 2 and "wrappers[0]='foreign:AvailableActions'" in output
+        words += ("--trust",)
     status, output = agentgym(tmp_path, *words)
-    assert status == 2 and "wrappers[0]='agentgym_env.wrappers:AvailableActions'" in output
-    status, output = agentgym(tmp_path, *words, "--trust")
     assert status == 0 and "1 of 1 episodes agree" in output
