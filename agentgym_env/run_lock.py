@@ -115,9 +115,10 @@ def check_unlocked(folder: Path, option: str) -> None:
 
 def is_unused(folder: Path) -> bool:
     """Whether a folder is missing, or contains nothing but a lock."""
-    if not folder.exists():
-        return True
-    return folder.is_dir() and all(path.name == LOCK_FILE for path in folder.iterdir())
+    try:
+        return all(path.name == LOCK_FILE for path in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return not folder.is_file()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import logging
@@ -331,7 +332,7 @@ class Row:
 def read_rows(path: Path) -> tuple[list[Row], list[BrokenLine]]:
     """The objects of a file; raises `ConfigError` if it cannot be read."""
     try:
-        data = path.read_bytes()
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     found = list(_array(path, data) if data.lstrip()[:1] == b"[" else _lines(path, data))

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -30,6 +29,7 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.base import PolicyConfig
+from agentgym_train.data.formats import read_rows
 from agentgym_train.evaluation.report import (
     CategoryReport,
     EpisodeFigures,
@@ -126,7 +126,7 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--tasks {text!r} cannot be read: {error}") from error
     if content.lstrip().startswith(("[", "{")):
-        found = _item_ids(text, content)
+        found = _item_ids(path)
     else:
         lines = (line.strip() for line in content.splitlines())
         found = [line for line in lines if line and not line.startswith("#")]
@@ -138,24 +138,18 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
     return found
 
 
-def _item_ids(name: str, content: str) -> list[str]:
+def _item_ids(path: Path) -> list[str]:
     """The tasks of AgentGym's files: objects with an `item_id`, as a JSON list or as lines."""
-    try:
-        if content.lstrip().startswith("{"):
-            rows = msgspec.json.Decoder(_Item).decode_lines(content)
-        else:
-            rows = msgspec.json.decode(content, type=list[_Item])
-    except (msgspec.DecodeError, RecursionError) as error:
+    rows, broken = read_rows(path)
+    for row in rows:
+        if not isinstance(row.values.get("item_id"), str):
+            broken.append(BrokenLine(row.path, row.line, "item_id is no text"))
+    if broken:
         raise ConfigError(
-            f"--tasks {name!r} is no list of JSON objects with an item_id: {error}"
-        ) from error
-    return [row.item_id for row in rows]
-
-
-class _Item(msgspec.Struct):
-    """A row of AgentGym's files; the rest of it is not used."""
-
-    item_id: str
+            f"--tasks {str(path)!r} is no list of JSON objects with an item_id: "
+            f"{broken[0].place}: {broken[0].reason}"
+        )
+    return [row.values["item_id"] for row in rows]
 
 
 SEVERAL: Final = "several"

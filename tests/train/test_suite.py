@@ -83,6 +83,8 @@ def test_an_item_id_of_another_world_is_refused_with_its_place(tmp_path):
 def test_a_file_of_ids_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "ids.txt").write_text("a\nc\n", encoding="utf-8-sig")
     assert chosen_tasks(KNOWN, [str(tmp_path / "ids.txt")], "test", None, None)[0] == ["a", "c"]
+    (tmp_path / "ids.json").write_text('[{"item_id": "world_1"}]', encoding="utf-8-sig")
+    assert chosen_tasks(KNOWN, [str(tmp_path / "ids.json")], "test", None, None)[0] == ["c"]
 
 
 def test_episodes_record_the_split_that_was_asked_for():
