@@ -42,7 +42,7 @@ class HFSettings:
     cuda_graphs: bool = False
     """On a GPU, replay each decode step as a CUDA graph, which small models need to be fast. Where
     a step cannot be captured, or differs, a warning is logged and the engine samples without. A CPU
-    runs the same steps, without graphs. Not yet measured on a GPU."""
+    runs the same steps, without graphs."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

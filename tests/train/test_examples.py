@@ -20,7 +20,7 @@ from agentgym_train.config.methods import (
     read_method_config,
 )
 from agentgym_train.rollout.horizon import Adaptive, Fixed, ScalingInterStepwise
-from examples.train.textcraft.renamed import RenamedTextCraft
+from examples.train.textcraft.variants import STACK, ReactiveTextCraft, RenamedTextCraft
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train"
@@ -154,6 +154,29 @@ def test_a_renamed_textcraft_is_the_same_game_with_other_words():
             action = renamed.expert_action()
             _, _, ended, _, info = renamed.step(action)
         assert info["success"], (task, action)
+
+
+def test_the_reactive_expert_neither_computes_nor_repeats():
+    plain, reactive = TextCraft(), ReactiveTextCraft()
+    computed = repeated = 0
+    for task in plain.tasks.split("paper_train")[::5]:
+        for env in (plain, reactive):
+            page, info = env.reset(seed=1, options={"task": task})
+            ended, last, before = False, "", page
+            while not ended:
+                action = env.expert_action()
+                new = set(re.findall(r"\d+", action)) - set(re.findall(r"\d+", page))
+                if env is reactive:
+                    assert new <= {str(STACK)} and action != last, (task, action)
+                    if lacking := re.match(r"Not enough ([a-z ]+):", before):
+                        assert re.match(rf"(get|craft) \d+ {lacking[1]}\b", action), (task, action)
+                else:
+                    computed += bool(new)
+                    repeated += action == last
+                before, _, ended, _, info = env.step(action)
+                last = action
+            assert info["success"], task
+    assert computed > 10 and repeated > 10, "what it is for"
 
 
 def test_the_small_run_of_textcraft_has_an_adaptive_horizon():

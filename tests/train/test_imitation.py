@@ -53,7 +53,7 @@ def test_tasks_of_the_evaluation_that_are_learned_from_are_reported():
     assert "3 of the 100 tasks of eval_split 'paper' are in the data" in said
     assert warnings_of_shown_tasks(known, "paper", episodes[0].env, episodes[3:]) == []
     assert warnings_of_shown_tasks(known, "paper", "agentgym/BabyAI-v0", episodes) == []
-    variants = [structs.replace(episode, env="renamed:RenamedTextCraft") for episode in episodes]
+    variants = [structs.replace(episode, env="variants:RenamedTextCraft") for episode in episodes]
     assert len(warnings_of_shown_tasks(known, "paper", episodes[0].env, variants)) == 1
 
 

@@ -225,13 +225,13 @@ def next_step(
 
     def craft(item: str, missing: int) -> tuple[int, str] | Recipe:
         """The first step towards at least `missing` more of a craftable item."""
-        recipe = _choose_recipe(book, shown, item)
+        recipe = choose_recipe(book, shown, item)
         crafts = ceil(missing / recipe.makes)
         needs: list[str] = []
         reasons.append("")
         level = len(reasons) - 1
         for part, each in recipe.ingredients:
-            chosen, amount = _choose_item(book, shown, part, each * crafts, free), each * crafts
+            chosen, amount = choose_item(book, shown, part, each * crafts, free), each * crafts
             held = free.get(chosen, 0)
             needs.append(f"{amount} {chosen}, have {held}")
             reasons[level] = f"{missing} {item}: {'; '.join(needs)}."
@@ -249,9 +249,13 @@ def next_step(
     return step, " ".join(reasons)
 
 
-def _choose_item(
+def choose_item(
     book: RecipeBook, shown: Sequence[Recipe], name: str, amount: int, free: Mapping[str, int]
 ) -> str:
+    """The item to use for an ingredient: itself, or a listed member of its kind.
+
+    Of a kind, the member that is held (in `free`) in the largest amount, else the shallowest.
+    """
     if name not in book.tags:
         return name
     members = [recipe.output for recipe in shown if book.stands_for(recipe.output, name)]
@@ -261,7 +265,8 @@ def _choose_item(
     )
 
 
-def _choose_recipe(book: RecipeBook, shown: Sequence[Recipe], item: str) -> Recipe:
+def choose_recipe(book: RecipeBook, shown: Sequence[Recipe], item: str) -> Recipe:
+    """The listed recipe of an item whose ingredients are shallowest; the first of equals."""
     candidates = [recipe for recipe in shown if recipe.output == item]
     return min(
         candidates, key=lambda recipe: max(book.depth[part] for part, _ in recipe.ingredients)
