@@ -247,6 +247,10 @@ def run_suite(
         with suppress(MissingExtra, UnknownEnvironment):
             env_class_with(world.env_id, plan.env_kwargs.get(world.key, {}))
     _check_same(plan, path, fresh=fresh)
+    for world in WORLDS:
+        for label, reason in plan.policies[world.key].missing.items():
+            said = f"{world.name} is played without {label}: {one_line(reason)}"
+            console.print(Text(said, "yellow"), soft_wrap=True)
     results = []
     for world in WORLDS:
         console.print(Text(f"{world.name}", "bold"))

@@ -192,7 +192,8 @@ def test_a_model_for_each_world_plays_its_own_with_the_settings_of_its_training(
     assert set(found["BabyAI"]["reports"]) == {"random"}
     assert "no model in" in found["BabyAI"]["skipped"]["mine"]
     assert "not run" in (tmp_path / "suite" / "suite.md").read_text()
-    capsys.readouterr()
+    begun = capsys.readouterr().out.partition("BabyAI is played without mine: ")
+    assert "no model in" in begun[2] and "━" not in begun[0], "said before anything is played"
     assert exit_of("eval", "--suite", "paper", "--policy", f"mine={runs}/none/model") == 2
     assert "mine is missing in every world" in " ".join(capsys.readouterr().err.split())
 
