@@ -4,7 +4,7 @@
 
 The configs and the commands are those of examples/train/textcraft. `--start MODEL` begins after
 SFT, with this policy. Every stage that has ended is kept: the same command with the same folder
-resumes; it takes about ten minutes, so two calls. Evaluated on `paper`, horizon 30.
+resumes. It takes half an hour or more, so four calls or more. Evaluated on `paper`, horizon 30.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ RECIPE = BENCHMARKS.parent / "examples" / "train" / "textcraft"
 EVAL_S = 150.0
 """Kept for an evaluation after RL."""
 EXPERT = "--split paper_train --policy expert --mix-policy random --mix-rate 0.15 --horizon 40"
-WORLDS = {"expert": "variants:ReactiveTextCraft", "renamed": "variants:RenamedTextCraft"}
+WORLDS = {
+    "expert": ("variants:ReactiveTextCraft", "500"),
+    "renamed": ("variants:RenamedTextCraft", "700"),
+}
+"""Environments with the seeds of their episodes; with the same seed they would be the same ones."""
 ON_GPU = ["max_tokens_per_microbatch=24576", "compile=false"]
 TINY_ROWS = ["steps=2", "rows_per_step=2", "warmup_steps=0"]
 TINY_RL = [
@@ -89,8 +93,9 @@ class Recipe:
 
     def collect(self, name: str) -> bool:
         """Half of the expert's episodes."""
+        env, seed = WORLDS[name]
         return self._agentgym(
-            "collect", "--env", WORLDS[name], *shlex.split(EXPERT), "--n",
+            "collect", "--env", env, "--seed", seed, *shlex.split(EXPERT), "--n",
             "4" if self.check.tiny else "4000", "--out", str(self.folder / name),
         )  # fmt: skip
 
