@@ -53,8 +53,6 @@ class EpisodeTokenizer:
         self._tokenizer = tokenizer
         config = config or PolicyConfig()
         self._config = replace(config, turn_max_tokens=NO_LIMIT, max_tokens=NO_LIMIT)
-        self._configs: dict[str, PolicyConfig] = {}
-        """By the policy that played. A config checks its values anew wherever it is made."""
         self._is_trained = is_trained
         self._chats: dict[tuple[str, str], Chat] = {}
 
@@ -68,17 +66,11 @@ class EpisodeTokenizer:
         actor = ModelActor(
             ScriptedEngine(lambda _, number: responses[number]),
             chat,
-            self._config_of(trajectory.policy),
+            self._config,
             agent=agent_factory(self._config.agent, form)(),
         )
         rows, _ = asyncio.run(act_out(actor, trajectory, self._config.agent))
         return list(self._masked(rows, trajectory.turns, responses))
-
-    def _config_of(self, policy: str) -> PolicyConfig:
-        """The config of the actor of an episode that this policy played."""
-        if policy not in self._configs:
-            self._configs[policy] = replace(self._config, model=policy)
-        return self._configs[policy]
 
     def chat_of(self, trajectory: Trajectory) -> Chat:
         """The chat of an episode, whose system prompt depends on the episode's instruction."""

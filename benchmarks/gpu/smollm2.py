@@ -1,4 +1,4 @@
-"""SmolLM2-135M learns TextCraft as in docs/pretrained.md: SFT on more data, GRPO, and a control.
+"""SmolLM2-135M learns TextCraft as in docs/pretrained.md: SFT, GRPO, and a control.
 
     python benchmarks/gpu/smollm2.py --out runs/gpu
 

@@ -39,28 +39,26 @@ class ReactiveTextCraft(TextCraft):
     """TextCraft whose expert neither plans nor counts."""
 
     def expert(self) -> Iterator[str]:
-        """Try a craft; get or make what it lacks; try it again.
-
-        No command follows itself, unless another policy has acted in between.
-        """
-        path, failed = [self._goal], ""
+        """Make the goal. No command follows itself, unless another policy acted in between."""
         while True:
-            item = path[-1]
-            recipe = choose_recipe(self._book, self._recipes, item)
+            yield from self._make(self._goal)
+
+    def _make(self, item: str) -> Iterator[str]:
+        """Try the item's craft; get or make what it lacks; try it again, until it succeeds."""
+        recipe = choose_recipe(self._book, self._recipes, item)
+        while True:
+            held = self._inventory.get(item, 0)
+            yield self._command(recipe)
+            if self._inventory.get(item, 0) > held:
+                return
             lacking = self._lacking(recipe)
-            if lacking is None or failed != item:
-                held = self._inventory.get(item, 0)
-                yield self._command(recipe)
-                crafted = self._inventory.get(item, 0) > held
-                failed = "" if crafted else item
-                if crafted and len(path) > 1:
-                    path.pop()
+            if lacking is None:
                 continue
-            failed, (part, amount) = "", lacking
+            part, amount = lacking
             if self._book.is_base(part):
                 yield f"get {max(STACK, amount)} {part}"
             else:
-                path.append(part)
+                yield from self._make(part)
 
     def expert_thought(self) -> str:
         """None: the world's own is about its plan."""
