@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -53,8 +53,8 @@ def _kinds_unnamed(config: Any) -> list[str]:
 
 
 NEAR: Final = 2e-4
-"""A choice is near another if a change of this size of a probability, or of the difference of two
-logits, changes it. In float32, other rows of a batch change them by about 1e-5."""
+"""A choice is near another if a change of this size of the difference of two logits changes it. In
+float32, other rows of a batch change them by about 1e-5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +66,55 @@ class Choice:
     is_near: Tensor  # (B,) whether rounding may change it
 
 
-def choose(logits: Tensor, temperatures: list[float], draws: list[float]) -> Choice:
-    """By inverse CDF of each row's own draw in [0, 1), or the most likely at temperature 0.
+def choose(logits: Tensor, temperatures: list[float], draws: list[int]) -> Choice:
+    """By the Gumbel-max trick with each row's own draw, or the most likely at temperature 0.
 
-    `logits` are (B, V).
+    `logits` are (B, V); a draw has 63 random bits. Whatever the distribution, few choices are near:
+    with probabilities p, NEAR times the sum of p (1 - p) of them. By inverse CDF, all would be
+    where each token is unlikely.
     """
     device = logits.device
     divisor = torch.tensor([t or 1.0 for t in temperatures], device=device)  # (B,)
-    greedy = torch.tensor([t == 0 for t in temperatures], device=device)  # (B,)
-    # float32 would round a draw just below 1 to 1, which selects the last token of the vocabulary.
-    uniform = torch.tensor(draws, dtype=torch.float64, device=device)  # (B,)
     logprobs = torch.log_softmax(logits.float() / divisor[:, None], dim=-1)  # (B, V)
-    cdf = logprobs.double().exp().cumsum(-1)  # (B, V)
-    target = uniform * cdf[:, -1]  # (B,)
-    drawn = torch.searchsorted(cdf, target[:, None], right=True)  # (B, 1)
-    drawn = drawn.clamp_(max=logits.shape[-1] - 1)
-    best = logprobs.topk(2, dim=-1).values  # (B, 2)
-    tokens = torch.where(greedy, logprobs.argmax(-1), drawn.squeeze(1))  # (B,)
-    above = cdf.gather(1, drawn).squeeze(1) - target  # (B,)
-    below = target - cdf.gather(1, (drawn - 1).clamp(min=0)).squeeze(1)  # (B,)
-    below = torch.where(
-        drawn.squeeze(1) == 0, torch.inf, below
-    )  # there is no token before the first
-    above = torch.where(drawn.squeeze(1) == logits.shape[-1] - 1, torch.inf, above)
-    margin = torch.where(greedy, best[:, 0] - best[:, -1], torch.minimum(above, below))  # (B,)
-    chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)  # (B,)
-    return Choice(tokens, chosen, margin < NEAR)
+    scores = logprobs  # (B, V)
+    if any(temperatures):
+        # -log(E) of an exponential variable E = -log(1 - u) is a Gumbel variable.
+        noise = _uniform(draws, logits.shape[-1], device).neg_().log1p_().neg_().log_()  # (B, V)
+        noise[torch.tensor([t == 0 for t in temperatures], device=device)] = 0
+        scores = torch.sub(logprobs, noise, out=noise)
+    best, tokens = scores.topk(2, dim=-1)  # (B, 2)
+    chosen = logprobs.gather(1, tokens[:, :1]).squeeze(1)  # (B,)
+    return Choice(tokens[:, 0], chosen, best[:, 0] - best[:, 1] < NEAR)
+
+
+_OFFSETS: Final = 1 << 20
+"""Places of the table of random bits where the noise of a draw may begin."""
+
+
+@lru_cache(maxsize=4)
+def _random_bits(length: int, device: torch.device) -> Tensor:
+    """(2, at least `length` + _OFFSETS) int32, the same on every device and in every process."""
+    length = _OFFSETS + length
+    bits = random.Random(0).randbytes(8 * length)
+    return torch.frombuffer(bytearray(bits), dtype=torch.int32).view(2, length).to(device)
+
+
+def _uniform(draws: list[int], size: int, device: torch.device) -> Tensor:
+    """(B, size) float32 in (0, 1], which depend on each row's draw alone.
+
+    Two stretches of random bits, whose places are 20 bits of the draw each, are combined with each
+    other and with its remaining 23 bits. A generator of its own for each row would cost more than
+    all the rest of a choice.
+    """
+    mask = _OFFSETS - 1
+    places = torch.tensor([[d & mask, d >> 20 & mask] for d in draws], device=device)  # (B, 2)
+    high = torch.tensor([d >> 40 << 8 for d in draws], dtype=torch.int32, device=device)  # (B,)
+    first, second = _random_bits(size, device)
+    bits = first.unfold(0, size, 1)[places[:, 0]]  # (B, size)
+    bits ^= second.unfold(0, size, 1)[places[:, 1]]
+    bits ^= high[:, None]
+    bits &= 0x7FFFFFFF
+    return bits.float().add_(0.5).mul_(2.0**-31)
 
 
 GROUPED: Final = "agentgym_grouped"
@@ -598,10 +621,10 @@ class TurnBatch:
         return finished
 
     def _sample(self) -> list[int]:
-        """One token per live row: by inverse CDF of the row's own draw, or the most likely."""
+        """One token per live row: by the row's own draw, or the most likely."""
         rows = self._rows
         temperatures = [request.sampling.temperature for request in rows]
-        draws = [request.draws.random() for request in rows]
+        draws = [request.draws.getrandbits(63) for request in rows]
         choice = choose(self._logits, temperatures, draws)
         ids: list[int] = choice.tokens.tolist()
         logprobs: list[float] = choice.logprobs.tolist()

@@ -67,7 +67,7 @@ class PlainBatch:
         finished = []
         for row in self._rows:
             request = row.request
-            temperature, draw = request.sampling.temperature, request.draws.random()
+            temperature, draw = request.sampling.temperature, request.draws.getrandbits(63)
             choice = choose(row.logits, [temperature], [draw])
             token = int(choice.tokens)
             request.token_ids.append(token)
