@@ -70,8 +70,9 @@ def choose(logits: Tensor, temperatures: list[float], draws: list[int]) -> Choic
     """By the Gumbel-max trick with each row's own draw, or the most likely at temperature 0.
 
     `logits` are (B, V); a draw has 63 random bits. Whatever the distribution, few choices are near:
-    with probabilities p, NEAR times the sum of p (1 - p) of them. By inverse CDF, all would be
-    where each token is unlikely.
+    with probabilities p, on average NEAR times the sum of p (1 - p) of them at a temperature of 1,
+    and more below, where changes of logits weigh more. By inverse CDF, all would be where each
+    token is unlikely. Tokens with probabilities below 1e-9 are drawn somewhat too rarely.
     """
     device = logits.device
     divisor = torch.tensor([t or 1.0 for t in temperatures], device=device)  # (B,)
@@ -84,7 +85,8 @@ def choose(logits: Tensor, temperatures: list[float], draws: list[int]) -> Choic
         scores = torch.sub(logprobs, noise, out=noise)
     best, tokens = scores.topk(2, dim=-1)  # (B, 2)
     chosen = logprobs.gather(1, tokens[:, :1]).squeeze(1)  # (B,)
-    return Choice(tokens[:, 0], chosen, best[:, 0] - best[:, 1] < NEAR)
+    is_near = (best[:, 0] - best[:, 1]) * divisor.clamp(max=1) < NEAR  # (B,)
+    return Choice(tokens[:, 0], chosen, is_near)
 
 
 _OFFSETS: Final = 1 << 20
@@ -92,15 +94,19 @@ _OFFSETS: Final = 1 << 20
 
 
 @lru_cache(maxsize=4)
-def _random_bits(length: int, device: torch.device) -> Tensor:
-    """(2, at least `length` + _OFFSETS) int32, the same on every device and in every process."""
-    length = _OFFSETS + length
-    bits = random.Random(0).randbytes(8 * length)
-    return torch.frombuffer(bytearray(bits), dtype=torch.int32).view(2, length).to(device)
+def _random_bits(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two tables of `size` + _OFFSETS int32, the same on every device and in every process.
+
+    A larger size adds to their ends, so tokens that pad a vocabulary change no other.
+    """
+    count = 4 * (size + _OFFSETS)
+    tables = [bytearray(random.Random(seed).randbytes(count)) for seed in (0, 1)]
+    first, second = (torch.frombuffer(table, dtype=torch.int32) for table in tables)
+    return first.to(device), second.to(device)
 
 
 def _uniform(draws: list[int], size: int, device: torch.device) -> Tensor:
-    """(B, size) float32 in (0, 1], which depend on each row's draw alone.
+    """(B, size) float32 in (0, 1), which depend on each row's draw alone.
 
     Two stretches of random bits, whose places are 20 bits of the draw each, are combined with each
     other and with its remaining 23 bits. A generator of its own for each row would cost more than
@@ -114,7 +120,8 @@ def _uniform(draws: list[int], size: int, device: torch.device) -> Tensor:
     bits ^= second.unfold(0, size, 1)[places[:, 1]]
     bits ^= high[:, None]
     bits &= 0x7FFFFFFF
-    return bits.float().add_(0.5).mul_(2.0**-31)
+    # Large values would round to 1, whose noise excludes the token however likely it is.
+    return bits.float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
 
 
 GROUPED: Final = "agentgym_grouped"

@@ -1,0 +1,40 @@
+"""Draw images/paper.png, the success rates of the table in paper_tasks.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from agentgym_train.evaluation.report import rate_interval
+from agentgym_train.evaluation.suite import PAPER_ROWS
+from agentgym_train.evaluation.tables import Bar, grouped_bars
+
+WORLDS: Final = {
+    "TextCraft": "100 tasks",
+    "BabyAI": "90 tasks",
+    "SciWorld": "200 tasks",
+    "WebArena": "50 of our own",
+    "Search": "400 of our own",
+}
+
+
+def rate(solved: int, tasks: int) -> Bar:
+    """Of one episode per task, with the interval of `agentgym eval`."""
+    values = [[float(task < solved)] for task in range(tasks)]
+    return solved / tasks, rate_interval(values, seed=0)
+
+
+OURS: Final[dict[str, list[Bar | None]]] = {
+    "expert": [rate(99, 100), rate(86, 90), rate(161, 200), rate(50, 50), rate(400, 400)],
+    "random": [rate(32, 100), rate(59, 90), rate(0, 200), rate(0, 50), rate(0, 400)],
+    "SmolLM2-135M, SFT": [(0.73, (0.66, 0.80)), (0.69, (0.61, 0.76)), None, None, None],
+    "SmolLM2-135M, SFT and RL": [(0.76, (0.69, 0.83)), (0.83, (0.76, 0.89)), None, None, None],
+}
+
+if __name__ == "__main__":
+    published: dict[str, list[Bar | None]] = {
+        f"{name} (paper)": [(row[world], None) for world in WORLDS]
+        for name, row in PAPER_ROWS.items()
+    }
+    groups = [f"{world}\n{tasks}" for world, tasks in WORLDS.items()]
+    grouped_bars(OURS, published, groups, Path(__file__).parent / "images" / "paper.png")
