@@ -88,13 +88,19 @@ def chosen_tasks(
     limit: int | None,
     per_category: int | None,
 ) -> tuple[list[str], str]:
-    """(the tasks in order, without repetitions; the name of their split)."""
+    """(the tasks in order, without repetitions; the name of their split).
+
+    Named tasks must be in `split`, unless it is the default; then it is the one they are in.
+    """
     if not named:
         ids = list(known.split(split))
     else:
         ids = [task for text in named for task in _named_tasks(known, text)]
         ids = list(dict.fromkeys(known.canonical(task) for task in ids))
-        splits = {known.split_of(task) for task in ids}
+        outside = [] if split == "test" else sorted(set(ids) - set(known.split(split)))
+        if outside:
+            raise ConfigError(f"--tasks: {outside[0]!r} is not in split {split!r}")
+        splits = {split if split != "test" else known.split_of(task) for task in ids}
         split = splits.pop() if len(splits) == 1 else SEVERAL
     if not ids:
         raise ConfigError(f"{'--tasks' if named else f'split {split!r}'} has no task")

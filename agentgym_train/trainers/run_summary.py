@@ -291,6 +291,16 @@ def _in_world(config: RLConfig, world: RLWorld) -> RLConfig:
     return replace(config, instruction=world.instruction, wrappers=world.wrappers or [])
 
 
+def _split_of_data(config: RunConfig) -> str:
+    """The split of the first collected episodes that were learned from; otherwise `train`."""
+    for source in getattr(config, "data", ()):
+        run = RunStore(Path(source)).read_json("run.json") or {}
+        settings = run.get("config")
+        if isinstance(settings, dict) and "split" in settings:
+            return str(settings["split"])
+    return "train"
+
+
 def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, purpose) of the suggested commands after SFT or DPO."""
     run, env = store.path, config.env or "ENV"
@@ -300,7 +310,7 @@ def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str
             "evaluate the policy",
         ),
         (
-            f"agentgym collect --env {env} --policy {run}/model --split train "
+            f"agentgym collect --env {env} --policy {run}/model --split {_split_of_data(config)} "
             f"--out {run}/model-episodes{policy_options(config, run)}",
             "collect its episodes: pairs for method: dpo, or more data for method: sft",
         ),

@@ -173,6 +173,10 @@ def test_tasks_are_named_one_by_one_or_by_a_file(tmp_path):
     assert "is not a file" in said and "did you mean 'stick'" in said
     (tmp_path / "wrong.txt").write_text("nothing like it\n")
     assert "no task" in run(tmp_path, *base, "--tasks", "wrong.txt", status=2)
+    of_paper = [*base, "--split", "paper", "--out", "b", "--tasks"]
+    assert "is not in split 'paper'" in run(tmp_path, *of_paper, "textcraft_100", status=2)
+    run(tmp_path, *of_paper, "textcraft_533")
+    assert [t.split for t in RunStore.open(tmp_path / "b").trajectories("expert")[0]] == ["paper"]
 
 
 @pytest.mark.parametrize(

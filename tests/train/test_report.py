@@ -11,13 +11,14 @@ from matplotlib import pyplot
 from rich.console import Console
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import RLConfig, config_from
+from agentgym_train.config.methods import RLConfig, SFTConfig, config_from
 from agentgym_train.config.options import PolicyOptions
 from agentgym_train.evaluation.evaluate import CategoryReport, EvalReport
 from agentgym_train.trainers.callbacks import HorizonState
 from agentgym_train.trainers.run_summary import (
     figure_of,
     next_commands,
+    next_learning_commands,
     plot,
     success_table,
     summary,
@@ -26,6 +27,20 @@ from agentgym_train.trainers.run_summary import (
 CONFIG = config_from(
     {"model": "m", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x", "horizon": [4, 8]}
 )
+
+
+def test_sft_suggests_more_episodes_of_the_split_that_it_learned_from(tmp_path):
+    store = store_with(tmp_path, rows=1)
+    RunStore.create(tmp_path / "expert", {"config": {"split": "paper_train"}})
+    (tmp_path / "episodes.jsonl").touch()
+
+    def suggested(*data):
+        config = SFTConfig(model="m", env="x:Y", data=list(data), output_dir="runs/x")
+        [collect] = [c for c, _ in next_learning_commands(config, store) if " collect " in c]
+        return collect
+
+    assert "--split paper_train " in suggested(str(tmp_path / "expert"))
+    assert "--split train " in suggested(str(tmp_path / "episodes.jsonl"))
 
 
 def report(success: float, **changes) -> EvalReport:
