@@ -62,7 +62,7 @@ def test_agentgyms_item_ids_are_read_in_order_and_once(tmp_path):
     path.write_text("\n".join(json.dumps(row) for row in rows))
     assert chosen_tasks(KNOWN, [str(path)], "test", None, None) == (["c", "a"], "several")
     path.write_text(json.dumps(rows[:1]))
-    assert chosen_tasks(KNOWN, [str(path)], "train", None, None) == (["c"], "test")
+    assert chosen_tasks(KNOWN, [str(path)], "test", None, None) == (["c"], "test")
 
 
 @pytest.mark.parametrize("text", ['[{"id": "world_1"}]', '["world_1"]', "[{", '[{"item_id": 1}]',
