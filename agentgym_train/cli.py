@@ -43,6 +43,7 @@ from agentgym_train.config.values import (
     local_path,
 )
 from agentgym_train.evaluation.evaluate import (
+    DEFAULT_SPLIT,
     EvalPlan,
     check_served,
     chosen_tasks,
@@ -325,7 +326,7 @@ def evaluate(
         list[str],
         typer.Option(help=f"{_POLICIES}; LABEL=POLICY sets its name in the report; repeatable."),
     ],
-    split: Annotated[str, typer.Option(help="Split of tasks.")] = "test",
+    split: Annotated[str, typer.Option(help="Split of tasks.")] = DEFAULT_SPLIT,
     tasks: Annotated[
         list[str] | None,
         typer.Option(
@@ -474,7 +475,8 @@ def _check_suite_options(
     given = {
         "--env": env_options.env, "--server": env_options.server,
         "--token-file": env_options.token_file, "--wrapper": env_options.wrapper,
-        "--split": split != "test", "--tasks": tasks, "--baseline": baseline, "--json": json_path,
+        "--split": split != DEFAULT_SPLIT, "--tasks": tasks, "--baseline": baseline,
+        "--json": json_path,
     }  # fmt: skip
     for option, value in given.items():
         if value:

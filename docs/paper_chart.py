@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from agentgym_train.evaluation.report import rate_interval
-from agentgym_train.evaluation.suite import PAPER_ROWS
+from agentgym_train.evaluation.suite import published_bars
 from agentgym_train.evaluation.tables import Bar, grouped_bars
 
 WORLDS: Final = {
@@ -24,7 +24,7 @@ def rate(solved: int, tasks: int) -> Bar:
     return solved / tasks, rate_interval(values, seed=0)
 
 
-FEW_STEPS: Final = [rate(0, 34), None, rate(0, 39)]
+FEW_STEPS: Final[list[Bar | None]] = [rate(0, 34), None, rate(0, 39)]
 """After a tenth of SFT or less, on the first tasks of each category."""
 
 OURS: Final[dict[str, list[Bar | None]]] = {
@@ -35,9 +35,6 @@ OURS: Final[dict[str, list[Bar | None]]] = {
 }
 
 if __name__ == "__main__":
-    published: dict[str, list[Bar | None]] = {
-        f"{name} (paper)": [(row[world], None) for world in WORLDS]
-        for name, row in PAPER_ROWS.items()
-    }
     groups = [f"{world}\n{tasks}" for world, tasks in WORLDS.items()]
-    grouped_bars(OURS, published, groups, Path(__file__).parent / "images" / "paper.png")
+    path = Path(__file__).parent / "images" / "paper.png"
+    grouped_bars(OURS, published_bars(list(WORLDS)), groups, path)

@@ -81,6 +81,10 @@ def first_tasks(
     return ids[:limit]
 
 
+DEFAULT_SPLIT: Final = "test"
+"""The split of an evaluation that names none."""
+
+
 def chosen_tasks(
     known: TaskSet,
     named: Sequence[str] | None,
@@ -90,18 +94,18 @@ def chosen_tasks(
 ) -> tuple[list[str], str]:
     """(the tasks in order, without repetitions; the name of their split).
 
-    Named tasks must be in `split`, unless it is the default; then it is the one they are in.
+    Named tasks must be in `split`, unless it is the default; then their own split is returned.
     """
     if not named:
         ids = list(known.split(split))
     else:
         ids = [task for text in named for task in _named_tasks(known, text)]
         ids = list(dict.fromkeys(known.canonical(task) for task in ids))
-        outside = [] if split == "test" else sorted(set(ids) - set(known.split(split)))
-        if outside:
+        if split == DEFAULT_SPLIT:
+            splits = {known.split_of(task) for task in ids}
+            split = splits.pop() if len(splits) == 1 else SEVERAL
+        elif outside := sorted(set(ids).difference(known.split(split))):
             raise ConfigError(f"--tasks: {outside[0]!r} is not in split {split!r}")
-        splits = {split if split != "test" else known.split_of(task) for task in ids}
-        split = splits.pop() if len(splits) == 1 else SEVERAL
     if not ids:
         raise ConfigError(f"{'--tasks' if named else f'split {split!r}'} has no task")
     return list(first_tasks(known, ids, limit, per_category)), split

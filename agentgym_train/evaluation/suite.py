@@ -482,15 +482,19 @@ def draw_suite(labels: Sequence[str], results: Sequence[WorldResult], path: Path
         ]
         for label in labels
     }
-    published: dict[str, list[Bar | None]] = {
-        f"{name} (paper)": [(row[result.world.name], None) for result in results]
-        for name, row in PAPER_ROWS.items()
-    }
     names = [
         f"{result.world.name}\n{'not run' if result.not_run else _tasks_of(result)}"
         for result in results
     ]
-    grouped_bars(ours, published, names, path)
+    grouped_bars(ours, published_bars([result.world.name for result in results]), names, path)
+
+
+def published_bars(worlds: Sequence[str]) -> dict[str, list[Bar | None]]:
+    """The paper's success in these worlds, by model."""
+    return {
+        f"{name} (paper)": [(row[world], None) for world in worlds]
+        for name, row in PAPER_ROWS.items()
+    }
 
 
 def _tasks_of(result: WorldResult) -> str:

@@ -17,7 +17,8 @@ from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore, last_step
 from agentgym_env.trust import trust_option
 from agentgym_train.config.base import SETTINGS_OF_A_RUN, PolicyConfig, RunConfig
-from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, SFTConfig
+from agentgym_train.config.values import user_path
 from agentgym_train.config.worlds import RLWorld
 from agentgym_train.evaluation.report import Reports
 from agentgym_train.evaluation.tables import category_grid
@@ -291,17 +292,17 @@ def _in_world(config: RLConfig, world: RLWorld) -> RLConfig:
     return replace(config, instruction=world.instruction, wrappers=world.wrappers or [])
 
 
-def _split_of_data(config: RunConfig) -> str:
-    """The split of the first collected episodes that were learned from; otherwise `train`."""
-    for source in getattr(config, "data", ()):
-        run = RunStore(Path(source)).read_json("run.json") or {}
+def _split_of_data(config: SFTConfig | DPOConfig) -> str:
+    """The split of the first run whose episodes were learned from; otherwise `train`."""
+    for source in config.data:
+        run = RunStore(user_path(source)).read_json("run.json") or {}
         settings = run.get("config")
         if isinstance(settings, dict) and "split" in settings:
             return str(settings["split"])
     return "train"
 
 
-def next_learning_commands(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
+def next_learning_commands(config: SFTConfig | DPOConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, purpose) of the suggested commands after SFT or DPO."""
     run, env = store.path, config.env or "ENV"
     return [

@@ -187,9 +187,9 @@ def test_the_batch_changes_no_sampled_turn(temperature, monkeypatch):
     model, pad = tiny_model(), textcraft_tokenizer().pad_token_id
 
     def turns(settles):
-        engines = [HFEngine(model, pad, settle_ties=settles) for _ in range(2)]
         return [
-            play(engine, temperature, at) for engine, at in zip(engines, (1, EPISODES), strict=True)
+            play(HFEngine(model, pad, settle_ties=settles), temperature, at_once)
+            for at_once in (1, EPISODES)
         ]
 
     alone, together = turns(settles=True)
