@@ -122,9 +122,8 @@ class TaskSet:
         if task not in self._split_of:
             near = difflib.get_close_matches(str(task)[:100], self._split_of, n=3)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
-            raise UnknownTask(
-                f"no task {str(task)[:100]!r} among {len(self)}; {hint or 'see TaskSet.ids'}"
-            )
+            others = f"such as {', '.join(map(repr, self.ids[:2]))}"
+            raise UnknownTask(f"no task {str(task)[:100]!r} among {len(self)}; {hint or others}")
         return self._split_of[task]
 
     def category(self, task: str) -> str | None:

@@ -240,16 +240,20 @@ def run_suite(
     """Play all worlds, write the results to `path`, and show one table.
 
     A world that lacks what it needs here is reported with the reason. Raises `BadRequest` for wrong
-    settings, and `ConfigError` if no world can be run or `path` has a suite with other settings.
+    settings, `ServerStartFailed` if a world does not start with its `env_kwargs`, and `ConfigError`
+    if no world can be run or `path` has a suite with other settings.
     """
     for world in WORLDS:
         # A world whose extra is missing is reported when its turn comes.
         with suppress(MissingExtra, UnknownEnvironment):
-            env_class_with(world.env_id, plan.env_kwargs.get(world.key, {}))
+            kwargs = plan.env_kwargs.get(world.key, {})
+            env_class_with(world.env_id, kwargs)
+            if kwargs:  # only the world itself can check their values
+                RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=1).close()
     _check_same(plan, path, fresh=fresh)
     for world in WORLDS:
         for label, reason in plan.policies[world.key].missing.items():
-            said = f"{world.name} is played without {label}: {one_line(reason)}"
+            said = f"{world.name} is played without {label}: {_joined(reason)}"
             console.print(Text(said, "yellow"), soft_wrap=True)
     results = []
     for world in WORLDS:
@@ -257,8 +261,8 @@ def run_suite(
         try:
             result = _play_world(plan, world, path / world.key, console, fresh=fresh)
         except _CANNOT_RUN as error:
-            result = WorldResult(world, not_run=str(error))
-            console.print(Text(f"not run: {one_line(str(error))}", "yellow"), soft_wrap=True)
+            result = WorldResult(world, not_run=_joined(str(error)))
+            console.print(Text(f"not run: {result.not_run}", "yellow"), soft_wrap=True)
         results.append(result)
     if all(result.not_run for result in results):
         if not any((path / world.key).exists() for world in WORLDS):
@@ -266,6 +270,11 @@ def run_suite(
         raise ConfigError(f"no world can be run; {results[0].world.name}: {results[0].not_run}")
     _conclude(plan, results, path, console)
     return results
+
+
+def _joined(text: str) -> str:
+    """The lines of a text as one."""
+    return one_line(" ".join(text.split()))
 
 
 def _check_same(plan: SuitePlan, path: Path, *, fresh: bool) -> None:
@@ -410,13 +419,13 @@ def _conclude(
     grid, notes = suite_grid(labels, results)
     console.print(grid.as_table())
     for note in notes:
-        console.print(Text(one_line(note)), soft_wrap=True)
+        console.print(Text(_joined(note)), soft_wrap=True)
     whole = {
         "suite": SUITES[0], "seed": plan.seed, "samples": plan.samples,
         "worlds": {result.world.name: result.as_dict() for result in results},
         "paper": {name: dict(row) for name, row in PAPER_ROWS.items()},
     }  # fmt: skip
-    listed = "\n".join(f"- {one_line(note)}" for note in notes)
+    listed = "\n".join(f"- {_joined(note)}" for note in notes)
     page = f"{grid.as_markdown()}\n{listed}\n"
     (path / "suite.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     (path / "suite.md").write_text(page, encoding="utf-8")
@@ -498,4 +507,5 @@ def published_bars(worlds: Sequence[str]) -> dict[str, list[Bar | None]]:
 
 
 def _tasks_of(result: WorldResult) -> str:
-    return f"{result.tasks} tasks" if result.split == _SPLIT else f"{result.tasks} of our own"
+    of_paper = "task" if result.tasks == 1 else "tasks"
+    return f"{result.tasks} {of_paper if result.split == _SPLIT else 'of our own'}"

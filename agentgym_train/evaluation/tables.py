@@ -387,9 +387,10 @@ def _ends(name: str, interval: Interval | None) -> dict[str, float]:
 
 
 def _title(report: EvalReport) -> str:
+    tasks = "task" if report.tasks == 1 else "tasks"
     samples = f", {report.samples} samples each" if report.samples > 1 else ""
     return (
-        f"{report.env}, {report.tasks} tasks of split {report.split}{samples}, "
+        f"{report.env}, {report.tasks} {tasks} of split {report.split}{samples}, "
         f"horizon {report.horizon}"
     )
 

@@ -23,6 +23,8 @@ def test_an_unknown_task_names_the_nearest():
     tasks = TaskSet({"train": ["oak planks", "iron axe"]})
     with pytest.raises(UnknownTask, match="did you mean 'oak planks'"):
         tasks.split_of("oak plank")
+    with pytest.raises(UnknownTask, match="among 2; such as 'oak planks', 'iron axe'"):
+        tasks.split_of("zzz")
 
 
 def test_an_unknown_split_names_the_splits():

@@ -170,6 +170,17 @@ def test_a_world_that_cannot_run_is_reported_with_the_reason_and_no_zero(
     assert (out / "textcraft/trajectories/expert.jsonl").read_bytes() == before
 
 
+def test_settings_with_which_a_world_does_not_start_are_an_error_before_any_is_played(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["Search"]))
+    words = ["eval", "--suite", "paper", "--policy", "expert", "--limit", "1"]
+    words += ["--env-kwargs", '{"search": {"questions": "searchr1:nowhere"}}']
+    assert exit_of(*words, "--out", str(tmp_path / "suite")) != 0
+    assert "name a retriever" in " ".join(capfd.readouterr().err.split())
+    assert not (tmp_path / "suite").exists()
+
+
 def test_a_model_for_each_world_plays_its_own_with_the_settings_of_its_training(
     tmp_path, monkeypatch, capsys
 ):
@@ -287,6 +298,7 @@ def test_each_difference_is_marked_in_the_header_and_explained_once():
         WorldResult(BY_NAME["BabyAI"], horizon=20, split="paper", differences=["y"]),
         WorldResult(BY_NAME["SciWorld"], not_run="no Java"),
     ]
+    assert suite._joined("no Java:\n  install\x1b it") == "no Java: install\\x1b it"
     grid, notes = suite_grid(["expert"], results)
     assert list(grid.header) == ["", "TextCraft [1] [2]", "BabyAI [2]", "SciWorld [3]"]
     assert notes[:3] == ["[1] x", "[2] y", "[3] not run: no Java"]
