@@ -239,17 +239,14 @@ def run_suite(
 ) -> list[WorldResult]:
     """Play all worlds, write the results to `path`, and show one table.
 
-    A world that lacks what it needs here is reported with the reason. Raises `BadRequest` for wrong
-    settings, `ServerStartFailed` if a world does not start with its `env_kwargs`, and `ConfigError`
-    if no world can be run or `path` has a suite with other settings.
+    A world that lacks what it needs here is reported with the reason. Raises `BadRequest` or
+    `ConfigError` for wrong settings, and `ConfigError` if no world can be run or `path` has a suite
+    with other settings.
     """
     for world in WORLDS:
-        # A world whose extra is missing is reported when its turn comes.
-        with suppress(MissingExtra, UnknownEnvironment):
-            kwargs = plan.env_kwargs.get(world.key, {})
-            env_class_with(world.env_id, kwargs)
-            if kwargs:  # only the world itself can check their values
-                RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=1).close()
+        # A world that cannot run here is reported when its turn comes.
+        with suppress(*_CANNOT_RUN):
+            _check_settings(world, plan.env_kwargs.get(world.key, {}))
     _check_same(plan, path, fresh=fresh)
     for world in WORLDS:
         for label, reason in plan.policies[world.key].missing.items():
@@ -270,6 +267,18 @@ def run_suite(
         raise ConfigError(f"no world can be run; {results[0].world.name}: {results[0].not_run}")
     _conclude(plan, results, path, console)
     return results
+
+
+def _check_settings(world: SuiteWorld, kwargs: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a world that can run here does not start with `kwargs`."""
+    env_class_with(world.env_id, kwargs)
+    if not kwargs:
+        return
+    try:
+        RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=1).close()
+    except ServerStartFailed as error:
+        RolloutRunner(world.env_id, concurrency=1).close()  # raises if it cannot run here at all
+        raise ConfigError(f"{world.name} starts only without its settings: {error}") from error
 
 
 def _joined(text: str) -> str:

