@@ -41,6 +41,7 @@ from agentgym_train.evaluation.tables import (
     grouped_bars,
     paper_figures,
     reports_of,
+    tasks_counted,
     without_lost,
 )
 from agentgym_train.rollout.runner import RolloutRunner
@@ -258,8 +259,8 @@ def run_suite(
         try:
             result = _play_world(plan, world, path / world.key, console, fresh=fresh)
         except _CANNOT_RUN as error:
-            result = WorldResult(world, not_run=_joined(str(error)))
-            console.print(Text(f"not run: {result.not_run}", "yellow"), soft_wrap=True)
+            result = WorldResult(world, not_run=str(error))
+            console.print(Text(f"not run: {_joined(result.not_run)}", "yellow"), soft_wrap=True)
         results.append(result)
     if all(result.not_run for result in results):
         if not any((path / world.key).exists() for world in WORLDS):
@@ -516,5 +517,4 @@ def published_bars(worlds: Sequence[str]) -> dict[str, list[Bar | None]]:
 
 
 def _tasks_of(result: WorldResult) -> str:
-    of_paper = "task" if result.tasks == 1 else "tasks"
-    return f"{result.tasks} {of_paper if result.split == _SPLIT else 'of our own'}"
+    return tasks_counted(result.tasks) if result.split == _SPLIT else f"{result.tasks} of our own"

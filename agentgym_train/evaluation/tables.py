@@ -386,11 +386,15 @@ def _ends(name: str, interval: Interval | None) -> dict[str, float]:
     return {} if interval is None else {f"{name}_low": interval[0], f"{name}_high": interval[1]}
 
 
+def tasks_counted(number: int) -> str:
+    """`1 task`, `2 tasks` and so on."""
+    return "1 task" if number == 1 else f"{number} tasks"
+
+
 def _title(report: EvalReport) -> str:
-    tasks = "task" if report.tasks == 1 else "tasks"
     samples = f", {report.samples} samples each" if report.samples > 1 else ""
     return (
-        f"{report.env}, {report.tasks} {tasks} of split {report.split}{samples}, "
+        f"{report.env}, {tasks_counted(report.tasks)} of split {report.split}{samples}, "
         f"horizon {report.horizon}"
     )
 

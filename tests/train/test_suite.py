@@ -178,7 +178,7 @@ def test_settings_with_which_a_world_does_not_start_are_an_error_before_any_is_p
     monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["Search"]))
     words = ["eval", "--suite", "paper", "--policy", "expert", "--limit", "1"]
     words += ["--env-kwargs", '{"search": {"questions": "searchr1:nowhere"}}']
-    assert exit_of(*words, "--out", str(tmp_path / "suite")) != 0
+    assert exit_of(*words, "--out", str(tmp_path / "suite")) == 2
     assert "name a retriever" in " ".join(capfd.readouterr().err.split())
     assert not (tmp_path / "suite").exists()
 
