@@ -17,7 +17,13 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import IO, Any, Final, cast
 
-from agentgym_env.errors import BadRequest, ServerStartFailed
+from agentgym_env.errors import (
+    AgentGymError,
+    BadRequest,
+    MissingExtra,
+    ServerStartFailed,
+    UnknownEnvironment,
+)
 from agentgym_env.registration import find
 
 logger = logging.getLogger(__name__)
@@ -27,6 +33,8 @@ _END_TIMEOUT_S = 8.0
 _KEPT_LINES = 40
 _AGENTGYM: Final = "from agentgym_env.cli import main; main()"
 """Runs a command of `agentgym`; the package that has it is found by its entry point."""
+_REPORTED: Final = {kind.__name__: kind for kind in (BadRequest, MissingExtra, UnknownEnvironment)}
+"""Errors of another process that this one raises as its own."""
 
 
 class SharedServer:
@@ -163,10 +171,11 @@ _SERVERS: Final = SharedServers()
 
 
 def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> LocalServer:
-    """A server of `env_id` on a free port of this machine; raises `ServerStartFailed`.
+    """A server of `env_id` on a free port of this machine.
 
     Within a process, equal ids and settings share one server. It ends with its last user, at the
-    process's end, or when the process dies.
+    process's end, or when the process dies. Raises `BadRequest` for settings that the environment
+    rejects, `MissingExtra` for what is not installed, and `ServerStartFailed` for other causes.
     """
     entry_point = find(env_id).entry_point
     try:
@@ -189,6 +198,17 @@ def child_environment() -> dict[str, str]:
     An environment may be a plain file that only this process's path knows.
     """
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+
+
+def failure_report(error: AgentGymError) -> dict[str, str]:
+    """What a process reports to the one that started it, as JSON; see `reported_failure`."""
+    kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _REPORTED)
+    return {"error": next(kinds, ServerStartFailed.__name__), "message": str(error)}
+
+
+def reported_failure(report: Mapping[str, str]) -> AgentGymError:
+    """The exception to raise for a report."""
+    return _REPORTED.get(report["error"], ServerStartFailed)(report["message"])
 
 
 class _EnvServer(SharedServer):
@@ -235,7 +255,10 @@ class _EnvServer(SharedServer):
             pass
         else:
             if line:
-                return int(json.loads(line)["port"])
+                report = json.loads(line)
+                if "port" in report:
+                    return int(report["port"])
+                raise reported_failure(report)
             # It closed its output, so it is ending and may be about to say why.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_END_TIMEOUT_S)

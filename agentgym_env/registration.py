@@ -225,21 +225,26 @@ def env_class(env_id: str) -> type[TextEnv]:
 def env_class_with(
     env_id: str, options: Mapping[str, Any], named: str | None = None
 ) -> type[TextEnv]:
-    """The class behind an id; raises `BadRequest` for an option that its constructor lacks.
+    """The class behind an id; raises `BadRequest` for options that its constructor does not take.
 
-    Errors say `named` instead of `env_id` if it is given.
+    These are names that it lacks, and other values than true and false where the default is one of
+    them. Errors say `named` instead of `env_id` if it is given.
     """
     found = env_class(env_id)
     parameters = inspect.signature(found).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return found
-    for name in options:
+    for name, value in options.items():
         if name not in parameters:
             near = difflib.get_close_matches(str(name)[:100], parameters, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise BadRequest(
                 f"unknown option {name} of {named or env_id}; {hint}available: "
                 + ", ".join(parameters)
+            )
+        if isinstance(parameters[name].default, bool) and not isinstance(value, bool):
+            raise BadRequest(
+                f"option {name} of {named or env_id} is true or false, got {value!r:.80}"
             )
     return found
 

@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -14,7 +15,8 @@ import typer
 
 from agentgym_env.cli.options import EnvId, EnvKwargs, choice_option, json_object
 from agentgym_env.conformance.causes import in_one_line
-from agentgym_env.errors import BadRequest
+from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.launch import failure_report
 from agentgym_env.registration import env_class_with, full_id
 from agentgym_env.server_token import token_of_file
 from agentgym_env.text_env import TextEnv
@@ -87,42 +89,43 @@ def serve(
     report = _take_over_stdout() if embedded else None
     level = logging.WARNING if embedded and not log_actions else logging.INFO
     configure_logs(sys.stderr, level, as_json=log_json)
-    env_id = env_id if entry_point else full_id(env_id)
-    env_settings = {
-        **implied_kwargs(protocol, env_id),
-        **json_object("--env-kwargs", env_kwargs),
-    }
-    env_type = _env_type(entry_point or env_id, env_settings, env_id)
-    isolated = env_type.isolated if isolate is None else isolate
-    most = env_type.max_sessions if max_sessions is None else max_sessions
-    settings = ServeSettings(
-        env_id=env_id,
-        entry_point=entry_point or env_id,
-        env_kwargs=env_settings,
-        host=host,
-        port=port,
-        token=token_of_file(token_file),
-        max_sessions=most,
-        session_ttl_s=_positive("--session-ttl", session_ttl),
-        allowed_hosts=tuple(map(checked_host, allowed_host or ())),
-        max_body_bytes=max_body_mb * 2**20,
-        max_items=max_items,
-        workers=max(1, min(workers or _default_workers(isolated), most)),
-        isolated=isolated,
-        step_timeout_s=_positive("--step-timeout", step_timeout or env_type.step_timeout_s),
-        protocol=protocol,  # type: ignore[arg-type]
-        log_level=level,
-        log_json=log_json,
-        log_actions=log_actions,
-    )
-    if workers is not None and workers < 1:
-        raise BadRequest(f"--workers must be at least 1, got {workers}")
-    if max_items < 1:
-        raise BadRequest(f"--max-items must be at least 1, got {max_items}")
-    check_protocol(settings)
-    if token_file is None and not is_loopback(host):
-        logger.warning("%s is open to the network without a token; see --token-file", host)
-    sys.exit(_run(settings, report))
+    with _reporting_failure(report):
+        env_id = env_id if entry_point else full_id(env_id)
+        env_settings = {
+            **implied_kwargs(protocol, env_id),
+            **json_object("--env-kwargs", env_kwargs),
+        }
+        env_type = _env_type(entry_point or env_id, env_settings, env_id)
+        isolated = env_type.isolated if isolate is None else isolate
+        most = env_type.max_sessions if max_sessions is None else max_sessions
+        settings = ServeSettings(
+            env_id=env_id,
+            entry_point=entry_point or env_id,
+            env_kwargs=env_settings,
+            host=host,
+            port=port,
+            token=token_of_file(token_file),
+            max_sessions=most,
+            session_ttl_s=_positive("--session-ttl", session_ttl),
+            allowed_hosts=tuple(map(checked_host, allowed_host or ())),
+            max_body_bytes=max_body_mb * 2**20,
+            max_items=max_items,
+            workers=max(1, min(workers or _default_workers(isolated), most)),
+            isolated=isolated,
+            step_timeout_s=_positive("--step-timeout", step_timeout or env_type.step_timeout_s),
+            protocol=protocol,  # type: ignore[arg-type]
+            log_level=level,
+            log_json=log_json,
+            log_actions=log_actions,
+        )
+        if workers is not None and workers < 1:
+            raise BadRequest(f"--workers must be at least 1, got {workers}")
+        if max_items < 1:
+            raise BadRequest(f"--max-items must be at least 1, got {max_items}")
+        check_protocol(settings)
+        if token_file is None and not is_loopback(host):
+            logger.warning("%s is open to the network without a token; see --token-file", host)
+        sys.exit(_run(settings, report))
 
 
 def _env_type(entry_point: str, env_kwargs: Mapping[str, Any], env_id: str) -> type[TextEnv]:
@@ -161,6 +164,19 @@ def _run(settings: ServeSettings, report: TextIO | None) -> int:
 
 def _default_workers(isolated: bool) -> int:
     return os.cpu_count() or 1 if isolated else 1
+
+
+@contextmanager
+def _reporting_failure(report: TextIO | None) -> Iterator[None]:
+    """Within, an error is told to the parent, if it waits for a report, instead of printed."""
+    try:
+        yield
+    except AgentGymError as error:
+        if report is None or report.closed:
+            raise
+        report.write(json.dumps(failure_report(error)) + "\n")
+        report.close()
+        sys.exit(2)
 
 
 def _take_over_stdout() -> TextIO:

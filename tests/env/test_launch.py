@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from agentgym_env import local_server
-from agentgym_env.errors import BadRequest, ServerStartFailed
+from agentgym_env.errors import BadRequest, MissingExtra, ServerStartFailed
 from hosting import GUESS, TROUBLE, UNMAKEABLE
 
 
@@ -68,13 +68,36 @@ def test_a_server_that_died_is_started_again_for_the_next_user():
     second.close()
 
 
-def test_a_server_that_cannot_start_tells_why():
-    with pytest.raises(ServerStartFailed, match="no such luck"):
+def test_a_server_that_cannot_start_tells_why(caplog):
+    with pytest.raises(ServerStartFailed, match="cannot be made: ValueError: no such luck"):
         local_server(UNMAKEABLE)
     with pytest.raises(
-        ServerStartFailed, match=r"unknown option colour of .*; available: render_mode, greeting"
+        BadRequest, match=r"^unknown option colour of .*; available: render_mode, greeting$"
     ):
         local_server(GUESS, {"colour": "red"})
+    with pytest.raises(BadRequest, match=r"option legacy of .* is true or false, got 'no'"):
+        local_server("agentgym/TextCraft-v0", {"legacy": "no"})
+    assert not caplog.messages  # what is raised is not also logged
+
+
+def test_a_server_without_what_it_needs_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(MissingExtra, match=r"^SciWorld needs Java"):
+        local_server("agentgym/SciWorld-v0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"move_limit": 0}, "move_limit is a whole number from 1, got 0"),
+        ({"simplifications": 3}, "simplifications are a list of names, got 3"),
+    ],
+)
+def test_an_isolated_world_says_which_setting_is_wrong(settings, message, caplog):
+    with pytest.raises(BadRequest, match=f"^{message}$"):
+        local_server("agentgym/SciWorld-v0", settings)
+    assert not caplog.messages
 
 
 def test_settings_that_cannot_travel_are_refused():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentgym_env.client.sync import EnvClient
-from agentgym_env.errors import BadRequest, ServerStartFailed, UnknownEnvironment
+from agentgym_env.errors import BadRequest, UnknownEnvironment
 from agentgym_env.registration import env_class, load_named, register
 from agentgym_env.remote import RemoteEnv
 from agentgym_env.vector import RemoteVectorEnv
@@ -125,7 +125,7 @@ def test_the_settings_of_an_environment_are_found_by_its_local_server(folder, mo
     monkeypatch.chdir(folder)
     env = RemoteEnv("agentgym/WebArena-v0", judge="coin_sides:SIDES")
     env.close()
-    with pytest.raises(ServerStartFailed, match="the judge 'coin_sides:EDGE' cannot be loaded"):
+    with pytest.raises(BadRequest, match="the judge 'coin_sides:EDGE' cannot be loaded"):
         RemoteEnv("agentgym/WebArena-v0", judge="coin_sides:EDGE")
 
 

@@ -147,5 +147,6 @@ def test_an_isolated_world_that_cannot_be_made_ends_the_server(run):
     served = run("worlds:Unmakeable", "--port", "0", "--isolate", "--workers", "2")
     _, errors = served.process.communicate(timeout=30)
     assert served.process.returncode == 1
-    assert "ValueError: no such luck" in errors and "did not start" in errors
-    assert "did not start (exit status 1)" in errors and "Exception in thread" not in errors
+    assert "worlds:Unmakeable cannot be made: ValueError: no such luck (" in errors
+    assert "world_not_made" in errors and 'raise ValueError("no such luck")' in errors
+    assert "Exception in thread" not in errors and "During handling" not in errors

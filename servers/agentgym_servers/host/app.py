@@ -28,6 +28,9 @@ from agentgym_servers.host.routes import METHOD_OF
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+START_ERROR: Final = "agentgym_start_error"
+"""What the state of the application's lifespan calls an exception at the start."""
+
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
@@ -101,7 +104,7 @@ def make_app(
                 service.codec, bodies, guarded, accepted, answer, scope, receive, send
             )
         elif scope["type"] == "lifespan":
-            await _live(service, receive, send)
+            await _live(service, scope, receive, send)
         elif web_sockets is not None:
             await web_sockets(scope, receive, send)
         else:
@@ -330,13 +333,16 @@ class BodyReader:
         return size
 
 
-async def _live(service: Service, receive: Receive, send: Send) -> None:
-    """Start with the server and stop with it."""
+async def _live(
+    service: Service, scope: MutableMapping[str, Any], receive: Receive, send: Send
+) -> None:
+    """Start with the server and stop with it; an error at the start is kept in its state."""
     await receive()
     try:
         await service.start()
     except Exception as error:
-        await send({"type": "lifespan.startup.failed", "message": str(error)})
+        scope.get("state", {})[START_ERROR] = error
+        await send({"type": "lifespan.startup.failed", "message": ""})
         return
     await send({"type": "lifespan.startup.complete"})
     await receive()

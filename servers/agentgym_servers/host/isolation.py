@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from agentgym_env.errors import BadRequest, ServerStartFailed, UnknownSplit
-from agentgym_env.launch import child_environment
+from agentgym_env.errors import AgentGymError, BadRequest, ServerStartFailed, UnknownSplit
+from agentgym_env.launch import child_environment, reported_failure
 from agentgym_env.wire import EnvCard, TaskList, WireError, decode
 from agentgym_servers.host import routes
 from agentgym_servers.host.batches import ReplyLimit, failed_replies
@@ -95,7 +95,7 @@ class WorldProcess:
             async with asyncio.timeout(_FIGURES_TIMEOUT_S), self._turn:
                 body = await (await self._running()).ask(FIGURES, b"")
             self._last = decode(body, Figures)
-        except (TimeoutError, ConnectionError, ServerStartFailed) as error:
+        except (TimeoutError, ConnectionError, AgentGymError) as error:
             logger.debug("process %d told no figures: %s", self._index, error)
         return self._past + self._last + Figures(restarts=self._restarts)
 
@@ -113,7 +113,8 @@ class WorldProcess:
     async def _ask_one(self, path: str, request: Any, *, again: bool = True) -> list[Any]:
         try:
             channel = await self._running()
-        except ServerStartFailed as error:
+        except AgentGymError as error:
+            event(logger, logging.ERROR, "world_not_made", message=str(error))
             return failed_replies(path, [request], "environment_error", str(error))
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -170,13 +171,16 @@ class WorldProcess:
             shared = msgspec.structs.replace(self._settings, token=None)
             try:
                 async with asyncio.timeout(_START_TIMEOUT_S):
-                    await self._channel.ask(str(self._index), msgspec.json.encode(shared))
+                    failure = await self._channel.ask(str(self._index), msgspec.json.encode(shared))
             except (TimeoutError, ConnectionError) as error:
                 status = await self._end(gently=isinstance(error, ConnectionError))
                 raise ServerStartFailed(
                     f"a process for {self._settings.env_id} did not start "
                     f"({_describe_exit(status)}); see the server's log"
                 ) from error
+            if failure:
+                await self._end(gently=True)
+                raise reported_failure(msgspec.json.decode(failure, type=dict[str, str]))
         return self._channel
 
     async def _end(self, *, gently: bool) -> int | None:

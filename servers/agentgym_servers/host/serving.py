@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.host.app import App, Service
+from agentgym_servers.host.app import START_ERROR, App, Service
 from agentgym_servers.host.isolation import world_pool
 from agentgym_servers.host.protocols.dispatch import app_of
 from agentgym_servers.host.request_guard import LimitedProtocol
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 5
 """Seconds that running steps have to finish when the server is stopped."""
+_FAILED = "Application startup failed. Exiting."
+"""What uvicorn logs when the application does not start."""
 
 
 def make_service(settings: ServeSettings) -> App:
@@ -54,6 +56,7 @@ def run_server(
 ) -> int:
     """Serve until SIGTERM, SIGINT or the parent's end; the exit status.
 
+    Raises what the service's `start` raised.
     `max_socket_bytes` is the longest message of a WebSocket; None serves no WebSockets.
     """
     config = uvicorn.Config(
@@ -69,6 +72,8 @@ def run_server(
         ws_max_size=max_socket_bytes or 0,
         ws_per_message_deflate=False,  # it costs more than the network saves here
     )
+    # The error itself is raised below.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _FAILED)
     server = _Server(config, when_ready)
     if follow_parent:
         threading.Thread(target=_follow_parent, args=(server,), daemon=True).start()
@@ -76,6 +81,9 @@ def run_server(
     with contextlib.suppress(SystemExit):
         server.run(sockets=[listener])
     if not server.started:
+        error = server.lifespan.state.get(START_ERROR)
+        if error is not None:
+            raise error
         return 1
     logger.info("stopped")
     return 0

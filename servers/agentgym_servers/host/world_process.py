@@ -16,7 +16,9 @@ import time
 
 import msgspec
 
-from agentgym_env.errors import AgentGymError
+from agentgym_env.conformance.causes import in_one_line
+from agentgym_env.errors import AgentGymError, EnvironmentFault
+from agentgym_env.launch import failure_report
 from agentgym_servers.host.channel import Answer, Ask, answer, pack, read_frame_from
 from agentgym_servers.host.logs import configure_logs, event, where
 from agentgym_servers.host.metrics import Figures
@@ -42,13 +44,14 @@ def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> N
     settings = msgspec.json.decode(first.body, type=ServeSettings)
     configure_logs(sys.stderr, settings.log_level, as_json=settings.log_json)
     try:
-        table = session_table(settings, int(first.path))
-    except Exception as error:
-        # The world cannot be made: one record that is not mixed up with those of other processes.
-        message = f"{type(error).__name__}: {error}"
-        # These say themselves what to do.
-        place = {} if isinstance(error, AgentGymError) else {"where": where(error)}
-        event(logger, logging.ERROR, "world_not_made", message=message, **place)
+        with in_one_line(settings.entry_point, f"{settings.env_id} cannot be made"):
+            table = session_table(settings, int(first.path))
+    except AgentGymError as error:
+        if isinstance(error, EnvironmentFault) and error.__cause__ is not None:
+            event(logger, logging.ERROR, "world_not_made", where=where(error.__cause__))
+        # The server may have ended, because another process failed.
+        with contextlib.suppress(OSError):
+            line.sendall(pack(Answer(first.number, msgspec.json.encode(failure_report(error)))))
         sys.exit(1)
     line.sendall(pack(Answer(first.number, b"")))
     period_s = reap_period_s(table.ttl_s)

@@ -96,7 +96,7 @@ def _tasks_of(levels: tuple[str, ...]) -> TaskSet:
 
 def tasks_of(levels: Sequence[str]) -> TaskSet:
     """The tasks of some levels, in `train` and `test`. Raises `BadRequest` for an unknown level."""
-    if isinstance(levels, str) or not levels:
+    if isinstance(levels, str) or not isinstance(levels, Sequence) or not levels:
         raise BadRequest(f"levels is a list of names, such as ['GoToObj'], got {levels!r:.80}")
     for level in levels:
         if level not in level_ids():

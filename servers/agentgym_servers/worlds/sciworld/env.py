@@ -139,8 +139,8 @@ class SciWorld(TextEnv):
         simplifications: str | Sequence[str] = "",
         move_limit: int = 100,
     ) -> None:
-        if move_limit < 1:
-            raise BadRequest(f"move_limit is at least 1, got {move_limit}")
+        if not isinstance(move_limit, int) or move_limit < 1:
+            raise BadRequest(f"move_limit is a whole number from 1, got {move_limit!r:.80}")
         find_java()  # to report it now, and not in the first episode
         self._simplifications = parse_simplifications(simplifications)
         self._move_limit = move_limit

@@ -110,7 +110,9 @@ def original_task(data_idx: int) -> str:
 
 def parse_simplifications(given: str | Sequence[str]) -> str:
     """Simplifications as the simulator takes them: names with commas; raises `BadRequest`."""
-    names = given.split(",") if isinstance(given, str) else list(given)
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise BadRequest(f"simplifications are a list of names, got {given!r:.80}")
     names = [name.strip() for name in names if name.strip()]
     unknown = sorted(set(names) - set(SIMPLIFICATIONS))
     if unknown:
