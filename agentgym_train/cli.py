@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import chain
@@ -387,7 +387,7 @@ def evaluate(
         policy, policy_options, model_options, given_options(context), concurrency or 16
     )
     if suite is not None:
-        _check_suite_options(env_options, split, tasks, baseline, json_path)
+        _check_suite_options(env_options, words.given, tasks, baseline, json_path)
         suite_plan = SuitePlan(
             policies=words.by_world(world_ids()),
             env_kwargs=env_options.kwargs(), horizon=env_options.horizon, samples=samples,
@@ -467,7 +467,7 @@ def _resumable(path: Path) -> Iterator[None]:
 
 def _check_suite_options(
     env_options: EvalEnvOptions,
-    split: str,
+    named: Set[str],
     tasks: list[str] | None,
     baseline: str | None,
     json_path: Path | None,
@@ -475,7 +475,7 @@ def _check_suite_options(
     given = {
         "--env": env_options.env, "--server": env_options.server,
         "--token-file": env_options.token_file, "--wrapper": env_options.wrapper,
-        "--split": split != DEFAULT_SPLIT, "--tasks": tasks, "--baseline": baseline,
+        "--split": "split" in named, "--tasks": tasks, "--baseline": baseline,
         "--json": json_path,
     }  # fmt: skip
     for option, value in given.items():

@@ -328,7 +328,7 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise ConfigError(f"no config file {path}; the package contains {', '.join(configs)}")
     try:
         values = read_yaml(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} has no keys and values; write lines such as `steps: 100`")

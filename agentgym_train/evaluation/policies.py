@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
@@ -78,6 +79,11 @@ class Policies:
     """Label -> why it cannot be run."""
 
 
+def _in_world(text: str, world: str) -> str:
+    """A policy's text for a world; `{world}/NAME` is a folder, never a hub's id."""
+    return re.sub(rf"(^|[=:]){re.escape(WORLD)}/", rf"\1./{WORLD}/", text).replace(WORLD, world)
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyWords:
     """What a command line says about the policies."""
@@ -120,7 +126,7 @@ class PolicyWords:
         for label, text in zip(labels, self.texts, strict=True):
             varies = bool(world) and WORLD in text
             try:
-                name = parse_labelled(text.replace(WORLD, world) if varies else text)[1]
+                name = parse_labelled(_in_world(text, world) if varies else text)[1]
             except ConfigError as error:
                 if not varies:
                     raise

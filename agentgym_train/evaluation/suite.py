@@ -22,7 +22,8 @@ from agentgym_env.errors import (
 )
 from agentgym_env.printable import one_line
 from agentgym_env.registration import env_class_with
-from agentgym_env.run_store import RunStore
+from agentgym_env.run_lock import check_unlocked, folder_lock, is_unused
+from agentgym_env.run_store import RunStore, move_aside
 from agentgym_env.text_env import TaskSet
 from agentgym_train.evaluation.evaluate import (
     FOLDER,
@@ -88,6 +89,8 @@ WORLDS: Final = (
         "BabyAI", "agentgym/BabyAI-v0", 20,
         always=(
             "a success with a reward of 0.5 or less counts, and ends the episode",
+            "a door that is opened to go through it ends the episode with success where that was "
+            "the goal; in AgentGym the success is lost",
             "the 5 tasks of GoToObjS6 are laid out otherwise than by the paper's minigrid",
         ),
         legacy=_WORDING,
@@ -241,14 +244,19 @@ def run_suite(
     """Play all worlds, write the results to `path`, and show one table.
 
     A world that lacks what it needs here is reported with the reason. Raises `BadRequest` or
-    `ConfigError` for wrong settings, and `ConfigError` if no world can be run or `path` has a suite
-    with other settings.
+    `ConfigError` for wrong settings, `ConfigError` if no world can be run or `path` contains
+    anything but a suite with these settings, and `FolderInUse`.
     """
     for world in WORLDS:
         # A world that cannot run here is reported when its turn comes.
         with suppress(*_CANNOT_RUN):
             _check_settings(world, plan.env_kwargs.get(world.key, {}))
-    _check_same(plan, path, fresh=fresh)
+    with folder_lock(path, "--out"):
+        _check_same(plan, path, fresh=fresh)
+        return _play_worlds(plan, path, console)
+
+
+def _play_worlds(plan: SuitePlan, path: Path, console: Console) -> list[WorldResult]:
     for world in WORLDS:
         for label, reason in plan.policies[world.key].missing.items():
             said = f"{world.name} is played without {label}: {_joined(reason)}"
@@ -257,7 +265,7 @@ def run_suite(
     for world in WORLDS:
         console.print(Text(f"{world.name}", "bold"))
         try:
-            result = _play_world(plan, world, path / world.key, console, fresh=fresh)
+            result = _play_world(plan, world, path / world.key, console)
         except _CANNOT_RUN as error:
             result = WorldResult(world, not_run=str(error))
             console.print(Text(f"not run: {_joined(result.not_run)}", "yellow"), soft_wrap=True)
@@ -271,10 +279,16 @@ def run_suite(
 
 
 def _check_settings(world: SuiteWorld, kwargs: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` if a world does not accept `kwargs`."""
+    """Raise `BadRequest` if a world rejects `kwargs` or lacks paper tasks with them."""
     env_class_with(world.env_id, kwargs)
-    if kwargs:
-        RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=1).close()
+    if not kwargs:
+        return
+    with RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=1) as runner:
+        own_tasks = "questions" in kwargs or not world.quotas
+        if own_tasks and _SPLIT not in runner.tasks.selections:
+            raise ConfigError(
+                f"{world.name} lacks some of the paper's tasks with {json.dumps(dict(kwargs))}"
+            )
 
 
 def _joined(text: str) -> str:
@@ -283,8 +297,15 @@ def _joined(text: str) -> str:
 
 
 def _check_same(plan: SuitePlan, path: Path, *, fresh: bool) -> None:
-    """Write the plan, or raise `ConfigError` if the folder has another one."""
+    """Write the plan, or raise `ConfigError` if the folder has another one, or something else."""
     store, now = RunStore(path), plan.as_dict()
+    if not is_unused(path) and not (path / "plan.json").exists():
+        raise ConfigError(f"{path} contains no suite; choose another folder with --out")
+    if fresh:
+        for folder in (path / world.key for world in WORLDS):
+            if not is_unused(folder):
+                check_unlocked(folder, "--out")
+                move_aside(folder)
     before = None if fresh else store.read_json("plan.json")
     other = [name for name in now if before is not None and before.get(name) != now[name]]
     if other:
@@ -293,13 +314,10 @@ def _check_same(plan: SuitePlan, path: Path, *, fresh: bool) -> None:
             f"{path / 'plan.json'}). Choose another folder with --out, or move its worlds aside "
             "with --fresh"
         )
-    path.mkdir(parents=True, exist_ok=True)
     store.write_json("plan.json", now)
 
 
-def _play_world(
-    plan: SuitePlan, world: SuiteWorld, path: Path, console: Console, *, fresh: bool
-) -> WorldResult:
+def _play_world(plan: SuitePlan, world: SuiteWorld, path: Path, console: Console) -> WorldResult:
     kwargs, given = plan.env_kwargs.get(world.key, {}), plan.policies[world.key]
     with RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=plan.concurrency) as runner:
         ids, split = suite_tasks(runner.tasks, world)
@@ -322,8 +340,7 @@ def _play_world(
             tasks=ids, samples=plan.samples, horizon=horizon, seed=plan.seed, policy=policy,
             policies=policies,
         )  # fmt: skip
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with eval_store(path, found, fresh=fresh) as store:
+        with eval_store(path, found) as store:
             played = play_policies(store, found, runner, given.specs, console)
             # A policy that lost every episode does not take the others' results away.
             try:
@@ -398,8 +415,13 @@ def _differences_of_models(policies: Policies) -> list[str]:
         return []
     if settings.temperature != _TEMPERATURE:
         found.append(f"temperature {settings.temperature:g}; in the paper 1")
-    if settings.instruction is not None:
-        found.append("an instruction of your own")
+    own = settings.instruction is not None
+    found.append("an instruction of your own" if own else "the instruction is in our words")
+    limits = f"{settings.turn_max_tokens} tokens per turn and {settings.max_tokens} per episode"
+    found.append(f"at most {limits}")
+    if settings.chat_template_kwargs:
+        written = json.dumps(dict(settings.chat_template_kwargs))
+        found.append(f"arguments of the chat template: {written}")
     if settings.agent != "plain" or settings.action_format != "react":
         written = f"agent {settings.agent}, action format {settings.action_format}"
         found.append(f"{written}; in the paper plain and react")

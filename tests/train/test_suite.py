@@ -15,6 +15,7 @@ import pytest
 
 from agentgym_env.cli import main
 from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.run_lock import LOCK_FILE, folder_lock
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
@@ -49,6 +50,12 @@ def exit_of(*words: str) -> int:
     with pytest.raises(SystemExit) as end:
         main(words)
     return int(end.value.code or 0)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """The files below a folder, but for locks."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK_FILE)
+    return {path: path.read_bytes() for path in files}
 
 
 def plan_of(*names: str, **settings) -> SuitePlan:
@@ -183,6 +190,51 @@ def test_settings_with_which_a_world_does_not_start_are_an_error_before_any_is_p
     assert not (tmp_path / "suite").exists()
 
 
+def test_settings_that_remove_tasks_of_the_paper_are_an_error(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["BabyAI"]))
+    words = ["eval", "--suite", "paper", "--policy", "random", "--limit", "1"]
+    words += ["--env-kwargs", '{"babyai": {"levels": ["GoToObj"]}}']
+    assert exit_of(*words, "--out", str(tmp_path / "suite")) == 2
+    assert "BabyAI lacks some of the paper's tasks with" in " ".join(capfd.readouterr().err.split())
+    assert not (tmp_path / "suite").exists()
+
+
+def test_a_suite_leaves_a_folder_alone_that_is_in_use_or_has_something_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"],))
+    words = ["eval", "--suite", "paper", "--policy", "random", "--limit", "1", "--horizon", "2"]
+    out, other, file = tmp_path / "suite", tmp_path / "other", tmp_path / "file"
+    assert exit_of(*words, "--out", str(out)) == 0
+    with folder_lock(out, "--out"):
+        before = contents(tmp_path)
+        assert exit_of(*words, "--out", str(out), "--fresh", "--seed", "7") == 2
+        assert contents(tmp_path) == before
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    file.write_text("mine")
+    before = contents(tmp_path)
+    for path in (other, file):
+        for more in ((), ("--fresh",)):
+            assert exit_of(*words, "--out", str(path), *more) == 2
+    assert contents(tmp_path) == before
+    assert exit_of(*words, "--out", str(out), "--fresh", "--seed", "7") == 0
+    assert RunStore.open(out / "textcraft").read_json("run.json")["evaluation"]["seed"] == 7
+    assert RunStore.open(out / "textcraft.old-1").read_json("run.json")["evaluation"]["seed"] == 0
+
+
+def test_a_folder_of_two_names_is_no_id_of_a_hub(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["BabyAI"]))
+    shutil.copytree(local_path("starter:textcraft/warm_policy"), tmp_path / "textcraft" / "m")
+    monkeypatch.chdir(tmp_path)
+    words = ["eval", "--suite", "paper", "--policy", "mine={world}/m", "--policy", "random"]
+    words += ["--limit", "1", "--horizon", "1", "--max-tokens", "300", "--out", "suite"]
+    assert exit_of(*words) == 0
+    found = json.loads((tmp_path / "suite" / "suite.json").read_text())["worlds"]
+    assert "no model in ./babyai/m" in found["BabyAI"]["skipped"]["mine"]
+    assert set(found["TextCraft"]["reports"]) == {"mine", "random"}
+    notes = found["TextCraft"]["differences"]
+    assert any(note.startswith("at most 512 tokens per turn and 300 per episode") for note in notes)
+
+
 def test_a_world_that_cannot_run_here_is_reported_with_settings_too(tmp_path, monkeypatch):
     """Without Java, whatever the settings of SciWorld."""
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
@@ -292,9 +344,10 @@ def test_what_a_model_is_asked_differs_from_the_paper_and_is_marked():
     options = PolicyOptions(instruction="Play.", temperature=0.5)
     words = PolicyWords(["starter:textcraft/warm_policy"], options, ModelOptions(), frozenset(), 16)
     model = SuitePlan(policies=words.by_world(suite.world_ids()))
-    assert differences(model, BY_NAME["SciWorld"], "paper", {})[-3:] == [
+    assert differences(model, BY_NAME["SciWorld"], "paper", {})[-4:] == [
         "temperature 0.5; in the paper 1",
         "an instruction of your own",
+        "at most 512 tokens per turn and 8192 per episode",
         "agent plain, action format plain; in the paper plain and react",
     ]
 

@@ -355,11 +355,17 @@ class BabyAI(TextEnv):
                 plans[f"go through {seen.name}"] = [*way, FORWARD]
             elif self._can_open(seen):
                 plans[f"toggle and go through {seen.name}"] = [*way, TOGGLE, FORWARD]
-            if seen.is_in_front and (seen.kind == "box" or self._can_open(seen)):
+            if seen.is_in_front and self._can_toggle(seen):
                 plans["toggle"] = [TOGGLE]
         for seen, way in reachable:
             plans[f"go to {seen.name}"] = way
         return plans
+
+    def _can_toggle(self, seen: Seen) -> bool:
+        if self._legacy:
+            # AgentGym offers it neither for boxes nor to close a door.
+            return seen.state != "open" and self._can_open(seen)
+        return seen.kind == "box" or self._can_open(seen)
 
     def _can_open(self, door: Seen) -> bool:
         if door.state != "locked":
