@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Final
 
 from agentgym_train.evaluation.report import rate_interval
-from agentgym_train.evaluation.suite import published_bars
+from agentgym_train.evaluation.suite import chart_group, published_bars
 from agentgym_train.evaluation.tables import Bar, grouped_bars
 
 WORLDS: Final = {
-    "TextCraft": "100 tasks",
-    "BabyAI": "90 tasks",
-    "SciWorld": "200 tasks",
-    "WebArena": "50 of our own",
-    "Search": "400 of our own",
+    "TextCraft": chart_group(100, 30, own=False),
+    "BabyAI": chart_group(90, 20, own=False),
+    "SciWorld": chart_group(200, 30, own=False),
+    "WebArena": chart_group(50, 15, own=True),
+    "Search": chart_group(400, 30, own=True),
 }
 
 

@@ -262,8 +262,13 @@ class RunConfig(PolicyConfig):
         raise NotImplementedError
 
     def collect_command(self) -> str:
-        """The command that collects an expert's episodes with this config's prompt."""
+        """The command that collects an expert's episodes with this config's prompt.
+
+        Before an evaluation on the paper's tasks these are of the paper's training tasks.
+        """
         words = ["agentgym", "collect", "--env", self.env or "ID", "--policy", "expert"]
+        if self.eval_split.startswith("paper"):
+            words += ["--split", "paper_train"]
         if self.instruction is not None:
             words += ["--instruction", self.instruction]
         if self.action_format != "plain":

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from agentgym_env.errors import ConfigError, UnknownEnvironment
+from agentgym_env.errors import ConfigError, UnknownEnvironment, UnknownSplit
 from agentgym_env.printable import one_line
 from agentgym_env.registration import full_id
 from agentgym_env.run_lock import LOCK_FILE, folder_lock, is_unused
@@ -97,7 +97,15 @@ def chosen_tasks(
     Named tasks must be in `split`, unless it is the default; then their own split is returned.
     """
     if not named:
-        ids = list(known.split(split))
+        try:
+            ids = list(known.split(split))
+        except UnknownSplit as error:
+            if not split.startswith("paper"):
+                raise
+            raise ConfigError(
+                f"{error}. The paper's tasks of WebArena need its own sites, and those of Search "
+                "the files of Search-R1; see docs/paper_tasks.md"
+            ) from error
     else:
         ids = [task for text in named for task in _named_tasks(known, text)]
         ids = list(dict.fromkeys(known.canonical(task) for task in ids))
@@ -153,7 +161,7 @@ def _item_ids(path: Path) -> list[str]:
     rows, broken = read_rows(path)
     for row in rows:
         if not isinstance(row.values.get("item_id"), str):
-            broken.append(BrokenLine(row.path, row.line, "item_id is no text"))
+            broken.append(BrokenLine(row.path, row.line, "its item_id is missing or is no text"))
     if broken:
         raise ConfigError(
             f"--tasks {str(path)!r} is no list of JSON objects with an item_id: "

@@ -35,6 +35,7 @@ from agentgym_train.evaluation.evaluate import (
 from agentgym_train.evaluation.policies import Policies
 from agentgym_train.evaluation.report import EpisodeFigures, EvalReport
 from agentgym_train.evaluation.tables import (
+    NO_CHART,
     Bar,
     Grid,
     comparisons_of,
@@ -43,6 +44,7 @@ from agentgym_train.evaluation.tables import (
     paper_figures,
     reports_of,
     tasks_counted,
+    with_interval,
     without_lost,
 )
 from agentgym_train.rollout.runner import RolloutRunner
@@ -88,7 +90,7 @@ WORLDS: Final = (
     SuiteWorld(
         "BabyAI", "agentgym/BabyAI-v0", 20,
         always=(
-            "a success with a reward of 0.5 or less counts, and ends the episode",
+            "a success ends the episode; in AgentGym not with a reward of 0.5 or less",
             "a door that is opened to go through it ends the episode with success where that was "
             "the goal; in AgentGym the success is lost",
             "the 5 tasks of GoToObjS6 are laid out otherwise than by the paper's minigrid",
@@ -165,6 +167,8 @@ class WorldResult:
     reports: Mapping[str, EvalReport] = field(default_factory=dict)
     clean: Mapping[str, float | None] = field(default_factory=dict)
     """Label -> success on the tasks that are not in the paper's training list, if there are."""
+    clean_tasks: int = 0
+    """How many tasks these are."""
     unsolved: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Label -> the tasks that it never solved."""
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -177,7 +181,7 @@ class WorldResult:
             "tasks": self.tasks, "horizon": self.horizon, "env_kwargs": dict(self.env_kwargs),
             "differences": list(self.differences), "skipped": dict(self.skipped),
             "reports": {label: report.as_dict() for label, report in self.reports.items()},
-            "success_clean": dict(self.clean),
+            "success_clean": dict(self.clean), "tasks_clean": self.clean_tasks,
             "unsolved": {label: list(tasks) for label, tasks in self.unsolved.items()},
         }  # fmt: skip
 
@@ -351,11 +355,14 @@ def _play_world(plan: SuitePlan, world: SuiteWorld, path: Path, console: Console
             reports = reports_of(found, kept)
             quiet = Console(quiet=True)
             conclude(store, found, reports, comparisons_of(found, kept, None), quiet)
-        clean = set(runner.tasks.selections.get(_CLEAN, ())) if split == _SPLIT else set()
+        clean = set(ids).intersection(
+            runner.tasks.selections.get(_CLEAN, ()) if split == _SPLIT else ()
+        )
     return WorldResult(
         world, horizon=horizon, split=split, tasks=len(ids), env_kwargs=kwargs, reports=reports,
         differences=differences(plan, world, split, kwargs), skipped=skipped,
         clean={label: _success(episodes, clean) for label, episodes in kept.items() if clean},
+        clean_tasks=len(clean),
         unsolved={label: _unsolved(episodes) for label, episodes in kept.items()},
     )  # fmt: skip
 
@@ -397,9 +404,9 @@ def differences(
     if plan.horizon not in (None, world.horizon):
         found.append(f"{plan.horizon} turns; in the paper's scripts {world.horizon}")
     if plan.limit is not None:
-        found.append(f"only the first {plan.limit} of the tasks")
+        found.append(f"only the first {tasks_counted(plan.limit)}")
     if plan.per_category is not None:
-        found.append(f"only the first {plan.per_category} of the tasks of each category")
+        found.append(f"only the first {tasks_counted(plan.per_category)} of each category")
     own = {name: value for name, value in kwargs.items() if name != "legacy"}
     if own:
         found.append(f"env_kwargs {json.dumps(own)}")
@@ -416,15 +423,16 @@ def _differences_of_models(policies: Policies) -> list[str]:
     if settings.temperature != _TEMPERATURE:
         found.append(f"temperature {settings.temperature:g}; in the paper 1")
     own = settings.instruction is not None
-    found.append("an instruction of your own" if own else "the instruction is in our words")
+    found.append("another instruction" if own else "the instruction is in our words")
     limits = f"{settings.turn_max_tokens} tokens per turn and {settings.max_tokens} per episode"
     found.append(f"at most {limits}")
     if settings.chat_template_kwargs:
         written = json.dumps(dict(settings.chat_template_kwargs))
         found.append(f"arguments of the chat template: {written}")
-    if settings.agent != "plain" or settings.action_format != "react":
-        written = f"agent {settings.agent}, action format {settings.action_format}"
-        found.append(f"{written}; in the paper plain and react")
+    if settings.action_format != "react":
+        found.append(f"action format {settings.action_format}; in the paper react")
+    if settings.agent != "plain":
+        found.append(f"agent {settings.agent}; in the paper the whole conversation is shown")
     return found
 
 
@@ -459,7 +467,7 @@ def _conclude(
     drawn = find_spec("matplotlib") is not None
     if drawn:
         draw_suite(labels, results, path / "suite.png")
-    chart = ", .png" if drawn else " (a chart needs matplotlib)"
+    chart = ", .png" if drawn else NO_CHART
     console.print(
         f"Figures: {path}/suite.json, .md{chart}", soft_wrap=True, markup=False, highlight=False
     )
@@ -488,7 +496,8 @@ def suite_grid(labels: Sequence[str], results: Sequence[WorldResult]) -> tuple[G
         for name, row in PAPER_ROWS.items()
     ]
     listed = [f"[{number}] {text}" for text, number in notes.items()]
-    grid = Grid("Suite paper: success (turns)", header, [*facts, *rows, *clean, *published])
+    title = "Suite paper: success (95 % interval), mean turns"
+    grid = Grid(title, header, [*facts, *rows, *clean, *published])
     return grid, [*listed, _PAPER_NOTE]
 
 
@@ -497,7 +506,8 @@ def _cell(result: WorldResult, label: str) -> str:
     if report is None:
         return "not run"
     lost = f", {report.lost} lost" if report.lost else ""
-    return f"{report.success:.2f} ({report.turns:.1f}{lost})"
+    success = with_interval(report.success, report.success_interval)
+    return f"{success}, {report.turns:.1f}{lost}"
 
 
 def _fact(result: WorldResult, text: str) -> str:
@@ -506,7 +516,7 @@ def _fact(result: WorldResult, text: str) -> str:
 
 def _clean(result: WorldResult, label: str) -> str:
     success = result.clean.get(label)
-    return "" if success is None else f"{success:.2f}"
+    return "" if success is None else f"{success:.2f} of {tasks_counted(result.clean_tasks)}"
 
 
 def draw_suite(labels: Sequence[str], results: Sequence[WorldResult], path: Path) -> None:
@@ -518,10 +528,7 @@ def draw_suite(labels: Sequence[str], results: Sequence[WorldResult], path: Path
         ]
         for label in labels
     }
-    names = [
-        f"{result.world.name}\n{'not run' if result.not_run else _tasks_of(result)}"
-        for result in results
-    ]
+    names = [f"{result.world.name}\n{_described(result)}" for result in results]
     grouped_bars(ours, published_bars([result.world.name for result in results]), names, path)
 
 
@@ -533,5 +540,16 @@ def published_bars(worlds: Sequence[str]) -> dict[str, list[Bar | None]]:
     }
 
 
-def _tasks_of(result: WorldResult) -> str:
-    return tasks_counted(result.tasks) if result.split == _SPLIT else f"{result.tasks} of our own"
+def _described(result: WorldResult) -> str:
+    """The tasks and turns of a world, under its bars."""
+    if result.not_run:
+        return "not run"
+    return chart_group(result.tasks, result.horizon, own=result.split != _SPLIT)
+
+
+def chart_group(tasks: int, horizon: int, *, own: bool) -> str:
+    """What a chart says of a world; `own`: these are not the paper's tasks."""
+    counted = tasks_counted(tasks)
+    if own:
+        return f"{counted}, {horizon} turns\nour tasks: do not compare\nwith the paper's bars"
+    return f"{counted}, {horizon} turns"

@@ -118,6 +118,8 @@ def bar_chart(reports: Mapping[str, EvalReport], path: Path) -> None:
         figure.savefig(path, dpi=130)
 
 
+NO_CHART: Final = " (a chart needs matplotlib: pip install 'agentgym-sdk[train]')"
+
 Bar = tuple[float, Interval | None]
 """A value and its interval."""
 
@@ -130,7 +132,7 @@ def grouped_bars(
 ) -> None:
     """Bars of success in groups, as PNG: `ours` in colors, then `others` hatched in greys.
 
-    A bar that is None is left out.
+    A bar of 0 has a 0 in its place, and one that is None, because it was not run, a dash.
     """
     from matplotlib.figure import Figure
 
@@ -157,9 +159,16 @@ def grouped_bars(
             label=_plain(label),
             **style,
         )
-    axis.set_xticks(range(len(groups)), groups)
+        for place, bar in enumerate(bars):
+            if bar is None or bar[0] == 0:
+                x = place - 0.42 + thick * (number + 0.5)
+                top = 0.0 if bar is None or bar[1] is None else bar[1][1]
+                axis.text(
+                    x, top + 0.008, "-" if bar is None else "0", ha="center", fontsize="x-small"
+                )
+    axis.set_xticks(range(len(groups)), groups, fontsize="small")
     axis.set_ylim(0, 1.02)
-    axis.set_ylabel("success")
+    axis.set_ylabel("success, with 95 % intervals (-: not run)")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", alpha=0.25)
     axis.set_axisbelow(True)
@@ -543,7 +552,7 @@ def conclude(
         bar_chart(reports, store.path / "report.png")
     if json_path is not None:
         json_path.write_text(text, encoding="utf-8")
-    chart = ", .png" if charts else " (a chart needs matplotlib)"
+    chart = ", .png" if charts else NO_CHART
     console.print(
         f"Figures: {store.path}/report.json, .csv, .md{chart}   "
         f"Episodes: {store.path}/trajectories",

@@ -25,6 +25,9 @@ def test_an_unknown_task_names_the_nearest():
         tasks.split_of("oak plank")
     with pytest.raises(UnknownTask, match="among 2; such as 'oak planks', 'iron axe'"):
         tasks.split_of("zzz")
+    numbered = TaskSet({"train": ["a", "b"]}, aliases={"world_0": "a", "world_1": "b"})
+    with pytest.raises(UnknownTask, match=r"such as 'a', 'b', or by number world_0 to world_1$"):
+        numbered.split_of("zzz")
 
 
 def test_an_unknown_split_names_the_splits():

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from agentgym_env.cli import main
-from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.errors import BadRequest, ConfigError, UnknownSplit
 from agentgym_env.run_lock import LOCK_FILE, folder_lock
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
-from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.config.methods import AgentEvolConfig, RLConfig, SFTConfig
 from agentgym_train.config.options import PolicyOptions
 from agentgym_train.config.values import local_path
 from agentgym_train.evaluation import suite
@@ -80,6 +80,19 @@ def test_a_file_that_is_not_agentgyms_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match="is no list of JSON objects with an item_id"):
         chosen_tasks(KNOWN, [str(tmp_path / "x.json")], "test", None, None)
+
+
+def test_where_the_papers_tasks_are_missing_it_is_said_what_they_need():
+    without = TaskSet({"train": ["a"], "test": ["b"]})
+    with pytest.raises(ConfigError, match=r"no split 'paper'.*need its own sites.*Search-R1"):
+        chosen_tasks(without, None, "paper", None, None)
+    with pytest.raises(UnknownSplit):
+        chosen_tasks(without, None, "dev", None, None)
+
+
+def test_episodes_for_an_evaluation_on_the_papers_tasks_are_collected_from_its_training_tasks():
+    ours, papers = (SFTConfig(env="textcraft", data=["x"], eval_split=s) for s in ("test", "paper"))
+    assert papers.collect_command() == f"{ours.collect_command()} --split paper_train"
 
 
 def test_an_item_id_of_another_world_is_refused_with_its_place(tmp_path):
@@ -149,7 +162,7 @@ def test_the_first_tasks_of_each_category_are_a_smaller_suite(tmp_path, monkeypa
     assert exit_of(*words, "--horizon", "1", "--out", str(tmp_path)) == 0
     found = json.loads((tmp_path / "suite.json").read_text())["worlds"]["TextCraft"]
     assert found["tasks"] == 8, "two of each depth"
-    assert "only the first 2 of the tasks of each category" in found["differences"]
+    assert "only the first 2 tasks of each category" in found["differences"]
 
 
 def test_a_world_that_cannot_run_is_reported_with_the_reason_and_no_zero(
@@ -170,7 +183,7 @@ def test_a_world_that_cannot_run_is_reported_with_the_reason_and_no_zero(
     assert crafted["not_run"] is None and crafted["split"] == "paper" and crafted["tasks"] == 6
     assert crafted["reports"]["expert"]["success"] == 1.0
     assert crafted["reports"]["random"]["horizon"] == 30
-    assert "only the first 6 of the tasks" in crafted["differences"]
+    assert "only the first 6 tasks" in crafted["differences"]
     assert set(crafted["unsolved"]) == {"expert", "random"} and not crafted["unsolved"]["expert"]
     for name in ("suite.md", "suite.png", "textcraft/report.json"):
         assert (out / name).stat().st_size > 100
@@ -346,9 +359,9 @@ def test_what_a_model_is_asked_differs_from_the_paper_and_is_marked():
     model = SuitePlan(policies=words.by_world(suite.world_ids()))
     assert differences(model, BY_NAME["SciWorld"], "paper", {})[-4:] == [
         "temperature 0.5; in the paper 1",
-        "an instruction of your own",
+        "another instruction",
         "at most 512 tokens per turn and 8192 per episode",
-        "agent plain, action format plain; in the paper plain and react",
+        "action format plain; in the paper react",
     ]
 
 
