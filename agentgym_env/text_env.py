@@ -122,10 +122,8 @@ class TaskSet:
         if task not in self._split_of:
             near = difflib.get_close_matches(str(task)[:100], self._split_of, n=3)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
-            others = f"such as {', '.join(map(repr, self.ids[:2]))}"
-            if self._aliases:
-                numbered = list(self._aliases)
-                others += f", or by number {numbered[0]} to {numbered[-1]}"
+            examples = [*self.ids[:2], *list(self._aliases)[:1]]
+            others = f"such as {', '.join(map(repr, examples))}"
             raise UnknownTask(f"no task {str(task)[:100]!r} among {len(self)}; {hint or others}")
         return self._split_of[task]
 
