@@ -260,7 +260,9 @@ def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
                     w.split if config.eval_after else w.eval_split,
                     w.eval_horizon,
                 ),
-                "evaluate the trained policy" + " on another split" * config.eval_after,
+                "evaluate the trained policy"
+                + " on another split" * config.eval_after
+                + ", with the wrappers of the training" * bool(w.wrappers),
             )
             for w in config.worlds
         ),
