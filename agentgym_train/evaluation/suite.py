@@ -21,7 +21,6 @@ from agentgym_env.errors import (
     UnknownEnvironment,
 )
 from agentgym_env.printable import one_line
-from agentgym_env.registration import env_class_with
 from agentgym_env.run_lock import check_unlocked, folder_lock, is_unused
 from agentgym_env.run_store import RunStore, move_aside
 from agentgym_env.text_env import TaskSet
@@ -256,7 +255,7 @@ def run_suite(
         with suppress(*_CANNOT_RUN):
             _check_settings(world, plan.env_kwargs.get(world.key, {}))
     with folder_lock(path, "--out"):
-        _check_same(plan, path, fresh=fresh)
+        _begin(plan, path, fresh=fresh)
         return _play_worlds(plan, path, console)
 
 
@@ -284,7 +283,6 @@ def _play_worlds(plan: SuitePlan, path: Path, console: Console) -> list[WorldRes
 
 def _check_settings(world: SuiteWorld, kwargs: Mapping[str, Any]) -> None:
     """Raise `BadRequest` if a world rejects `kwargs` or lacks paper tasks with them."""
-    env_class_with(world.env_id, kwargs)
     if not kwargs:
         return
     with RolloutRunner(world.env_id, env_kwargs=kwargs, concurrency=1) as runner:
@@ -300,8 +298,11 @@ def _joined(text: str) -> str:
     return one_line(" ".join(text.split()))
 
 
-def _check_same(plan: SuitePlan, path: Path, *, fresh: bool) -> None:
-    """Write the plan, or raise `ConfigError` if the folder has another one, or something else."""
+def _begin(plan: SuitePlan, path: Path, *, fresh: bool) -> None:
+    """Write the plan; `fresh` moves the worlds of an earlier one aside.
+
+    Raises `ConfigError` if the folder has another plan, or something else.
+    """
     store, now = RunStore(path), plan.as_dict()
     if not is_unused(path) and not (path / "plan.json").exists():
         raise ConfigError(f"{path} contains no suite; choose another folder with --out")

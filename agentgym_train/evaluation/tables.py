@@ -141,6 +141,7 @@ def grouped_bars(
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axis = figure.subplots()
     for number, (label, bars) in enumerate(rows.items()):
+        middle = thick * (number + 0.5) - 0.42
         there = [(place, bar) for place, bar in enumerate(bars) if bar is not None]
         grey = 0.92 - 0.5 * (number - len(ours)) / max(1, len(others))
         style: dict[str, Any] = {"color": _COLORS[number % len(_COLORS)]}
@@ -148,7 +149,7 @@ def grouped_bars(
             style = {"color": str(grey), "hatch": "//", "edgecolor": "#888888", "linewidth": 0.4}
         spans = [(value, interval or (value, value)) for _, (value, interval) in there]
         axis.bar(
-            [place - 0.42 + thick * (number + 0.5) for place, _ in there],
+            [place + middle for place, _ in there],
             [value for value, _ in spans],
             width=thick * 0.92,
             yerr=[
@@ -161,10 +162,13 @@ def grouped_bars(
         )
         for place, bar in enumerate(bars):
             if bar is None or bar[0] == 0:
-                x = place - 0.42 + thick * (number + 0.5)
                 top = 0.0 if bar is None or bar[1] is None else bar[1][1]
                 axis.text(
-                    x, top + 0.008, "-" if bar is None else "0", ha="center", fontsize="x-small"
+                    place + middle,
+                    top + 0.008,
+                    "-" if bar is None else "0",
+                    ha="center",
+                    fontsize="x-small",
                 )
     axis.set_xticks(range(len(groups)), groups, fontsize="small")
     axis.set_ylim(0, 1.02)

