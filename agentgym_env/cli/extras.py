@@ -8,8 +8,6 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
 
-from packaging.requirements import Requirement
-
 from agentgym_env.registration import plain_name, registered
 
 DISTRIBUTION: Final = "agentgym-sdk"
@@ -58,6 +56,9 @@ def extra_in(message: str) -> str | None:
 
 def is_installed(extra: str) -> bool:
     """Whether all distributions of an extra are installed, in any version."""
+    # Only the error about a missing extra needs it, and each command imports this module.
+    from packaging.requirements import Requirement
+
     for line in requires(DISTRIBUTION) or ():
         needed = Requirement(line)
         if needed.marker is None or not needed.marker.evaluate({"extra": extra}):

@@ -7,7 +7,6 @@ the command that is called is imported.
 from __future__ import annotations
 
 import errno
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,24 +15,13 @@ from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from agentgym_env.cli.extras import DISTRIBUTION, EXTRAS, extra_in, with_all_extras
+from agentgym_env.cli.extras import EXTRAS, with_all_extras
 from agentgym_env.errors import AgentGymError, MissingExtra
-from agentgym_env.printable import UncutTable, one_line, printable
-from agentgym_env.registration import (
-    COMMANDS,
-    EnvEntry,
-    env_class,
-    load_named,
-    plugins,
-    registered,
-)
+from agentgym_env.registration import COMMANDS, load_named, plugins
 
 _OWN: Final = {
-    "envs": "agentgym_env.cli.main:envs",
+    "envs": "agentgym_env.cli.envs:envs",
     "new": "agentgym_env.cli.new:new",
     "check": "agentgym_env.cli.check:check",
     "play": "agentgym_env.cli.play:play",
@@ -118,9 +106,19 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
             message = f"an input is nested too deeply ({message}); --debug shows where it is read"
         if isinstance(error, MissingExtra):
             message = with_all_extras(message, _called(words), words)
-        text = Text.assemble(("error:", "bold red"), " ", printable(message))
-        Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+        _print_error(message)
         sys.exit(2)
+
+
+def _print_error(message: str) -> None:
+    # Only an error needs rich, which each server's process would import.
+    from rich.console import Console
+    from rich.text import Text
+
+    from agentgym_env.printable import printable
+
+    text = Text.assemble(("error:", "bold red"), " ", printable(message))
+    Console(stderr=True).print(text, soft_wrap=True, highlight=False)
 
 
 def _full_disk(error: BaseException) -> OSError | None:
@@ -148,36 +146,6 @@ def _options(
     """Text environments for LLM agents: serve, play, evaluate and train."""
 
 
-def envs(
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
-) -> None:
-    """List the registered environments.
-
-    Shows the id, the splits with their numbers of tasks, and the extra that is missing, if any.
-    `--json` adds the selections, such as the paper's tasks.
-    """
-    rows = [_describe(entry) for entry in registered()]
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    table = Table("id", "splits", "missing")
-    extras = set()
-    for row in rows:
-        splits = ", ".join(f"{name} {size}" for name, size in row["splits"].items())
-        missing = row["missing"] or ""
-        extra = extra_in(missing)
-        if extra is not None:
-            extras.add(extra)
-            missing = f"extra {extra}"
-        table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, missing)))
-    console = Console()
-    console.print(UncutTable(table))
-    if extras:
-        wanted = f"{DISTRIBUTION}[{','.join(sorted(extras))}]"
-        hint = f"To install the missing extras: pip install '{wanted}'"
-        console.print(hint, markup=False, highlight=False, soft_wrap=True)
-
-
 def _not_called() -> None:
     """Represents a command that is listed and not called."""
 
@@ -197,16 +165,3 @@ def _naming_the_extra(command: str) -> Iterator[None]:
         raise MissingExtra(
             f"agentgym {command} needs {error.name}: pip install 'agentgym-sdk[{EXTRAS[command]}]'"
         ) from error
-
-
-def _describe(entry: EnvEntry) -> dict[str, Any]:
-    try:
-        tasks = env_class(entry.env_id)().tasks
-    except Exception as error:
-        # Somebody's broken environment must not hide the others.
-        known = isinstance(error, AgentGymError)
-        missing = str(error) if known else f"{type(error).__name__}: {error}"
-        return {"id": entry.env_id, "splits": {}, "selections": {}, "missing": missing}
-    sizes = {name: len(ids) for name, ids in tasks.splits.items()}
-    selected = {name: len(ids) for name, ids in tasks.selections.items()}
-    return {"id": entry.env_id, "splits": sizes, "selections": selected, "missing": None}

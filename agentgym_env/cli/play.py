@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from agentgym_env.causes import in_one_line
 from agentgym_env.cli.options import EnvId, Server, TokenFile, server_token
-from agentgym_env.conformance.causes import in_one_line
 from agentgym_env.errors import EpisodeFailure
 from agentgym_env.printable import as_text, one_line
 from agentgym_env.registration import find, full_id

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from agentgym_env.causes import cause_of, place_of
 from agentgym_env.conformance import calls, explore, judge, rules, served
-from agentgym_env.conformance.causes import cause_of, place_of
 from agentgym_env.conformance.rules import NotApplicable, RuleBroken, Subject
 from agentgym_env.errors import AgentGymError, MissingExtra
 from agentgym_env.registration import env_class

@@ -13,8 +13,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from agentgym_env.causes import in_one_line
 from agentgym_env.cli.options import EnvId, EnvKwargs, choice_option, json_object
-from agentgym_env.conformance.causes import in_one_line
 from agentgym_env.errors import AgentGymError, BadRequest
 from agentgym_env.launch import failure_report
 from agentgym_env.registration import env_class_with, full_id

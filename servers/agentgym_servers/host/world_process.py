@@ -16,7 +16,7 @@ import time
 
 import msgspec
 
-from agentgym_env.conformance.causes import in_one_line
+from agentgym_env.causes import in_one_line
 from agentgym_env.errors import AgentGymError, EnvironmentFault
 from agentgym_env.launch import failure_report
 from agentgym_servers.host.channel import Answer, Ask, answer, pack, read_frame_from
