@@ -26,7 +26,7 @@ class ExpertEndpoint:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._started.wait(30)
+        assert self._started.wait(120)
         self.url = f"http://127.0.0.1:{self._port}/v1"
 
     def stop(self) -> None:

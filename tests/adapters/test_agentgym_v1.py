@@ -10,6 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeOver
 from agentgym_servers.worlds.textcraft.env import original_task
+from hosting import Served
 from recordings import recorded
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
@@ -39,7 +40,7 @@ class Replay:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"agentgym+http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
         self._server.shutdown()
@@ -81,10 +82,12 @@ def test_recorded_episodes_are_played_call_for_call(replay, case):
     assert [body for _, body in server.asked[1:]] == [row["request"] for row in rows[1:]]
 
 
-@pytest.fixture
-def own_server(run):
+@pytest.fixture(scope="module")
+def own_server(worlds_folder):
     """Our own server, speaking their protocol."""
-    return "agentgym+" + run("textcraft", "--protocol", "agentgym", "--port", "0").address()
+    served = Served(worlds_folder, "textcraft", "--protocol", "agentgym", "--port", "0")
+    yield "agentgym+" + served.address()
+    served.stop()
 
 
 def test_it_is_an_environment_like_any_other(own_server):
@@ -163,15 +166,21 @@ def test_a_world_that_agentgym_does_not_have_is_refused():
         gymnasium.make("tests/Guess-v0", server="agentgym+http://127.0.0.1:1")
 
 
+BABYAI = [
+    (["turn left", "turn right", "go to red ball 1"], 0.9),
+    (["pick up grey key 1"], 0.0),
+]
+SCIWORLD = [(["look around", "focus on air"], -1.0)]
+
+
 @pytest.mark.parametrize(
-    ("name", "task", "actions", "score"),
+    ("name", "task", "episodes"),
     [
-        ("BabyAI", "0", ["turn left", "turn right", "go to red ball 1"], 0.9),
-        ("BabyAI", "0", ["pick up grey key 1"], 0.0),
-        ("SciWorld", "3836", ["look around", "focus on air"], -1.0),
+        ("BabyAI", "0", BABYAI),
+        pytest.param("SciWorld", "3836", SCIWORLD, marks=pytest.mark.slow),
     ],
 )
-def test_the_other_worlds_are_driven_as_ours_are(run, name, task, actions, score):
+def test_the_other_worlds_are_driven_as_ours_are(run, name, task, episodes):
     """Against our own server in their protocol, whose exchanges are held against recorded ones."""
     server = "agentgym+" + run(name.lower(), "--protocol", "agentgym", "--port", "0").address()
     env = gymnasium.make(f"agentgym/{name}-v0", server=server)
@@ -179,12 +188,13 @@ def test_the_other_worlds_are_driven_as_ours_are(run, name, task, actions, score
         f"agentgym/{name}-v0", server="inprocess", **({"legacy": True} if name == "BabyAI" else {})
     )
     alias = f"{name.lower()}_{task}"
-    assert env.reset(options={"task": task})[0] == own.reset(options={"task": alias})[0]
-    for action in actions:
-        theirs, ours = env.step(action), own.step(action)
-        assert theirs[0] == ours[0] and "not recognized" not in theirs[0]
-        assert theirs[1] == pytest.approx(ours[1]) and theirs[2:4] == ours[2:4]
-        assert theirs[4]["success"] == ours[4]["success"]
-    assert theirs[4]["score"] == pytest.approx(score, abs=0.1)
+    for actions, score in episodes:
+        assert env.reset(options={"task": task})[0] == own.reset(options={"task": alias})[0]
+        for action in actions:
+            theirs, ours = env.step(action), own.step(action)
+            assert theirs[0] == ours[0] and "not recognized" not in theirs[0]
+            assert theirs[1] == pytest.approx(ours[1]) and theirs[2:4] == ours[2:4]
+            assert theirs[4]["success"] == ours[4]["success"]
+        assert theirs[4]["score"] == pytest.approx(score, abs=0.1)
     env.close()
     own.close()

@@ -61,7 +61,6 @@ def play(tmp_path, run):
 @pytest.mark.slow
 @in_chromium
 @pytest.mark.timeout(900)
-@pytest.mark.vital
 def test_twenty_expert_episodes_in_browsergym_give_the_rewards_of_the_native_road(play):
     native = expert_episodes(20)
     for one, told in zip(native, play(native, "form"), strict=True):
@@ -72,6 +71,7 @@ def test_twenty_expert_episodes_in_browsergym_give_the_rewards_of_the_native_roa
             assert " ".join(page.replace("\\n", " ").split()).startswith(text)
 
 
+@pytest.mark.vital
 @in_chromium
 @pytest.mark.timeout(600)
 def test_an_action_may_be_a_message_to_the_user_too(play):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import requests
-from native_road import expert_episodes
+from native_road import TEXTCRAFT, expert_episodes
 
 from agentgym_adapters.function_calls import FunctionCall
 from agentgym_env import TaskSet
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeOver
-from hosting import sessions_become
+from agentgym_env.registration import env_class
+from hosting import Clock, sessions_become
 from worlds import Guess, Trouble
 
 pytest.importorskip("mcp", reason="needs the SDK of MCP: the extra `mcp`")
@@ -26,7 +28,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from agentgym_adapters.mcp_tools import McpTools
 
-EPISODES = expert_episodes(20)
+EPISODES = expert_episodes(6)
 CALCULATOR = (sys.executable, str(Path(__file__).parent / "calculator_server.py"))
 
 
@@ -59,13 +61,17 @@ class _Wire:
 
 @pytest.fixture(autouse=True)
 def _servers_need_version_2(request):
-    if {"speak", "textcraft"} & {*request.fixturenames} and not hasattr(mcp, "Client"):
+    if "speak" in request.fixturenames and not hasattr(mcp, "Client"):
         pytest.skip("`--protocol mcp` needs version 2 of the SDK")
 
 
-@pytest.fixture
-def textcraft(run):
-    return run("textcraft", "--protocol", "mcp", "--port", "0").address()
+@pytest.fixture(params=["here", pytest.param("command", marks=pytest.mark.slow)])
+def textcraft(request, speak):
+    """The address of a server of this process, and of the command's."""
+    if request.param == "command":
+        run = request.getfixturevalue("run")
+        return run("textcraft", "--protocol", "mcp", "--port", "0").address()
+    return speak("mcp", env_class(TEXTCRAFT), env_id=TEXTCRAFT)
 
 
 async def test_their_client_plays_expert_episodes_as_the_native_road_does(textcraft):
@@ -139,7 +145,8 @@ async def test_what_is_nobodys_doing_is_an_error_of_the_protocol(speak):
 
 
 async def test_a_full_server_and_an_idle_session(speak):
-    address = speak("mcp", Guess, max_sessions=1, ttl_s=2.0)
+    clock = Clock()
+    address = speak("mcp", Guess, max_sessions=1, clock=clock)
     async with client(address) as one:
         await one.call("reset", task="1")
         async with client(address) as other:
@@ -147,6 +154,7 @@ async def test_a_full_server_and_an_idle_session(speak):
                 await other.call("reset", task="1")
             assert full.value.error.data == {"code": "too_many_sessions"}
         # Nobody closes it: it ends by itself.
+        clock.now += 3600
         assert sessions_become(address, 0)
 
 
@@ -240,13 +248,16 @@ async def test_without_sessions_what_a_model_may_put_right_is_in_band(speak):
 
 
 async def test_without_sessions_a_full_server_and_an_idle_episode(speak):
-    address = speak("mcp", Guess, max_sessions=1, ttl_s=2.0)
+    clock = Clock()
+    address = speak("mcp", Guess, max_sessions=1, ttl_s=0.5, clock=clock)
     async with mcp.Client(f"{address}/mcp") as newest:
         name = await begun(newest, "1")
         with pytest.raises(Exception, match="all 1 sessions are taken") as full:
             await newest.call_tool("reset", {"task": "1"})
         assert full.value.error.data == {"code": "too_many_sessions"}
+        clock.now += 1
         assert sessions_become(address, 0)
+        await asyncio.sleep(0.6)  # the endpoint forgets the name by a clock of its own
         told = await newest.call_tool("step", {"action": "5", "episode": name})
         assert told.is_error and "call reset" in told.content[0].text
 
@@ -346,23 +357,30 @@ class Calculator(McpTools):
         return "Thank you.", float(text.strip() == {"2 + 2": "4", "1 / 4": "0.25"}[self.task])
 
 
-def test_a_tool_server_of_somebody_else_over_stdio():
+def test_a_tool_server_of_somebody_else_over_stdio_is_started_for_each_episode():
     env = Calculator()
     assert env.reset(options={"task": "1 / 4"})[0] == "What is 1 / 4?"
+    remember = '{"name": "remember", "arguments": {"number": 7}}'
+    assert [env.step(remember)[0] for _ in "12"] == ["kept 1", "kept 2"]
     assert env.step('{"name": "divide", "arguments": {"a": 1, "b": 4}}')[0] == "0.25"
     told = env.step(
         'Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
     )
     assert float(told[0]) == 3 and told[1:4] == (0.0, False, False)
+    wrong_calls_are_observations(env)
     assert env.step("0.25")[:4] == ("Thank you.", 1.0, True, False)
     assert env.reset(options={"task": "2 + 2"})[0] == "What is 2 + 2?"
+    assert env.step(remember)[0] == "kept 1"
+    with pytest.raises(EnvironmentLost, match="is gone"):
+        env.step('{"name": "die", "arguments": {}}')
+    with pytest.raises(EpisodeOver):
+        env.step("4")
+    env.reset(options={"task": "2 + 2"})
     assert env.step("5")[1] == 0.0
     env.close()
 
 
-def test_what_a_policy_does_wrong_is_an_observation():
-    env = Calculator()
-    env.reset(seed=0)
+def wrong_calls_are_observations(env: Calculator) -> None:
     for action, told in {
         '{"name": "divide", "arguments": {"a": 1, "b": 0}}': "Error executing tool divide",
         '{"name": "divide", "arguments": {"a": 1}}': "b",
@@ -376,27 +394,9 @@ def test_what_a_policy_does_wrong_is_an_observation():
         observation, *rest = env.step(action)
         assert told in observation, (action, observation)
         assert rest[:3] == [0.0, False, False]
-    env.close()
 
 
-def test_each_episode_has_a_session_of_its_own():
-    env = Calculator()
-    for _ in range(2):
-        env.reset(seed=0)
-        assert env.step('{"name": "remember", "arguments": {"number": 7}}')[0] == "kept 1"
-    env.close()
-
-
-def test_a_server_that_breaks_off_is_an_environment_lost():
-    env = Calculator()
-    env.reset(seed=0)
-    with pytest.raises(EnvironmentLost, match="is gone"):
-        env.step('{"name": "die", "arguments": {}}')
-    with pytest.raises(EpisodeOver):
-        env.step("4")
-    env.reset(options={"task": "2 + 2"})
-    assert env.step("4")[1] == 1.0
-    env.close()
+def test_a_server_that_is_not_there_is_an_environment_lost():
     with pytest.raises(EnvironmentLost, match="is gone"):
         Calculator(server="http://127.0.0.1:9/mcp")
     with pytest.raises(EnvironmentLost, match="is gone"):

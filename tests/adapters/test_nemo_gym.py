@@ -10,10 +10,10 @@ import requests
 from native_road import expert_episodes
 
 from agentgym_adapters.nemo_gym_wire import TOOL_SCHEMA, dataset_rows
-from hosting import sessions_become
+from hosting import Clock, Served, sessions_become
 from worlds import Guess, Trouble
 
-EPISODES = expert_episodes(20)
+EPISODES = expert_episodes(6)
 PARAMS = {"responses_create_params": {"input": [{"role": "user", "content": "play"}]}}
 
 
@@ -58,9 +58,17 @@ def call_item(action: object, name: str = "act", number: int = 1) -> dict:
     }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def textcraft(worlds_folder):
+    """The address of the command's server; each test leaves it without a session."""
+    served = Served(worlds_folder, "textcraft", "--protocol", "nemo-gym", "--port", "0")
+    yield served.address()
+    served.stop()
+
+
 @pytest.mark.parametrize("how", ["text", "react", "function"])
-def test_expert_episodes_are_paid_as_on_the_native_road(run, how):
-    address = run("textcraft", "--protocol", "nemo-gym", "--port", "0").address()
+def test_expert_episodes_are_paid_as_on_the_native_road(textcraft, how):
+    address = textcraft
     for episode in EPISODES:
         agent = Agent(address)
         told = agent.reset(
@@ -92,16 +100,19 @@ def test_expert_episodes_are_paid_as_on_the_native_road(run, how):
 
 
 def test_an_episode_ends_its_session_and_a_forgotten_one_is_reaped(speak):
-    address = speak("nemo-gym", Guess, ttl_s=0.5)
+    clock = Clock()
+    address = speak("nemo-gym", Guess, clock=clock)
     agent = Agent(address)
     told = agent.reset(task="5", seed=0)
     assert told["info"]["supports_explicit_close"] is True and told["info"]["seed"] == 0
     assert told["info"]["instruction"].startswith("Guess the number")
     assert agent.step("5")["terminated"] is True
     assert sessions_become(address, 0)
-    Agent(address).reset(task="5")
+    forgotten = Agent(address)
+    forgotten.reset(task="5")
+    clock.now += 3600
     assert sessions_become(address, 0)
-    agent.step("5", status=404)
+    forgotten.step("5", status=404)
 
 
 def test_a_repeated_step_gets_the_stored_answer_and_moves_nothing(speak):

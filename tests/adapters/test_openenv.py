@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket as sockets
 from contextlib import ExitStack, suppress
 
 import gymnasium
@@ -10,7 +11,7 @@ import pytest
 import requests
 
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver
-from hosting import sessions_become
+from hosting import Clock, Served, sessions_become
 from worlds import Guess, Trouble
 
 pytest.importorskip("websockets", reason="needs websockets: the extra `openenv`")
@@ -57,12 +58,13 @@ class Socket:
         return closed.value.rcvd.code if closed.value.rcvd else 1006
 
 
-@pytest.fixture
-def served(run):
-    def start(world: str = "worlds:Guess", *options: str) -> str:
-        return run(world, "--protocol", "openenv", "--port", "0", *options).address()
-
-    return start
+@pytest.fixture(scope="module")
+def served(worlds_folder):
+    """The address of the command's server; each test leaves it without a session."""
+    words = ("--protocol", "openenv", "--port", "0", "--max-body-mb", "1")
+    one = Served(worlds_folder, "worlds:Guess", *words)
+    yield one.address()
+    one.stop()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def openenv_guess(speak):
 
 
 def test_a_session_is_a_connection(served):
-    address = served()
+    address = served
     with Socket(address) as one, Socket(address) as other:
         assert one.reset(task="3", seed=1, episode_id="mine")["data"]["done"] is False
         other.reset(task="4")
@@ -122,6 +124,7 @@ def test_a_session_is_a_connection(served):
     with Socket(address) as last:
         last.reset(task="1")
         assert sessions_become(address, 1)
+    assert sessions_become(address, 0)
 
 
 def test_a_full_server_says_how_full_it_is(speak):
@@ -140,7 +143,6 @@ def test_a_full_server_says_how_full_it_is(speak):
 def test_a_silent_connection_ends_with_its_session(speak):
     address = speak("openenv", Guess, ttl_s=0.5)
     with Socket(address) as socket:
-        socket.reset(task="1")
         data = socket.hear()["data"]
         assert (data["code"], data["reason"]) == ("SESSION_ERROR", "unknown_session")
         assert socket.wait_for_the_end() == 1000
@@ -162,8 +164,10 @@ def test_a_world_that_fails_is_an_error_and_never_a_reward(speak):
         assert socket.step("end")["data"]["done"] is True
 
 
-def test_a_world_that_hangs_meets_its_deadline_and_a_reset_goes_on(served):
-    address = served("worlds:Wild", "--workers", "1")
+@pytest.mark.slow
+def test_a_world_that_hangs_meets_its_deadline_and_a_reset_goes_on(run):
+    words = ("--workers", "1", "--step-timeout", "10")
+    address = run("worlds:Wild", "--protocol", "openenv", "--port", "0", *words).address()
     with Socket(address) as socket:
         socket.reset(task="a")
         assert socket.step("hang")["data"]["reason"] == "deadline"
@@ -193,9 +197,8 @@ def test_a_world_that_cannot_be_made_is_a_factory_error(speak):
         assert data["code"] == "FACTORY_ERROR" and data["factory_name"] == "tests/Guess-v0"
 
 
-def test_the_token_opens_sockets_and_routes(served, tmp_path):
-    (tmp_path / "token").write_text("secret")
-    address = served("worlds:Guess", "--token-file", str(tmp_path / "token"))
+def test_the_token_opens_sockets_and_routes(speak):
+    address = speak("openenv", Guess, token="secret")
     with pytest.raises(InvalidStatus) as refused, Socket(address):
         pass
     assert refused.value.response.status_code == 403
@@ -286,8 +289,10 @@ def test_json_rpc_is_answered_and_says_that_there_are_no_tools(openenv_guess):
         assert answer["type"] == "mcp" and answer["data"]["id"] == 7
 
 
-def test_several_processes_serve_it_together(served):
-    address = served("worlds:Guess", "--workers", "2")
+@pytest.mark.slow
+def test_several_processes_serve_it_together(run):
+    words = ("--protocol", "openenv", "--port", "0", "--workers", "2")
+    address = run("worlds:Guess", *words).address()
     with ExitStack() as stack:
         sockets = [stack.enter_context(Socket(address)) for _ in range(6)]
         for number, socket in enumerate(sockets, start=1):
@@ -299,7 +304,7 @@ def test_several_processes_serve_it_together(served):
 
 
 def test_a_message_above_the_limit_ends_the_connection(served):
-    address = served("worlds:Guess", "--max-body-mb", "1")
+    address = served
     with Socket(address) as socket:
         socket.reset(task="1")
         # The end may come, and the rest be refused, before all of it is sent.
@@ -309,6 +314,7 @@ def test_a_message_above_the_limit_ends_the_connection(served):
     with Socket(address) as socket:
         socket.reset(task="1")
         assert sessions_become(address, 1)
+    assert sessions_become(address, 0)
 
 
 def make(address: str, **kwargs) -> gymnasium.Env:
@@ -327,29 +333,28 @@ def test_our_environment_on_our_server_has_its_tasks_and_seeds(openenv_guess):
     assert sessions_become(openenv_guess, 0)
 
 
-def test_a_server_that_dies_loses_the_episode_and_another_may_begin(run):
-    one = run("worlds:Guess", "--protocol", "openenv", "--port", "0")
-    address = one.address()
-    env = make(address)
-    env.reset(options={"task": "5"})
-    one.process.kill()
-    one.process.wait()
-    with pytest.raises(EnvironmentLost):
-        env.step("5")
-    with pytest.raises(EpisodeOver):
-        env.step("5")
-    port = address.rpartition(":")[2]
-    run("worlds:Guess", "--protocol", "openenv", "--port", port).address()
+def test_a_connection_that_breaks_loses_the_episode_and_another_may_begin(openenv_guess):
+    env = make(openenv_guess)
+    for lost in (True, False):  # in an episode, and between two
+        env.reset(options={"task": "5"})
+        env.unwrapped._socket._connection.socket.shutdown(sockets.SHUT_RDWR)
+        if lost:
+            with pytest.raises(EnvironmentLost):
+                env.step("5")
+            with pytest.raises(EpisodeOver):
+                env.step("5")
     env.reset(options={"task": "5"})
     assert env.step("5")[1] == 1.0
     env.close()
 
 
-def test_an_idle_connection_is_opened_anew_by_a_reset(speak):
-    address = speak("openenv", Guess, ttl_s=0.5)
-    env = make(address)
+def test_an_expired_session_is_lost_and_opened_anew_by_a_reset(speak):
+    clock = Clock()
+    env = make(speak("openenv", Guess, clock=clock))
     env.reset(options={"task": "5"})
-    env.unwrapped._socket._connection.recv(timeout=60)  # the server's last words
+    clock.now += 3600
+    with pytest.raises(EnvironmentLost, match="expired"):
+        env.step("5")
     env.reset(options={"task": "4"})
     assert env.step("4")[1] == 1.0
     env.close()

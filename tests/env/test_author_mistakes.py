@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentgym_env import TaskSet, TextEnv
-from agentgym_env.conformance.causes import in_one_line
+from agentgym_env.causes import in_one_line
 from agentgym_env.errors import BadRequest, EnvironmentFault, UnknownEnvironment
 from agentgym_env.registration import construct, env_class
 

@@ -6,38 +6,25 @@ import inspect
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from agentgym_env.cli.main import SUMMARIES, _commands, _ending_on_errors, _naming_the_extra
-from agentgym_env.errors import MissingExtra
+from agentgym_env.errors import MissingExtra, UnknownEnvironment
+from commands import agentgym
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from agentgym_env.cli import main; main()", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-
-
-def test_help_lists_every_rooms_commands_without_importing_them():
-    done = run("--help")
-    assert done.returncode == 0
-    for command in ("envs", "serve", "train", "eval"):
-        assert command in done.stdout
-
-
-def test_help_imports_no_command_and_no_library_of_one():
+def test_help_lists_every_rooms_commands_and_imports_none_and_no_library_of_one():
     script = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
     script += "from agentgym_env.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", script, "--help"],
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
+    for command in ("envs", "serve", "train", "eval"):
+        assert command in done.stdout
     modules = set(done.stderr.split())
     assert "agentgym_env.cli.main" in modules
     own = {name for name in modules if name.startswith("agentgym_")}
@@ -54,24 +41,25 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_says():
 
 @pytest.mark.slow
 def test_environments_are_listed_with_their_splits():
-    done = run("envs", "--json")
-    (textcraft,) = [row for row in json.loads(done.stdout) if row["id"] == "agentgym/TextCraft-v0"]
+    (textcraft,) = [
+        row
+        for row in json.loads(agentgym("envs", "--json").out)
+        if row["id"] == "agentgym/TextCraft-v0"
+    ]
     assert textcraft["splits"] == {"train": 444, "test": 100}
     assert textcraft["missing"] is None
 
 
 def test_the_version_is_the_installed_ones():
-    from importlib.metadata import version
-
-    assert run("--version").stdout.strip() == f"agentgym-sdk {version('agentgym-sdk')}"
+    assert agentgym("--version").out.strip() == f"agentgym-sdk {version('agentgym-sdk')}"
 
 
 def test_an_error_is_one_line_with_its_remedy_and_status_2():
-    done = run("eval", "--env", "agentgym/TextCraft-v1", "--policy", "expert")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "agentgym/TextCraft-v0" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "Traceback" in run("--debug", "eval", "--env", "x", "--policy", "expert").stderr
+    ran = agentgym("eval", "--env", "agentgym/TextCraft-v1", "--policy", "expert")
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert ran.err.startswith("error: ") and "agentgym/TextCraft-v0" in ran.err
+    with pytest.raises(UnknownEnvironment):  # Python prints its traceback
+        agentgym("--debug", "eval", "--env", "x", "--policy", "expert")
 
 
 def test_a_path_that_is_too_long_is_one_short_line(capsys):

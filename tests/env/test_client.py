@@ -28,11 +28,6 @@ from agentgym_env.wire import STATUS, ResetRequest, StepReply, StepRequest, Wire
 from worlds import Guess, Trouble
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 @pytest.fixture(params=["inprocess", "http"])
 def client(request, serve, make_host):
     """A client of Guess, on both roads."""
@@ -171,10 +166,13 @@ def test_a_world_that_raises_is_an_environment_fault_and_the_session_goes_on(ser
 
 
 def test_a_server_that_is_not_there_is_lost_within_the_retries():
-    with EnvClient(f"http://127.0.0.1:{free_port()}", retries=1) as client:
-        with pytest.raises(EnvironmentLost, match="after 2 attempts") as caught:
-            client.open()
-        assert caught.value.code == "unreachable"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with EnvClient(address, retries=1) as client:
+            with pytest.raises(EnvironmentLost, match="after 2 attempts") as caught:
+                client.open()
+            assert caught.value.code == "unreachable"
 
 
 def test_the_time_limit_holds_for_the_whole_call():
@@ -203,8 +201,15 @@ class OneAnswer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            with connection:
-                self.calls.append(connection.recv(65536).split()[1].decode())
+            with connection, connection.makefile("rb") as request:
+                self.calls.append(request.readline().split()[1].decode())
+                length = 0
+                while (line := request.readline()).strip():
+                    name, _, value = line.partition(b":")
+                    if name.lower() == b"content-length":
+                        length = int(value)
+                # What is left unread would reset the connection, and take the answer with it.
+                request.read(length)
                 connection.sendall(self._answer)
 
     def close(self) -> None:
@@ -383,13 +388,13 @@ async def play_async(client: AsyncEnvClient, task: str) -> int:
 
 
 def counted(address: str, name: str) -> int:
-    page = requests.get(address + "/metrics", timeout=10).text
+    page = requests.get(address + "/metrics", timeout=60).text
     return next(int(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
 
 
-def test_hundreds_of_coroutines_step_in_one_request_a_turn(serve):
+def test_a_hundred_coroutines_step_in_one_request_a_turn(serve):
     server = serve()
-    tasks = [str(1 + i % 9) for i in range(300)]
+    tasks = [str(1 + i % 9) for i in range(100)]
 
     async def play_all() -> list[int]:
         async with AsyncEnvClient(server.address) as client:
@@ -538,12 +543,10 @@ def test_calls_that_open_sessions_fail_alone(serve):
     assert asyncio.run(play()) == ["AsyncSession"] * 3 + ["BadRequest"] * 2
 
 
-@pytest.mark.parametrize("passes", range(12))
-@pytest.mark.parametrize("many", [False, True])
-def test_a_cancelled_opening_leaves_no_session(serve, passes, many):
+def test_a_cancelled_opening_leaves_no_session_however_far_it_was(serve):
     server = serve()
 
-    async def play() -> None:
+    async def play(passes: int, many: bool) -> None:
         async with AsyncEnvClient(server.address) as client:
             await client.card()  # the connection stands
             opening = asyncio.create_task(client.open_many(3) if many else client.open())
@@ -556,9 +559,11 @@ def test_a_cancelled_opening_leaves_no_session(serve, passes, many):
             if was_done:
                 for session in found if many else [found]:
                     await session.close()
-        assert len(server.host.table) == 0
+        assert len(server.host.table) == 0, (passes, many)
 
-    asyncio.run(play())
+    for passes in range(12):
+        for many in (False, True):
+            asyncio.run(play(passes, many))
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -1,8 +1,6 @@
 """The conformance suite: a sound environment passes, and every rule can fail."""
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,8 +11,10 @@ import faulty
 from agentgym_env.conformance import RULES, check_environment
 from agentgym_env.conformance.calls import arguments_of
 from agentgym_env.conformance.changes import changed
+from agentgym_env.conformance.rules import NotApplicable, RuleBroken, Subject
 from agentgym_env.errors import UnknownEnvironment
 from agentgym_env.tool_env import ToolEnv, tool
+from commands import agentgym
 
 FAULTY = Path(faulty.__file__)
 GYMNASIUM = "Gymnasium's checker passes without a warning"
@@ -49,16 +49,36 @@ def finding_of(name: str, rule: str, **settings):
     return next(finding for finding in found if finding.rule == rule)
 
 
-def test_a_sound_environment_keeps_every_promise():
-    found = findings("Sound")
-    assert list(found) == list(RULES)
-    assert [f for f in found.values() if not (f.passed and f.applied)] == []
-    assert found["interleaved sessions do not leak"].detail == "64 sessions"
+@pytest.fixture
+def apply_only(monkeypatch):
+    """Leaves only the named rules; others start processes."""
+
+    def leave(*names: str) -> None:
+        kept = {name: rule for name, rule in RULES.items() if name in (VALID, *names)}
+        monkeypatch.setattr("agentgym_env.conformance.RULES", kept)
+
+    return leave
 
 
+def test_a_sound_environment_keeps_every_promise_and_the_command_exits_with_0():
+    # A busy machine may stop a process for seconds in the middle of a step.
+    ran = agentgym("check", "faulty:Sound", "--max-step-time", "60", "--time-limit", "3600")
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    for line, rule in zip(lines, RULES, strict=True):
+        assert line.startswith(f"ok   {rule}: "), line
+    assert "ok   interleaved sessions do not leak: 64 sessions" in lines
+
+
+def test_a_rule_that_does_not_apply_to_an_environment_says_why():
+    with pytest.raises(NotApplicable, match="it has no expert"):
+        RULES[EXPERT](Subject("faulty:NoExpert"))
+
+
+@pytest.mark.slow
 def test_what_an_environment_does_not_have_is_not_counted_against_it():
     found = findings("NoExpert", sessions=4)
-    expert = found["the expert solves the tasks it acts on"]
+    expert = found[EXPERT]
     assert (expert.passed, expert.applied, expert.detail) == (True, False, "it has no expert")
     assert all(f.passed for f in found.values())
 
@@ -89,7 +109,7 @@ FAILURES = [
     ("HugeNumber", CHANGED, "OverflowError"),
     ("MissingWord", CHANGED, "IndexError"),
     ("UpperCase", CHANGED, "KeyError: 'Go'"),
-    ("Hangs", CHANGED, "TimeoutError: it takes longer than 0.5 s"),
+    ("Hangs", CHANGED, "TimeoutError: it takes longer than 3 s"),
     ("InvalidListed", LISTED, "\"maybe\" is available in task 'a', and reported as invalid"),
     ("TwinAcrossSplits", ONE_ID, "'3' (train) and '5' (test) are one task"),
     ("NamesTheAnswer", HIDDEN, "names the answer"),
@@ -112,12 +132,8 @@ WARNINGS = [
     ("TwinInOneSplit", ONE_ID, "'0' (train) and '2' (train) are one task"),
     ("ShowsTheAnswer", HIDDEN, "in the first observation of every task"),
     ("LongObservation", BOUNDS, "an observation is longer than 32000 characters"),
-    ("SlowStep", BOUNDS, "a step takes longer than 0.5 s"),
+    ("SlowStep", BOUNDS, "a step takes longer than 3 s"),
 ]
-
-
-def test_the_table_has_30_planted_bugs():
-    assert len({name for name, _, _ in FAILURES + WARNINGS}) >= 30
 
 
 @pytest.mark.slow
@@ -129,7 +145,8 @@ def test_a_broken_promise_is_found(name, broken, reason):
     assert Path(finding.place.rpartition(":")[0]).resolve() == FAULTY
 
 
-def test_a_cause_in_a_generator_is_shown_where_it_arose():
+def test_a_cause_in_a_generator_is_shown_where_it_arose(apply_only):
+    apply_only(AFTER_OTHERS)
     finding = finding_of("ExpertOnlyOnItsWay", AFTER_OTHERS, sessions=2)
     assert finding.place.endswith(line_of('yield next(word for word in ["yes"]'))
     assert "(task " in finding.detail and finding.detail.endswith(", in the expert)")
@@ -138,7 +155,7 @@ def test_a_cause_in_a_generator_is_shown_where_it_arose():
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "broken", "reason"), WARNINGS)
 def test_what_may_be_intended_is_a_warning(name, broken, reason):
-    found = findings(name, sessions=4, max_step_s=0.5, time_limit_s=30)
+    found = findings(name, sessions=4, max_step_s=3.0)
     assert found[broken].passed and found[broken].warning and reason in found[broken].detail
     assert [f.rule for f in found.values() if f.warning] == [broken]
     assert all(f.passed for f in found.values())
@@ -177,17 +194,22 @@ def line_of(text: str) -> str:
     return f"{FAULTY.name}:{number}"
 
 
-def test_a_finding_shows_the_authors_line_and_the_action():
+def test_a_finding_shows_the_authors_line_and_the_action(apply_only):
+    apply_only(CHANGED)
     finding = finding_of("UnknownPlace", CHANGED, sessions=2)
     assert finding.place.endswith(line_of("int(words[1])"))
     assert finding.action.startswith("go ") and "(task " in finding.detail
 
 
-def test_a_cause_is_reported_once():
+@pytest.mark.slow
+def test_a_cause_that_two_rules_find_is_reported_once():
     found = findings("RaisesOnNothing", sessions=2)
     failed = [f for f in found.values() if not f.passed]
     assert failed[0].rule == GARBAGE and "IndexError" in failed[0].detail
     assert all(f"see {GARBAGE!r} above" in f.detail for f in failed[1:])
+
+
+def test_a_cause_is_reported_once():
     # Every rule that plays fails by the exception of the first.
     failed = [f for f in findings("NoText", sessions=2).values() if not f.passed]
     assert failed[0].rule == GYMNASIUM and len(failed) > 5
@@ -195,9 +217,10 @@ def test_a_cause_is_reported_once():
 
 
 def test_the_number_of_tasks_is_reported():
-    assert finding_of("OneTaskUnsolved", EXPERT, tasks_per_split=2).detail == "3 tasks solved"
-    every = finding_of("OneTaskUnsolved", EXPERT, tasks_per_split="all")
-    assert "fails on 1 of 65 tasks" in every.detail
+    few = Subject("faulty:OneTaskUnsolved", tasks_per_split=2)
+    assert RULES[EXPERT](few) == "3 tasks solved"
+    with pytest.raises(RuleBroken, match="fails on 1 of 65 tasks"):
+        RULES[EXPERT](Subject("faulty:OneTaskUnsolved", tasks_per_split="all"))
 
 
 def test_a_slow_environment_ends_with_a_hint_and_no_rule_starts_after_the_time_limit():
@@ -225,24 +248,12 @@ def test_an_unknown_environment_is_the_callers_mistake():
         list(check_environment("faulty:Nowhere"))
 
 
-def run_check(worlds_folder, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from agentgym_env.cli import main; main()", "check", *words],
-        capture_output=True, text=True, check=False, timeout=100, cwd=worlds_folder,
-    )  # fmt: skip
-
-
-def test_the_command_prints_a_line_a_rule_and_exits_with_1(worlds_folder):
-    done = run_check(worlds_folder, "faulty:BadExpert", "--sessions", "4")
-    lines = done.stdout.splitlines()
-    assert done.returncode == 1
-    assert [line[:4] for line in lines].count("FAIL") == 1 and len(lines) == len(RULES) + 1
+def test_the_command_prints_a_line_a_rule_and_exits_with_1():
+    ran = agentgym("check", "faulty:BadAlias")
+    lines = ran.out.splitlines()
+    assert ran.status == 1 and len(lines) == len(RULES) + 1
+    assert [line[:4] for line in lines[:-1]] == ["FAIL"] + ["n/a "] * (len(RULES) - 1)
     assert lines[-1] == f"1 of {len(RULES)} checks failed"
-
-
-def test_the_command_is_content_with_a_sound_environment(worlds_folder):
-    done = run_check(worlds_folder, "faulty:Sound", "--sessions", "4")
-    assert (done.returncode, done.stdout.count("ok  "), done.stderr) == (0, len(RULES), "")
 
 
 @pytest.mark.parametrize(
@@ -253,9 +264,9 @@ def test_the_command_is_content_with_a_sound_environment(worlds_folder):
         (["faulty:Sound", "--tasks", "some"], "--tasks must be a positive number or 'all'"),
     ],
 )
-def test_the_commands_own_mistakes_are_one_line(worlds_folder, words, message):
-    done = run_check(worlds_folder, *words)
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+def test_the_commands_own_mistakes_are_one_line(words, message):
+    ran = agentgym("check", *words)
+    assert ran.status == 2 and message in ran.err and ran.err.count("\n") == 1
 
 
 class Item(Struct):

@@ -13,7 +13,14 @@ import pytest
 import requests
 
 from agentgym_env import local_server
-from agentgym_env.errors import BadRequest, MissingExtra, ServerStartFailed
+from agentgym_env.errors import (
+    BadRequest,
+    ConfigError,
+    MissingExtra,
+    ServerStartFailed,
+    UnknownEnvironment,
+)
+from agentgym_env.launch import failure_report, reported_failure
 from hosting import GUESS, TROUBLE, UNMAKEABLE
 
 
@@ -27,7 +34,7 @@ def has_ended(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def wait_for_end(pid: int, limit_s: float = 15.0) -> bool:
+def wait_for_end(pid: int, limit_s: float = 120.0) -> bool:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if has_ended(pid):
@@ -36,36 +43,28 @@ def wait_for_end(pid: int, limit_s: float = 15.0) -> bool:
     return False
 
 
-def test_a_server_comes_up_answers_and_ends():
-    server = local_server(GUESS)
-    health = requests.get(server.address + "/health", timeout=5).json()
-    assert (health["status"], health["env"]) == ("ok", GUESS)
-    server.close()
-    server.close()
-    assert server.process.poll() is not None
-
-
-def test_equal_settings_share_one_server_until_the_last_user_closes():
+def test_equal_settings_share_one_server_which_is_replaced_when_it_died():
     first, second = local_server(GUESS), local_server(GUESS, {})
-    other = local_server(GUESS, {"greeting": "Moin"})
-    assert first.process is second.process and other.process is not first.process
+    assert first.process is second.process
+    health = requests.get(first.address + "/health", timeout=60).json()
+    assert (health["status"], health["env"]) == ("ok", GUESS)
     first.close()
     first.close()
-    assert second.process.poll() is None
+    forked = os.fork()
+    if forked == 0:
+        second.close()
+        os._exit(0)
+    os.waitpid(forked, 0)
+    assert requests.get(second.address + "/health", timeout=60).ok, "it has a user left"
+    second.process.kill()
+    second.process.wait()
+    third, fourth = local_server(GUESS), local_server(GUESS)
+    assert third.process is fourth.process is not second.process
     second.close()
-    other.close()
-    assert second.process.poll() is not None
-
-
-def test_a_server_that_died_is_started_again_for_the_next_user():
-    first = local_server(GUESS)
-    first.process.kill()
-    first.process.wait()
-    second = local_server(GUESS)
-    assert second.process is not first.process and second.process.poll() is None
-    first.close()
-    assert second.process.poll() is None
-    second.close()
+    third.close()
+    assert third.process.poll() is None
+    fourth.close()
+    assert third.process.poll() is not None
 
 
 def test_a_server_that_cannot_start_tells_why(caplog):
@@ -75,27 +74,23 @@ def test_a_server_that_cannot_start_tells_why(caplog):
         BadRequest, match=r"^unknown option colour of .*; available: render_mode, greeting$"
     ):
         local_server(GUESS, {"colour": "red"})
-    with pytest.raises(BadRequest, match=r"option legacy of .* is true or false, got 'no'"):
-        local_server("agentgym/TextCraft-v0", {"legacy": "no"})
     assert not caplog.messages  # what is raised is not also logged
 
 
-@pytest.mark.usefixtures("without_java")
-def test_a_server_without_what_it_needs_says_what_to_install():
-    with pytest.raises(MissingExtra, match=r"^SciWorld needs Java"):
-        local_server("agentgym/SciWorld-v0")
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"move_limit": 0}, "move_limit is a whole number from 1, got 0"),
-        ({"simplifications": 3}, "simplifications are a list of names, got 3"),
-    ],
+    "error",
+    [BadRequest("no"), ConfigError("no"), MissingExtra("no"), UnknownEnvironment("no")],
+    ids=lambda error: type(error).__name__,
 )
-def test_an_isolated_world_says_which_setting_is_wrong(settings, message, caplog):
-    with pytest.raises(BadRequest, match=f"^{message}$"):
-        local_server("agentgym/SciWorld-v0", settings)
+def test_an_error_of_a_servers_process_is_raised_as_one_of_its_kind(error):
+    raised = reported_failure(json.loads(json.dumps(failure_report(error))))
+    assert isinstance(error, type(raised)) and str(raised) == "no"
+    assert not isinstance(raised, ServerStartFailed)
+
+
+def test_an_isolated_world_says_which_setting_is_wrong(caplog):
+    with pytest.raises(BadRequest, match="move_limit is a whole number from 1, got 0"):
+        local_server("agentgym/SciWorld-v0", {"move_limit": 0})
     assert not caplog.messages
 
 
@@ -124,19 +119,19 @@ def child(script: str, folder: Path) -> subprocess.Popen[str]:
     "script",
     [
         "os.kill(os.getpid(), signal.SIGKILL)",
-        "raise SystemExit(0)",
-        "raise RuntimeError('crash')",
-        "os._exit(3)",
+        pytest.param("raise SystemExit(0)", marks=pytest.mark.slow),
+        pytest.param("raise RuntimeError('crash')", marks=pytest.mark.slow),
+        pytest.param("os._exit(3)", marks=pytest.mark.slow),
     ],
 )
 def test_the_server_ends_with_its_parent_however_that_ends(script, worlds_folder):
     with child(script, worlds_folder) as parent:
         pid, _ = json.loads(parent.stdout.readline())
-        parent.wait(20)
+        parent.wait(120)
     assert wait_for_end(pid)
 
 
-def test_ctrl_c_is_the_parents_alone(worlds_folder):
+def test_ctrl_c_is_the_parents_alone_and_the_server_ends_with_it(worlds_folder):
     script = """
         try:
             # A process started in the background of a shell ignores it.
@@ -147,32 +142,20 @@ def test_ctrl_c_is_the_parents_alone(worlds_folder):
             print(agentgym_env.EnvClient(server.address).card().env, flush=True)
     """
     with child(script, worlds_folder) as parent:
-        json.loads(parent.stdout.readline())
+        pid, _ = json.loads(parent.stdout.readline())
         assert parent.stdout.readline() == "ready\n"
         os.killpg(parent.pid, signal.SIGINT)
         assert parent.stdout.readline() == TROUBLE + "\n"
         parent.stdin.close()
-        assert parent.wait(20) == 0
+        assert parent.wait(120) == 0
+    assert wait_for_end(pid)
 
 
-def test_a_forked_process_does_not_end_its_parents_server():
-    server = local_server(GUESS)
-    pid = os.fork()
-    if pid == 0:
-        server.close()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert requests.get(server.address + "/health", timeout=5).ok
-    server.close()
-
-
-def test_nothing_but_what_serving_needs_is_imported(worlds_folder):
-    script = """
-        import sys
-        from agentgym_servers import cli as commands
-        print(*sys.modules, sep="\\n")
-    """
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
-    )
-    assert not {"torch", "transformers", "trl", "datasets"} & set(ran.stdout.split())
+def test_nothing_but_what_serving_needs_is_imported():
+    script = "import sys, agentgym_servers.cli; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    modules = {name.partition(".")[0] for name in ran.stdout.split()}
+    assert "uvicorn" in modules
+    assert not modules & {"torch", "transformers", "trl", "datasets"}
+    # Each costs a tenth of a second or more at the start of every server.
+    assert not modules & {"aiohttp", "requests", "rich", "mcp", "websockets", "starlette", "ray"}

@@ -14,7 +14,7 @@ import pytest
 from agentgym_env.client.sync import EnvClient
 from agentgym_env.errors import BadRequest, UnknownEnvironment
 from agentgym_env.registration import env_class, load_named, register
-from agentgym_env.remote import RemoteEnv
+from agentgym_env.remote import make_env
 from agentgym_env.vector import RemoteVectorEnv
 
 CONSOLE_SCRIPT = Path(sys.executable).with_name("agentgym")
@@ -54,7 +54,7 @@ def python(folder: Path, program: str) -> str:
     """What a program writes in a process that starts as a console script does."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", textwrap.dedent(program)],
-        cwd=folder, env=plain_environ(), capture_output=True, text=True, timeout=100,
+        cwd=folder, env=plain_environ(), capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -121,15 +121,18 @@ def test_gymnasiums_worker_processes_find_it(folder):
     assert python(folder, program) == "[0.0, 1.0]\n"
 
 
-def test_the_settings_of_an_environment_are_found_by_its_local_server(folder, monkeypatch):
+def test_code_that_a_setting_names_is_found_too(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    env = RemoteEnv("agentgym/WebArena-v0", judge="coin_sides:SIDES")
-    env.close()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    make_env("agentgym/WebArena-v0", "inprocess", judge="coin_sides:SIDES").close()
     with pytest.raises(BadRequest, match="the judge 'coin_sides:EDGE' cannot be loaded"):
-        RemoteEnv("agentgym/WebArena-v0", judge="coin_sides:EDGE")
+        make_env("agentgym/WebArena-v0", "inprocess", judge="coin_sides:EDGE")
+    sys.modules.pop("coin_sides")
 
 
-@pytest.mark.parametrize("option", [("--isolate",), ("--workers", "2")])
+@pytest.mark.parametrize(
+    "option", [("--isolate",), pytest.param(("--workers", "2"), marks=pytest.mark.slow)]
+)
 def test_the_processes_of_serve_find_it(folder, option):
     command = [CONSOLE_SCRIPT, "serve", "coin:Coin", "--port", "0", *option]
     served = subprocess.Popen(
@@ -149,4 +152,4 @@ def test_the_processes_of_serve_find_it(folder, option):
             assert session.step("heads").reward == 1.0
     finally:
         served.terminate()
-        served.communicate(timeout=30)
+        served.communicate(timeout=120)

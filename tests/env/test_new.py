@@ -13,15 +13,16 @@ from agentgym_env.cli.new import write_package
 from agentgym_env.conformance import RULES
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.methods import read_method_config
+from commands import agentgym
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "author_an_environment.py"
 
 
-def run(*words: str, cwd: Path, path: Path | None = None) -> str:
+def run(*words: str, cwd: Path, path: Path) -> str:
     code = "import sys; sys.path[:0] = sys.argv[1:2]; sys.argv[1:2] = []\n"
     code += "from agentgym_env.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path or cwd), *words],
+        [sys.executable, "-c", code, str(path), *words],
         capture_output=True, text=True, check=False, timeout=100, cwd=cwd,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,7 +60,8 @@ def test_every_command_knows_it_once_it_is_installed(installed, tmp_path):
     rows = json.loads(run("envs", "--json", cwd=tmp_path, path=site))
     sizes = {"splits": {"train": 80, "test": 20}, "selections": {}}
     assert {"id": env_id, **sizes, "missing": None} in rows
-    checked = run("check", "my-maze", "--sessions", "8", cwd=tmp_path, path=site)
+    words = ("--sessions", "8", "--max-step-time", "60")
+    checked = run("check", "my-maze", *words, cwd=tmp_path, path=site)
     assert "FAIL" not in checked and checked.count("ok  ") == len(RULES) - 1
     assert "n/a  calls of tools never raise: it declares no tools" in checked
     report = tmp_path / "out.json"
@@ -147,7 +149,7 @@ def test_a_folder_that_cannot_be_created_is_one_line(tmp_path):
 
 
 def test_the_next_steps_can_be_copied_for_a_folder_with_a_space(tmp_path):
-    shown = run("new", "a b", cwd=tmp_path)
+    shown = agentgym("new", "a b", folder=tmp_path).out
     assert "pip install -e 'a b'\n" in shown and "cd 'a b'\n" in shown
     assert (tmp_path / "a b" / "a_b.py").is_file()
 
@@ -169,8 +171,15 @@ def test_a_link_whose_target_is_missing_is_not_written_through(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["sft.yaml"]
 
 
-def test_the_example_is_short_and_keeps_every_promise():
+def test_the_example_is_short_and_its_expert_solves_it():
     assert len(EXAMPLE.read_text().splitlines()) < 40
-    shown = run("check", f"{EXAMPLE.stem}:Hanoi", "--sessions", "8", cwd=EXAMPLE.parent)
+    example = agentgym("play", f"{EXAMPLE.stem}:Hanoi", folder=EXAMPLE.parent, stdin="!\n")
+    assert "> move" in example.out
+
+
+@pytest.mark.slow
+def test_the_example_keeps_every_promise():
+    words = ("--sessions", "8", "--max-step-time", "60")
+    shown = run("check", f"{EXAMPLE.stem}:Hanoi", *words, cwd=EXAMPLE.parent, path=EXAMPLE.parent)
     assert shown.count("ok  ") == len(RULES) - 1
     assert "n/a  calls of tools never raise: it declares no tools" in shown

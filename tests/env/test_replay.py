@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import msgspec
 import pytest
 
@@ -17,6 +13,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.registration import env_class
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory, Turn
+from commands import agentgym
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
 
@@ -44,8 +41,8 @@ def changed(trajectory: Trajectory, number: int, **fields) -> Trajectory:
     return msgspec.structs.replace(trajectory, turns=turns)
 
 
-@pytest.mark.parametrize("world", ["TextCraft", "BabyAI", "SciWorld", "Search", "WebArena"])
-def test_every_deterministic_world_answers_the_same_again(world):
+@pytest.mark.parametrize("world", ["TextCraft", "BabyAI", "Search", "WebArena"])
+def test_a_deterministic_world_answers_the_same_again(world):
     env, trajectory = recorded(f"agentgym/{world}-v0")
     other = env_class(trajectory.env)()
     try:
@@ -119,13 +116,9 @@ def test_an_episode_that_an_agent_began_again_is_begun_again(textcraft):
 
 
 def cli(folder, *words: str, status: int) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", "from agentgym_env.cli import main; main()", "replay", *words],
-        capture_output=True, text=True, timeout=300, check=False, cwd=folder,
-        env={**os.environ, "FORCE_COLOR": "1"},
-    )  # fmt: skip
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    ran = agentgym("replay", *words, folder=folder)
+    assert ran.status == status, ran.text
+    return ran.text
 
 
 @pytest.fixture
@@ -168,7 +161,10 @@ def test_the_runs_own_settings_of_the_environment_are_used(tmp_path):
     assert "differs" in cli(tmp_path, "run", "--env-kwargs", "{}", status=1)
 
 
-def test_a_file_chooses_no_code_to_import_and_its_texts_are_text(tmp_path, worlds_folder):
+def test_a_file_chooses_no_code_to_import_and_its_texts_are_text(
+    tmp_path, worlds_folder, monkeypatch
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")
     task = hostile.Rude.tasks.split("train")[0]
     env = hostile.Rude()
     first, _ = env.reset(seed=0, options={"task": task})

@@ -31,8 +31,8 @@ with folder_lock(Path(sys.argv[1]), "--out"):
     print("locked", flush=True)
     sys.stdin.readline()
 """
-FORK = "import os, time; os.fork() or time.sleep(60)"
-FOREVER = 60
+FORK = "import os, time; os.fork() or time.sleep(300)"
+FOREVER = 240
 """Seconds that are longer than any test waits."""
 
 
@@ -74,6 +74,7 @@ def wait_for_its_end(process: psutil.Process) -> None:
     deadline = time.monotonic() + FOREVER
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def named_in(folder: Path) -> dict[str, Any]:
@@ -125,12 +126,12 @@ def test_the_lock_ends_with_its_block_and_an_empty_folder_with_it(tmp_path):
     assert empty.is_dir(), "it was there before"
 
 
-@pytest.mark.parametrize("is_reaped", [True, False], ids=["gone", "zombie"])
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder_of, is_reaped):
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["gone", "zombie"])
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder_of, end):
     folder = tmp_path / "run"
     first = holder_of(folder)
-    first.kill()
-    if is_reaped:
+    first.send_signal(end)
+    if end == signal.SIGTERM:
         first.wait()
     else:
         wait_for_its_end(psutil.Process(first.pid))
@@ -266,42 +267,19 @@ def test_a_folder_that_is_locked_while_a_run_is_moved_aside_is_not_shared(
     assert [path.name for path in tmp_path.iterdir()] == ["run.old-1"]
 
 
-ROUNDS, PROCESSES = 12, 4
+ROUNDS, PROCESSES, TURNS = 12, 3, 40
 
 
-def _compete(folder: Path, barrier: Any, results: Any) -> None:
-    """Each round: start together, and keep what was won until everyone has an answer."""
+def _start_together(folder: Path, barrier: Any, winners: Any) -> None:
+    """Each round: start at the same instant, and keep what was won until all have an answer."""
     for number in range(ROUNDS):
         barrier.wait(FOREVER)
         try:
             with folder_lock(folder / str(number), "--out"):
-                results.put((number, os.getpid()))
+                winners.put(number)
                 barrier.wait(FOREVER)
         except FolderInUse:
             barrier.wait(FOREVER)
-
-
-@pytest.mark.parametrize("left", ["nothing", "stale lock"])
-def test_of_processes_that_start_at_the_same_instant_exactly_one_wins(tmp_path, left):
-    if left == "stale lock":
-        for number in range(ROUNDS):
-            leave_lock(tmp_path / str(number), process_start=1)
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(PROCESSES), context.Queue()
-    processes = [
-        context.Process(target=_compete, args=(tmp_path, barrier, results), daemon=True)
-        for _ in range(PROCESSES)
-    ]
-    for process in processes:
-        process.start()
-    winners = [results.get(timeout=FOREVER)[0] for _ in range(ROUNDS)]
-    for process in processes:
-        process.join(FOREVER)
-        assert process.exitcode == 0
-    assert sorted(winners) == list(range(ROUNDS)) and results.empty()
-
-
-TURNS = 60
 
 
 def _take_turns(folder: Path) -> None:
@@ -318,15 +296,30 @@ def _take_turns(folder: Path) -> None:
             continue
 
 
-def test_processes_that_lock_and_release_all_the_time_are_never_two_at_once(tmp_path):
-    """The file is removed at each release, and the folder with it."""
+def _compete(folder: Path, barrier: Any, winners: Any) -> None:
+    # What settles late on a busy machine is looked at again until it has settled.
+    run_lock._SETTLE_S = FOREVER
+    _start_together(folder, barrier, winners)
+    _take_turns(folder)
+
+
+def test_of_processes_that_compete_for_a_lock_exactly_one_has_it(tmp_path):
+    """Half of the folders have the lock of a dead process; the last is removed at each release."""
+    for number in range(0, ROUNDS, 2):
+        leave_lock(tmp_path / str(number), process_start=1)
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_take_turns, args=(tmp_path,), daemon=True) for _ in "123"]
+    barrier, winners = context.Barrier(PROCESSES), context.Queue()
+    processes = [
+        context.Process(target=_compete, args=(tmp_path, barrier, winners), daemon=True)
+        for _ in range(PROCESSES)
+    ]
     for process in processes:
         process.start()
+    won = [winners.get(timeout=FOREVER) for _ in range(ROUNDS)]
     for process in processes:
         process.join(FOREVER)
         assert process.exitcode == 0, "two had the lock, or one waited for ever"
+    assert sorted(won) == list(range(ROUNDS)) and winners.empty()
     assert list(tmp_path.rglob(LOCK_FILE)) == []
 
 
@@ -346,15 +339,6 @@ def test_a_folder_that_is_removed_while_it_is_looked_at_is_no_file(tmp_path, mon
     monkeypatch.setattr(Path, "stat", then_removed)
     with folder_lock(folder, "--out"):
         assert named_in(folder)["pid"] == os.getpid()
-
-
-def test_sigterm_leaves_a_lock_that_is_taken_over(tmp_path, holder_of):
-    first = holder_of(tmp_path)
-    first.send_signal(signal.SIGTERM)
-    first.wait()
-    assert named_in(tmp_path)["pid"] == first.pid
-    with folder_lock(tmp_path, "--out"):
-        assert named_in(tmp_path)["pid"] == os.getpid()
 
 
 def test_a_link_in_place_of_the_lock_is_not_written_through(tmp_path):

@@ -46,7 +46,7 @@ def recording(status: int = 404, location: str | None = None) -> Iterator[tuple[
             """Write nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", seen
     finally:
@@ -179,8 +179,9 @@ def test_local_servers_are_sent_no_token(monkeypatch):
     monkeypatch.setattr(agentgym_env.client.sync, "HttpTransport", note)
     with gymnasium.make(hosting.GUESS) as env:
         env.reset(seed=0)
-    with local_server(hosting.GUESS) as server, EnvClient(server.address):
-        pass
+        # The same server, connected to by its address.
+        with local_server(hosting.GUESS) as server, EnvClient(server.address):
+            pass
     assert sent == [None, SECRET]
 
 

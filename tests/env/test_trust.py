@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import commands
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory, Turn
@@ -123,12 +122,9 @@ def stored(folder: Path, env: str, run: dict) -> str:
 
 def agentgym(folder: Path, *words: str) -> tuple[int, str]:
     """Exit status and output of a command."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from agentgym_env.cli import main; main()", *words],
-        cwd=folder, env={**os.environ, "COLUMNS": "200"}, text=True, timeout=100,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+    ran = commands.agentgym(*words, folder=folder)
+    sys.modules.pop("evil", None)
+    return ran.status, ran.text
 
 
 def test_every_name_is_found_by_its_place():

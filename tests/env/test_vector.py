@@ -247,16 +247,6 @@ def test_a_reset_opens_again_what_ends_between_opening_and_reset(make):
     assert envs.step(["5"] * 4)[1].tolist() == [1.0] * 4
 
 
-def test_a_killed_local_server_truncates_every_episode():
-    envs = gymnasium.make_vec(GUESS, num_envs=4, retries=1)
-    envs.reset(seed=0)
-    envs._local.process.kill()
-    _, _, terminations, truncations, infos = envs.step(["1"] * 4)
-    assert truncations.all() and not terminations.any()
-    assert set(infos["failure"]) == {"environment_lost"}
-    envs.close()
-
-
 def test_closing_ends_the_sessions_and_twice_is_harmless(make):
     envs = make(5)
     envs.reset(seed=0)
@@ -279,7 +269,13 @@ def test_the_world_is_described(make):
     assert Trouble.instruction != envs.instruction
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        AutoresetMode.SAME_STEP,
+        *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[:2]),
+    ],
+)
 def test_a_killed_local_server_is_replaced_once_at_the_reset(mode, caplog):
     envs = RemoteVectorEnv(GUESS, 3, retries=1, autoreset_mode=mode)
     envs.reset(seed=0, options={"task": "5"})
@@ -287,8 +283,10 @@ def test_a_killed_local_server_is_replaced_once_at_the_reset(mode, caplog):
     old.kill()
     old.wait()
     with caplog.at_level("WARNING"):
-        _, rewards, _, truncations, _ = envs.step(["1"] * 3)
-        assert np.isnan(rewards).all() and truncations.all()
+        _, rewards, terminations, truncations, infos = envs.step(["1"] * 3)
+        assert np.isnan(rewards).all() and truncations.all() and not terminations.any()
+        lost = infos["final_info"] if mode is AutoresetMode.SAME_STEP else infos
+        assert set(lost["failure"]) == {"environment_lost"}
         assert (envs._local.process is old) == (mode is not AutoresetMode.SAME_STEP)
         if mode is AutoresetMode.DISABLED:
             envs.reset(seed=0, options={"task": "5"})

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import TransformObservation, TransformReward
 
-import worlds
 from agentgym_env.errors import BadRequest, EnvironmentFault
+from agentgym_env.registration import env_class
 from agentgym_env.run_store import RunStore, read_lines
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import (
@@ -24,12 +21,19 @@ from agentgym_env.wrappers import (
     named_wrappers,
     wrap,
 )
+from commands import agentgym
 from hosting import GUESS
-from tests.env.test_trust import agentgym
 from worlds import Guess, Trouble
 
+TEXTCRAFT = "agentgym/TextCraft-v0"
 
-@pytest.mark.parametrize("server", ["inprocess", None])
+
+@pytest.fixture(params=["inprocess", "server"])
+def server(request, serve):
+    """The environment in this process, and behind a server."""
+    return serve().address if request.param == "server" else "inprocess"
+
+
 def test_rewards_are_scaled_and_penalised_on_every_road(server):
     env = StepPenalty(ScaleReward(gymnasium.make(GUESS, server=server), 0.5), 0.1)
     _, info = env.reset(seed=0, options={"task": "3"})
@@ -64,7 +68,6 @@ def test_a_truncated_observation_says_so_and_fits_its_space():
         TruncateObservation(Guess(), 0)
 
 
-@pytest.mark.parametrize("server", ["inprocess", None])
 def test_available_actions_are_appended_until_the_end(server):
     env = AvailableActions(gymnasium.make(GUESS, server=server), 2)
     env.reset(seed=0, options={"task": "3"})
@@ -77,9 +80,12 @@ def test_available_actions_are_appended_until_the_end(server):
     assert "Available actions" not in silent.reset(seed=0, options={"task": "fine"})[0]
 
 
-@pytest.mark.parametrize("server", ["inprocess", None])
-def test_invalid_actions_in_a_row_end_the_episode(server):
-    env = EndAfterInvalid(gymnasium.make("agentgym/TextCraft-v0", server=server), 2)
+@pytest.mark.parametrize("is_served", [False, True])
+def test_invalid_actions_in_a_row_end_the_episode(is_served, serve):
+    server = "inprocess"
+    if is_served:
+        server = serve(env_class(TEXTCRAFT), env_id=TEXTCRAFT).address
+    env = EndAfterInvalid(gymnasium.make(TEXTCRAFT, server=server), 2)
     for _ in range(2):  # a new episode begins at none
         env.reset(seed=0)
         ends = [env.step(action)[2:4] for action in ("no", "inventory", "no", "no")]
@@ -94,14 +100,6 @@ def test_invalid_actions_in_a_row_end_the_episode(server):
         EndAfterInvalid(Trouble(), 0)
 
 
-@pytest.fixture
-def worlds_path(monkeypatch):
-    """Lets child processes import this folder's modules."""
-    path = [str(Path(worlds.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-
-
-@pytest.mark.usefixtures("worlds_path")
 def test_a_recorded_trajectory_can_be_replayed(tmp_path):
     path = tmp_path / "episodes" / "mine.jsonl"
     env = RecordTrajectory(gymnasium.make(GUESS, server="inprocess"), path, policy="me")
@@ -115,8 +113,8 @@ def test_a_recorded_trajectory_can_be_replayed(tmp_path):
     assert (played.env, played.task, played.seed, played.policy) == (GUESS, "3", 7, "me")
     assert (played.outcome, played.success, played.reward) == ("success", True, 1.0)
     assert played.instruction == Guess.instruction
-    status, output = agentgym(tmp_path, "replay", str(path), "--env", "worlds:Guess", "--trust")
-    assert status == 0 and "1 of 1 episodes agree" in output
+    ran = agentgym("replay", str(path), "--env", "worlds:Guess", "--trust")
+    assert ran.status == 0 and "1 of 1 episodes agree" in ran.out
 
 
 def test_an_episode_that_is_lost_is_recorded_as_lost(tmp_path):
@@ -171,7 +169,6 @@ def test_a_wrapper_that_cannot_be_is_rejected_by_name(spec, said):
         [named.load() for named in named_wrappers([spec])]
 
 
-@pytest.mark.usefixtures("worlds_path")
 @pytest.mark.parametrize("module", ["agentgym_env.wrappers", "foreign"])
 def test_replay_applies_the_wrappers_of_the_run_if_it_is_trusted(tmp_path, monkeypatch, module):
     (tmp_path / "foreign.py").write_text("from agentgym_env.wrappers import AvailableActions\n")
@@ -185,8 +182,8 @@ def test_replay_applies_the_wrappers_of_the_run_if_it_is_trusted(tmp_path, monke
     env.step("3")
     words = ("replay", "run", "--env", "worlds:Guess")
     if module == "foreign":
-        status, output = agentgym(tmp_path, *words)
-        assert status == 2 and "wrappers[0]='foreign:AvailableActions'" in output
+        refused = agentgym(*words, folder=tmp_path)
+        assert refused.status == 2 and "wrappers[0]='foreign:AvailableActions'" in refused.err
         words += ("--trust",)
-    status, output = agentgym(tmp_path, *words)
-    assert status == 0 and "1 of 1 episodes agree" in output
+    ran = agentgym(*words, folder=tmp_path)
+    assert ran.status == 0 and "1 of 1 episodes agree" in ran.out

@@ -340,7 +340,7 @@ class SlowStep(Sound):
     def _step(self, action: str) -> tuple[str, float, bool]:
         if action == "yes" and self.said == 2 and not SlowStep.slept:
             SlowStep.slept = True
-            time.sleep(0.6)
+            time.sleep(3.5)
         return super()._step(action)
 
     slept = False
@@ -349,7 +349,7 @@ class SlowStep(Sound):
 class Hangs(Sound):
     """An action never returns; the timeout is short for the test."""
 
-    step_timeout_s = 0.5
+    step_timeout_s = 3.0
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         while action == "yes yes":
