@@ -7,9 +7,6 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # What `make setup-web` installs; chromium alone is half the size.
 WEB_EXTRAS ?= serve,chromium,webarena,webarena-verified,agentlab
 
-# Which tests `make test-vllm` runs; "vllm and not slow" leaves out those of minutes.
-VLLM_TESTS ?= vllm
-
 VENV := .venv
 WEB := .venv-web
 VLLM := .venv-vllm
@@ -22,8 +19,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUICKSTART := examples/train/textcraft/quickstart.yaml
 
+# A worker for each processor, also where two of them share a core (`auto` counts cores).
+PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n logical --dist worksteal
+TEST_FLAGS ?=
+THREADS ?= 1
+# Rules about the source text, which `make lint` checks and `make test` does not repeat.
+LINT_TESTS := tests/test_architecture.py tests/test_terms.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-ci test-full test-all test-others test-vllm test-adapters test-protocols lint docs bench warm-start clean
+.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-vital test-full test-stress test-all test-others test-vllm test-adapters test-protocols protocols-python lint docs bench warm-start clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
@@ -44,13 +48,16 @@ quickstart: $(VENV)/.run  ## Train a small policy on TextCraft, with an evaluati
 	$(BIN)/agentgym train $(QUICKSTART) --seed $(SEED)
 
 test: $(VENV)/.dev  ## Run the default tests: every contract, and samples of each world.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
+	$(PYTEST) -m "not slow" --durations 10 $(addprefix --ignore=,$(LINT_TESTS)) $(TEST_FLAGS)
 
-test-ci: $(VENV)/.dev  ## Run the default tests and the vital ones of the slow.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow or vital" -n auto --dist worksteal --durations 30
+test-vital: $(VENV)/.dev  ## Run the slow tests that belong to every merge: the wheel, and pages in Chromium.
+	$(PYTEST) -m vital --durations 10 $$(grep -rlE --include='test_*.py' 'mark\.vital' tests) $(TEST_FLAGS)
 
-test-full: $(VENV)/.dev  ## Run the default tests and the slow ones: sweeps, whole runs, the wheel.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+test-full: $(VENV)/.dev  ## Run the default tests and the slow ones: sweeps, whole runs, kills, the wheel.
+	$(PYTEST) --hypothesis-profile random --durations 30 $(TEST_FLAGS)
+
+test-stress: $(VENV)/.dev  ## Run the default tests in random order beside busy processes, as on other machines.
+	$(BIN)/python tools/stress_tests.py
 
 test-all: $(WEB)/.ready test-full test-others  ## Run all tests, in every environment that this machine can have.
 
@@ -60,19 +67,22 @@ test-others:  ## Run the tests that need environments of their own: vLLM, verifi
 	else echo "There is no Python 3.13 here: the tests against NeMo Gym's and OpenEnv's packages are left out."; fi
 
 test-vllm: $(VLLM)/.ready  ## Run the tests of the vLLM engines, on the CPU.
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m "$(VLLM_TESTS)" tests/train/test_vllm*.py
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/train/test_vllm*.py
 
 test-protocols: $(PROTOCOLS)/.ready  ## Run the tests of the neighbours' protocols against their own packages.
 	OMP_NUM_THREADS=1 $(PROTOCOLS)/bin/python -m pytest tests/adapters/test_openenv*.py tests/adapters/test_nemo_gym*.py tests/adapters/test_mcp.py
 
+protocols-python:
+	@echo "$(PROTOCOLS_PYTHON)"
+
 test-adapters: $(ADAPTERS)/.ready  ## Run the tests of what verifiers plays, and of verifiers' environments.
 	OMP_NUM_THREADS=1 $(ADAPTERS)/bin/python -m pytest tests/adapters/test_verifiers*.py
 
-lint: $(VENV)/.dev  ## Check style, types and architecture.
+lint: $(VENV)/.dev  ## Check style, types, architecture and terms.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_architecture.py
+	$(BIN)/python -m pytest -q $(LINT_TESTS)
 
 docs: $(VENV)/.dev  ## Build the documentation site into docs/_build.
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build

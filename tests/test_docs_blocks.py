@@ -80,14 +80,7 @@ RUNNABLE = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[pytest.mark.vital] if name_of(page) == "README.md" else [])
-        for page in RUNNABLE
-    ],
-    ids=name_of,
-)
+@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
     with Page(tmp_path) as reader:
         for block in blocks_of(page):

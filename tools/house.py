@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,21 +100,26 @@ def step_files() -> list[str]:
 
     package = f"{ROOT / 'agentgym_train'}/"
     called: set[str] = set()
+    in_step = False
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
+        if in_step and event == "call":
             called.add(frame.f_code.co_filename)
 
     step = RLTrainer.training_step
 
     def noted(trainer: RLTrainer, *arguments: object, **options: object) -> object:
-        sys.setprofile(note)
+        nonlocal in_step
+        in_step = True
         try:
             return step(trainer, *arguments, **options)
         finally:
-            sys.setprofile(None)
+            in_step = False
 
     RLTrainer.training_step = noted  # type: ignore[method-assign,assignment]
+    # Episodes are played in threads of their own.
+    threading.setprofile(note)
+    sys.setprofile(note)
     with tempfile.TemporaryDirectory() as folder:
         words = ["steps=1", "prompts_per_step=2", "num_generations=2", "minibatches_per_rollout=1"]
         words += ["eval_before=false", "eval_after=false", f"output_dir={folder}/run"]

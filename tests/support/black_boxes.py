@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -62,9 +63,13 @@ async def leaves_with_error(place: Any) -> None:
     sys.exit("no such option")
 
 
-def sleeper(place: Any) -> None:
-    """Thinks for two seconds."""
-    time.sleep(2)
+TOGETHER = 48
+_ALL_HAVE_BEGUN = threading.Barrier(TOGETHER)
+
+
+def together(place: Any) -> None:
+    """Ends when `TOGETHER` of them have begun."""
+    _ALL_HAVE_BEGUN.wait(120)
 
 
 def idle(place: Any) -> None:
@@ -119,6 +124,8 @@ def main() -> None:
     elif name == "hang_after_a_call":
         messages = [{"role": "user", "content": observation}]
         post(f"{base}/chat/completions", key, {"model": "p", "messages": messages})
+        with open(words[0], "a") as file:
+            file.write(f"{os.getpid()}\n")
         time.sleep(600)
     elif name == "hang":
         with open(words[0], "a") as file:

@@ -85,7 +85,7 @@ class Page:
         made = await self.call("Page.createIsolatedWorld", frameId=child["frame"]["id"])
         return await self.js(expression, contextId=made["executionContextId"])
 
-    async def until(self, condition: str, timeout_s: float = 20.0) -> Any:
+    async def until(self, condition: str, timeout_s: float = 100.0) -> Any:
         """Wait until an expression is true, and give it."""
         looking = (
             f"new Promise((found) => {{ const end = Date.now() + {timeout_s * 1000}; let v;"
@@ -173,7 +173,7 @@ class Browser:
         self._waiting[number] = answer
         message = {"id": number, "method": method, "params": params}
         await self._socket.send_json(message | ({"sessionId": session} if session else {}))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             found = await answer
         if "error" in found:
             raise AssertionError(f"{method}: {found['error']['message']}")
@@ -235,7 +235,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 async def _address(process: asyncio.subprocess.Process, told: Path) -> str:
     """Where Chromium listens, which it writes into a file of its profile."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while process.returncode is None:
             if told.is_file() and len(lines := told.read_text().split()) == 2:
                 return f"ws://127.0.0.1:{lines[0]}{lines[1]}"

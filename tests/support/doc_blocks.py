@@ -55,7 +55,7 @@ _IN_A_ROW = 8
 PORTS = {"8000", "8001", "8002", "8600", "36005"}
 """Ports that pages name; each page gets free ones instead."""
 _PART = re.compile(r"^<!-- docs-test: (.*?) ?-->$|^```([^\n]*)\n(.*?)^```$", re.M | re.S)
-_START_S = 60
+_START_S = 240
 _LINE_S = 300
 
 

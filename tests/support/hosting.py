@@ -115,6 +115,6 @@ class Served:
     def stop(self, how: int = signal.SIGTERM) -> int:
         """Send a signal and give the exit status."""
         self.process.send_signal(how)
-        _, errors = self.process.communicate(timeout=20)
+        _, errors = self.process.communicate(timeout=120)
         self.errors += errors
         return self.process.returncode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from agentgym_env import TaskSet, TextEnv
@@ -85,7 +86,10 @@ class Unmakeable(TextEnv):
 
 
 class Wild(TextEnv):
-    """Blocks or dies on demand; a server steps it in processes of their own."""
+    """Blocks or dies on demand; a server steps it in processes of their own.
+
+    A step `until PATH` makes the file `PATH.begun.PID`, and lasts until there is a file PATH.
+    """
 
     instruction = "Behave."
     tasks = TaskSet({"train": ["a", "b"]})
@@ -105,6 +109,11 @@ class Wild(TextEnv):
             os._exit(3)
         if action == "wait":
             time.sleep(0.3)
+        if action.startswith("until "):
+            until = action.removeprefix("until ")
+            Path(f"{until}.begun.{os.getpid()}").touch()
+            while not os.path.exists(until):
+                time.sleep(0.01)
         return f"{os.getpid()} {self.count}", 0.0, False
 
 
