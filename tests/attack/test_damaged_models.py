@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -77,42 +76,39 @@ def test_a_chat_template_that_never_ends(sound, tmp_path):
     config = tmp_path / "rl.yaml"
     config.write_text(f"env: textcraft\nmodel: {folder}\noutput_dir: {tmp_path}/run\n")
     for words in (["audit", folder], ["train", config]):
-        began = time.monotonic()
         status, output = finish(Command(*words))
-        seconds = time.monotonic() - began
         assert status in (1, 2) and "Traceback" not in output, output
         assert "did not end within 10 seconds" in output.replace("\n", " ")
-        assert seconds < 60
-        sys.stdout.write(f"{words[0]} ended after {seconds:.0f} s: {output.splitlines()[-1]}\n")
+        sys.stdout.write(f"{words[0]} ended: {output.splitlines()[-1]}\n")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "file, content, said",
-    [
-        ("config.json", b"[1]", "config.json is not a JSON object"),
-        ("model.safetensors", b"", "model.safetensors is cut off"),
-        ("model.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00[[[[[[[[", "model.safetensors is"),
-        ("model.safetensors", None, "it contains no weights"),
-        ("tokenizer*", None, "it contains no tokenizer"),
-        (
-            "model.safetensors.index.json",
-            b'{"weight_map": {"a": "b.safetensors"}}',
-            "b.safetensors",
-        ),
-        ("model.safetensors.index.json", b"[]", "contains no weight_map"),
-    ],
-)
-def test_damage_shows_without_loading_the_model(sound, tmp_path, file, content, said):
-    folder = tmp_path / "model"
-    shutil.copytree(sound, folder)
-    if content is None:
-        for path in folder.glob(file):
-            path.unlink()
-    else:
-        (folder / file).write_bytes(content)
+DAMAGES = [
+    ("config.json", b"[1]", "config.json is not a JSON object"),
+    ("model.safetensors", b"", "model.safetensors is cut off"),
+    ("model.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00[[[[[[[[", "model.safetensors is"),
+    ("model.safetensors", None, "it contains no weights"),
+    ("tokenizer*", None, "it contains no tokenizer"),
+    ("model.safetensors.index.json", b'{"weight_map": {"a": "b.safetensors"}}', "b.safetensors"),
+    ("model.safetensors.index.json", b"[]", "contains no weight_map"),
+]
+"""File or files, their content or None where they are missing, and what is said."""
+
+
+def test_damage_shows_without_loading_the_model(sound, tmp_path):
+    for number, (file, content, _) in enumerate(DAMAGES):
+        folder = tmp_path / f"model{number}"
+        shutil.copytree(sound, folder)
+        if content is None:
+            for path in folder.glob(file):
+                path.unlink()
+        else:
+            (folder / file).write_bytes(content)
     found = {model.name: model.damage for model in find_local_models([tmp_path, sound])}
-    assert said in found[str(folder)] and found[str(sound)] == ""
-    with pytest.raises(ConfigError, match="cannot load") as caught:
-        load_policy(str(folder))
-    assert said in str(caught.value)
+    assert found[str(sound)] == ""
+    for number, (file, _, said) in enumerate(DAMAGES):
+        folder = str(tmp_path / f"model{number}")
+        assert said in found[folder], file
+        with pytest.raises(ConfigError, match="cannot load") as caught:
+            load_policy(folder)
+        assert said in str(caught.value), file

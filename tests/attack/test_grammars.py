@@ -35,7 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 3000
 STEPS_IN_A_BROWSER = 300
 PER_EPISODE = 40
-SLOWEST_S = 30
 
 ODD = (
     "", " ", "\n", "\t\r\n", "\x00", "\x1b[2J", "\ufeff", "\u2028", "\u202e", "\ud800",
@@ -204,7 +203,6 @@ class Fuzz:
         took = time.monotonic() - began
         self.slowest = max(self.slowest, took)
         assert isinstance(reply.observation, str) and math.isfinite(reply.reward), ascii(action)
-        assert took < SLOWEST_S, f"{action[:500]!a} took {took:.1f} s"
         self.actions, self.turns = self.actions + 1, self.turns + 1
         self.understood += not reply.info.get("invalid_action")
         self.observation = reply.observation
@@ -271,16 +269,12 @@ def test_a_chromium_with_widgets_answers_any_action_of_its_grammar(tmp_path):
 )
 def test_the_web_worlds_parse_any_text(name, grammar):
     understood = []
-    slowest = 0.0
 
     @examples(STEPS)
     @given(on_a_page((*ON_SITES, *ON_WIDGETS), ALL.kinds))
     def run(parts: list[int | str]) -> None:
-        nonlocal slowest
         text = clean_text(rendered(parts, "[12] button 'Search'"))  # as every world is given it
-        began = time.thread_time()
         found = parse_action(text, grammar)
-        slowest = max(slowest, time.thread_time() - began)
         assert isinstance(found, Action | ActionProblem)
         understood.append(isinstance(found, Action))
         if isinstance(found, Action):
@@ -290,7 +284,7 @@ def test_the_web_worlds_parse_any_text(name, grammar):
 
     run()
     sys.stdout.write(
-        f"grammar of {name}: {len(understood):,} texts, {sum(understood):,} understood, slowest "
-        f"{slowest:.3f} s, no exception\n"
+        f"grammar of {name}: {len(understood):,} texts, {sum(understood):,} understood, "
+        "no exception\n"
     )
-    assert sum(understood) > STEPS / 50 and slowest < 1
+    assert sum(understood) > STEPS / 50

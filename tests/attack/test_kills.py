@@ -74,7 +74,7 @@ def results(run: Path) -> tuple[dict, list[dict], dict[str, list]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_run_killed_twenty_times_equals_one_that_was_not(tmp_path):
     chance = random.Random(22)
     unbroken = tmp_path / "unbroken"

@@ -21,20 +21,20 @@ from agentgym_env.client.transports import Answer, Call, HttpTransport
 from agentgym_env.vector import RemoteVectorEnv
 from hosting import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ENV_ID = "worlds:Guess"
 RACES = 150
 CANCELLATIONS = 2000
+KILLS = 12
 
 
 class Killer:
     """Kills workers of a server at random moments, one after another, until it is stopped.
 
-    Given the number of workers, it waits until so many serve: a slow machine cannot be killed
-    faster than it restarts.
+    It waits until so many of them serve: a slow machine is not killed faster than it restarts.
     """
 
-    def __init__(self, served: Served, seed: int, serving: int = 0) -> None:
+    def __init__(self, served: Served, seed: int, serving: int) -> None:
         self.kills = 0
         self._serving = serving
         self._server = psutil.Process(served.process.pid)
@@ -46,10 +46,10 @@ class Killer:
     def _run(self) -> None:
         while not self._ended.wait(self._draw.uniform(0.3, 1.2)):
             workers = self._server.children()
-            if len(workers) > 1 and sum(map(_listens, workers)) >= self._serving:
+            if sum(map(_listens, workers)) >= self._serving:
                 victim = self._draw.choice(workers)
                 victim.kill()
-                victim.wait(5)
+                victim.wait(60)
                 self.kills += 1
 
     def stop(self) -> None:
@@ -62,7 +62,7 @@ def _listens(worker: psutil.Process) -> bool:
 
 
 @contextmanager
-def killing(served: Served, seed: int, serving: int = 0) -> Iterator[Killer]:
+def killing(served: Served, seed: int, serving: int) -> Iterator[Killer]:
     killer = Killer(served, seed, serving)
     try:
         yield killer
@@ -93,19 +93,16 @@ def report(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
-@pytest.mark.vital
 def test_kills_of_workers_during_resets_and_steps(run):
     # Without one of its workers, the server has room for two thirds of the episodes only.
     count, words = 600, ("--workers", "3", "--max-sessions", "600")
     served = run(ENV_ID, "--port", "0", *words)
     # A reset that takes seconds is hit by several kills: it may try as often.
-    envs = RemoteVectorEnv(ENV_ID, count, served.address(), retries=8)
+    envs = RemoteVectorEnv(ENV_ID, count, served.address(), retries=100)
     started = lost_at_reset = lost_in_steps = wrong = 0
     slowest = 0.0
     with killing(served, seed=0, serving=3) as killer:
-        begun = time.monotonic()
-        # As much work on a slow machine, which takes longer: a worker that was killed must start.
-        while (took := time.monotonic() - begun) < 45 or (started <= 5_000 and took < 180):
+        while killer.kills < KILLS or started < 5_000:
             began = time.monotonic()
             _, infos = envs.reset(options={"task": "5"})
             slowest = max(slowest, time.monotonic() - began)
@@ -127,16 +124,14 @@ def test_kills_of_workers_during_resets_and_steps(run):
         f"{lost_in_steps} in steps, {wrong} wrong replies, {left:g} sessions left open; "
         f"slowest reset {slowest:.1f} s"
     )
-    assert killer.kills > 10 and started > 5_000
     assert (lost_at_reset, wrong, left) == (0, 0, 0)
 
 
 def test_kills_of_workers_while_sessions_open(run):
     served = run(ENV_ID, "--port", "0", "--workers", "3", "--max-sessions", "3000")
     opened = failed = 0
-    with EnvClient(served.address()) as client, killing(served, seed=1) as killer:
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
+    with EnvClient(served.address()) as client, killing(served, seed=1, serving=2) as killer:
+        while killer.kills < KILLS or opened < KILLS:
             try:
                 sessions = client.open_many(1000)
             except Exception as error:
@@ -151,7 +146,6 @@ def test_kills_of_workers_while_sessions_open(run):
         f"{killer.kills} kills while 1,000 sessions were opened {opened} times: {failed} failed, "
         f"{left:g} sessions left open"
     )
-    assert killer.kills > 10 and opened > 10
     assert (failed, left) == (0, 0)
 
 
@@ -179,20 +173,22 @@ def test_late_steps_do_not_reach_the_next_episode(run):
         # A connection of its own: perhaps to the other worker.
         headers = {"Content-Type": "application/json", "Connection": "close"}
         (reply,) = requests.post(
-            served.address() + "/v1/step", body, headers=headers, timeout=10
+            served.address() + "/v1/step", body, headers=headers, timeout=60
         ).json()
         codes[reply.get("error", {}).get("code", "stored reply")] += 1
 
     with EnvClient(transport) as client:
-        for _ in range(RACES):
+        for race in range(RACES):
             session = client.open()
             session.reset(seed=0, task="5")
             session.step("4")
             late = threading.Thread(target=send_late, args=(transport.last, draw.uniform(0, 0.004)))
-            late.start()
-            time.sleep(draw.choice((0, draw.uniform(0, 0.01))))
+            if race % 2:  # about the moment of the reset, or certainly between it and the step
+                late.start()
+                time.sleep(draw.choice((0, draw.uniform(0, 0.01))))
             session.reset(seed=1, task="6")
-            if draw.random() < 0.5:
+            if not race % 2:
+                late.start()
                 late.join()
             reply = session.step("3")
             late.join()
@@ -200,7 +196,7 @@ def test_late_steps_do_not_reach_the_next_episode(run):
             session.close()
     report(f"{RACES} late steps: {reached} reached the next episode; {dict(codes)}")
     assert reached == 0
-    assert codes["stale_turn"] > RACES / 4 and set(codes) <= {"stale_turn", "stored reply"}
+    assert codes["stale_turn"] >= RACES / 2 and set(codes) <= {"stale_turn", "stored reply"}
 
 
 async def test_cancellations_at_any_moment_leave_no_session(run):
@@ -226,7 +222,8 @@ async def test_cancellations_at_any_moment_leave_no_session(run):
 
     async def cancelled(client: AsyncEnvClient) -> None:
         task = asyncio.create_task(draw.choice((open_one, open_some))(client))
-        await asyncio.sleep(draw.choice((0, draw.uniform(0, 0.005), draw.uniform(0, 0.1))))
+        # At once in every second case: then it is cancelled for certain.
+        await asyncio.sleep(draw.choice((0, 0, draw.uniform(0, 0.005), draw.uniform(0, 0.1))))
         task.cancel()
         if draw.random() < 0.3:
             await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import http.client
 import socket
 import socketserver
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -25,12 +25,12 @@ def place(listener):
 
 
 def connect(listener):
-    return socket.create_connection(place(listener), timeout=10)
+    return socket.create_connection(place(listener), timeout=60)
 
 
 def ask(listener, url, method="GET", body=None, headers=None):
     """One request, its address in the request line just as it is given."""
-    with closing(http.client.HTTPConnection(*place(listener), timeout=10)) as client:
+    with closing(http.client.HTTPConnection(*place(listener), timeout=60)) as client:
         client.request(method, url, body, headers or {})
         answer = client.getresponse()
         return Answer(answer.status, answer.headers, answer.read())
@@ -48,6 +48,24 @@ def rest_of(client):
     while piece := client.recv(65_536):
         read += piece
     return read
+
+
+def read_exactly(client, count):
+    """So many bytes of a connection that goes on."""
+    read = b""
+    while len(read) < count:
+        piece = client.recv(count - len(read))
+        assert piece, f"it ended after {read!r}"
+        read += piece
+    return read
+
+
+@contextmanager
+def nobody():
+    """`host:port` at which nobody listens, and which no other program is given."""
+    with socket.socket() as kept:
+        kept.bind(("127.0.0.1", 0))
+        yield "{}:{}".format(*kept.getsockname())
 
 
 def status_of(answer):

@@ -3,17 +3,19 @@
 import http.client
 import json
 import socket
+import time
 
 import msgspec
 import pytest
 import requests
 
 from agentgym_env.wire import MSGPACK, CreateReply, EnvCard, TaskList, encode
+from hosting import Clock
 from worlds import Trouble
 
 
 def post(server, path: str, items, **headers: str) -> requests.Response:
-    return requests.post(server.address + path, json=items, headers=headers, timeout=10)
+    return requests.post(server.address + path, json=items, headers=headers, timeout=60)
 
 
 def open_and_reset(server, count: int = 1, **reset) -> list[str]:
@@ -59,26 +61,26 @@ def test_messagepack_is_spoken_on_request(serve):
     server = serve()
     headers = {"Content-Type": MSGPACK}
     body = msgspec.msgpack.encode([{}])
-    response = requests.post(server.address + "/v1/sessions", body, headers=headers, timeout=10)
+    response = requests.post(server.address + "/v1/sessions", body, headers=headers, timeout=60)
     assert response.headers["content-type"] == MSGPACK
     (created,) = msgspec.msgpack.decode(response.content, type=list[CreateReply])
     both = headers | {"Accept": "application/json"}
     body = msgspec.msgpack.encode([{"session": created.session, "seed": 1}])
-    response = requests.post(server.address + "/v1/reset", body, headers=both, timeout=10)
+    response = requests.post(server.address + "/v1/reset", body, headers=both, timeout=60)
     assert response.json()[0]["turn"] == 0
-    card = requests.get(server.address + "/v1/env", headers={"Accept": MSGPACK}, timeout=10)
+    card = requests.get(server.address + "/v1/env", headers={"Accept": MSGPACK}, timeout=60)
     assert msgspec.msgpack.decode(card.content, type=EnvCard).env == "tests/Guess-v0"
 
 
 def test_the_card_and_the_tasks_are_told(serve):
     server = serve()
-    card = msgspec.json.decode(requests.get(server.address + "/v1/env", timeout=10).content)
+    card = msgspec.json.decode(requests.get(server.address + "/v1/env", timeout=60).content)
     assert card["splits"] == {"train": 6, "test": 3} and card["protocol"] == 2
-    tasks = requests.get(server.address + "/v1/tasks?split=test", timeout=10)
+    tasks = requests.get(server.address + "/v1/tasks?split=test", timeout=60)
     assert msgspec.json.decode(tasks.content, type=TaskList).tasks == ["7", "8", "9"]
-    unknown = requests.get(server.address + "/v1/tasks?split=dev", timeout=10)
+    unknown = requests.get(server.address + "/v1/tasks?split=dev", timeout=60)
     assert error_of(unknown) == (404, "unknown_split")
-    assert error_of(requests.get(server.address + "/v1/tasks", timeout=10)) == (400, "bad_request")
+    assert error_of(requests.get(server.address + "/v1/tasks", timeout=60)) == (400, "bad_request")
 
 
 BAD_BODIES = {
@@ -101,7 +103,7 @@ BAD_BODIES = {
 @pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
 def test_a_bad_body_is_a_bad_request(serve, body):
     headers = {"Content-Type": "application/json"}
-    response = requests.post(serve().address + "/v1/step", body, headers=headers, timeout=10)
+    response = requests.post(serve().address + "/v1/step", body, headers=headers, timeout=60)
     assert error_of(response) == (400, "bad_request")
     assert "/v1/step" in response.json()["error"]["message"]
 
@@ -109,7 +111,7 @@ def test_a_bad_body_is_a_bad_request(serve, body):
 def test_a_body_deeper_than_the_limit_of_items_is_not_decoded(serve):
     body = b'[{"session": ' + b'{"a":' * 100_000
     headers = {"Content-Type": "application/json"}
-    response = requests.post(serve().address + "/v1/step", body, headers=headers, timeout=10)
+    response = requests.post(serve().address + "/v1/step", body, headers=headers, timeout=60)
     assert error_of(response) == (413, "too_many_items")
 
 
@@ -121,7 +123,7 @@ def test_a_turn_beyond_64_bits_is_rejected_and_the_episode_goes_on(serve, accept
         response = requests.post(
             f"{server.address}/v1/step",
             json=[{"session": session, "turn": turn, "action": "a"}],
-            headers={"Accept": accept}, timeout=10,
+            headers={"Accept": accept}, timeout=60,
         )  # fmt: skip
         assert response.status_code == 400, response.content
     response = post(server, "/v1/step", [{"session": session, "turn": 2**62, "action": "a"}])
@@ -134,13 +136,13 @@ def test_a_browsers_form_cannot_drive_the_server(serve):
     for content_type in ("text/plain", "application/x-www-form-urlencoded"):
         headers = {"Content-Type": content_type}
         response = requests.post(
-            serve().address + "/v1/sessions", b"[{}]", headers=headers, timeout=10
+            serve().address + "/v1/sessions", b"[{}]", headers=headers, timeout=60
         )
         assert error_of(response) == (415, "unsupported_media_type")
 
 
 def ask(server, method: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection(server.address.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(server.address.removeprefix("http://"), timeout=60)
     connection.request(method, path)
     response = connection.getresponse()
     body = response.read()
@@ -177,13 +179,13 @@ def test_the_token_is_asked_for_everywhere_but_at_health(serve):
         "Bearer \xff",
     ):
         headers = {"Authorization": given.encode("latin-1")} if given else {}
-        response = requests.get(server.address + "/v1/env", headers=headers, timeout=10)
+        response = requests.get(server.address + "/v1/env", headers=headers, timeout=60)
         expected = 200 if given.strip() == "Bearer open sesame" else 401
         assert response.status_code == expected
     assert error_of(post(server, "/v1/sessions", [{}])) == (401, "unauthorized")
     assert post(server, "/v1/sessions", [{}], Authorization="Bearer open sesame").ok
-    assert requests.get(server.address + "/metrics", timeout=10).status_code == 401
-    assert requests.get(server.address + "/health", timeout=10).json()["status"] == "ok"
+    assert requests.get(server.address + "/metrics", timeout=60).status_code == 401
+    assert requests.get(server.address + "/health", timeout=60).json()["status"] == "ok"
 
 
 def test_a_body_above_the_limit_is_refused(serve):
@@ -195,14 +197,14 @@ def test_a_body_above_the_limit_is_refused(serve):
 def test_a_body_that_hides_its_size_is_cut_off_at_the_limit(serve):
     server = serve(max_body_bytes=1000)
     pieces = (b"x" * 500 for _ in range(5))
-    response = requests.post(server.address + "/v1/sessions", pieces, timeout=10)
+    response = requests.post(server.address + "/v1/sessions", pieces, timeout=60)
     assert error_of(response) == (413, "too_large")
 
 
 def test_a_body_of_50_megabytes_is_refused_by_default(serve):
     server = serve()
     host, port = server.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         head = f"POST /v1/step HTTP/1.1\r\nHost: {host}\r\nContent-Length: {50 * 2**20}\r\n\r\n"
         connection.sendall(head.encode())
         answer = b""
@@ -246,8 +248,8 @@ def test_metrics_count_what_happened(serve):
     (session,) = open_and_reset(server)
     items = [{"session": session, "turn": t, "action": "1"} for t in (1, 2, 9)]
     post(server, "/v1/step", items)
-    requests.get(server.address + "/wp-login.php", timeout=10)
-    page = requests.get(server.address + "/metrics", timeout=10)
+    requests.get(server.address + "/wp-login.php", timeout=60)
+    page = requests.get(server.address + "/metrics", timeout=60)
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
     for line in (
         "agentgym_sessions 1",
@@ -261,18 +263,20 @@ def test_metrics_count_what_happened(serve):
 
 
 def test_idle_sessions_are_reaped_without_a_call(serve):
-    server = serve(ttl_s=0.2)
+    clock = Clock()
+    server = serve(ttl_s=0.2, clock=clock)  # it looks for idle sessions that often
     open_and_reset(server, 3)
-    deadline_polls = 100
-    while len(server.host.table) and deadline_polls:
-        deadline_polls -= 1
-        server._thread.join(0.05)
-    assert len(server.host.table) == 0 and server.host.table.figures().reaped == 3
+    clock.now += 1
+    deadline = time.monotonic() + 60
+    while len(server.host.table):
+        assert time.monotonic() < deadline, "they are not reaped"
+        time.sleep(0.05)
+    assert server.host.table.figures().reaped == 3
 
 
 def test_the_openapi_document_tells_the_truth_about_the_messages(serve):
     server = serve()
-    document = requests.get(server.address + "/openapi.json", timeout=10).json()
+    document = requests.get(server.address + "/openapi.json", timeout=60).json()
     assert document["openapi"].startswith("3.1")
     assert set(document["paths"]) == {
         "/v1/sessions", "/v1/reset", "/v1/step", "/v1/close", "/v1/expert",

@@ -9,7 +9,6 @@ import time
 
 import psutil
 import pytest
-import requests
 
 from agentgym_env import EnvClient, EnvironmentLost
 from agentgym_env.wire import CloseReply, CreateReply, CreateRequest, SessionRequest, WireError
@@ -77,7 +76,7 @@ def children_of(served):
     return psutil.Process(served.process.pid).children()
 
 
-def next_child(served, seen, timeout_s=20):
+def next_child(served, seen, timeout_s=60):
     """The process that was started since `seen` was filled, which it joins."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -92,10 +91,10 @@ def next_child(served, seen, timeout_s=20):
 
 def kill(process):
     process.kill()
-    process.wait(5)
+    process.wait(60)
 
 
-def open_on_all(client, timeout_s=20):
+def open_on_all(client, timeout_s=60):
     """Sessions on every worker, as soon as all of them serve."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -170,14 +169,20 @@ def test_a_worker_that_cannot_start_again_stops_the_server_with_one_line(start, 
         "(exit status 3); see the lines above"
     )
     assert "Traceback" not in errors and "Fatal Python error" not in errors
-    assert psutil.wait_procs(workers, timeout=5)[1] == []
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
 
 
 @pytest.mark.parametrize(
     ("how", "stdin"),
-    [(signal.SIGTERM, "null"), (signal.SIGINT, "pipe"), (signal.SIGTERM, "closed")],
+    [
+        (signal.SIGINT, "closed"),
+        pytest.param(signal.SIGTERM, "null", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, "pipe", marks=pytest.mark.slow),
+    ],
 )
-def test_a_stop_prints_no_error_whatever_the_standard_input_is(start, tmp_path, how, stdin):
+def test_a_stop_ends_every_process_without_an_error_whatever_the_standard_input_is(
+    start, tmp_path, how, stdin
+):
     (tmp_path / "breakable.py").write_text(BREAKABLE)
     (tmp_path / "without_stdin.py").write_text(WITHOUT_STDIN)
     served = start(
@@ -186,7 +191,9 @@ def test_a_stop_prints_no_error_whatever_the_standard_input_is(start, tmp_path, 
         module="without_stdin" if stdin == "closed" else "agentgym_servers",
     )  # fmt: skip
     served.address()
+    workers = children_of(served)
     assert served.stop(how) == 0
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
     assert "Fatal Python error" not in served.errors and "Traceback" not in served.errors
     assert served.errors.count("serving: stopped") == 2
 
@@ -196,7 +203,7 @@ def test_a_stop_while_the_workers_start_ends_them(start):
     seen = set()
     workers = [next_child(served, seen) for _ in range(2)]
     assert served.stop() == 0
-    assert psutil.wait_procs(workers, timeout=5)[1] == []
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
     assert "Fatal Python error" not in served.errors and "Traceback" not in served.errors
 
 
@@ -217,7 +224,7 @@ async def test_whoever_waits_for_an_answer_is_told_when_the_channel_is_closed(tm
         await channel.close()
         for task in waiting:
             with pytest.raises(ConnectionError):
-                await asyncio.wait_for(task, 5)
+                await task
 
 
 class Part:
@@ -309,43 +316,3 @@ async def test_the_process_that_replaces_a_peer_is_reached_by_the_first_call(tmp
                 await asyncio.sleep(0.001)
         (tmp_path / "1.sock").unlink(missing_ok=True)
     await peer.stop()
-
-
-def test_sessions_wait_for_the_worker_that_has_room_for_them(start):
-    served = start("worlds:Guess", "--port", "0", "--workers", "2", "--max-sessions", "6")
-    with EnvClient(served.address()) as client:
-        client.close_many(client.open_many(6))
-        kill(children_of(served)[1])
-        sessions = client.open_many(6)
-        assert sorted(session.state.name[0] for session in sessions) == list("000111")
-    assert served.stop() == 0
-
-
-def counters(address):
-    """The counters of the whole server, from whichever process answers."""
-    page = requests.get(address + "/metrics", timeout=10, headers={"Connection": "close"}).text
-    rows = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in rows if name != "agentgym_sessions"}
-
-
-def test_counters_never_fall_when_workers_are_killed(start):
-    served = start("worlds:Guess", "--port", "0", "--workers", str(WORKERS))
-    address, before = served.address(), {}
-    pids = {child.pid for child in children_of(served)}
-    for _ in range(WORKERS):
-        with EnvClient(address) as client:
-            sessions = open_on_all(client)
-            step_all(client, sessions)
-        told = counters(address)
-        assert told["agentgym_steps_total"] == before.get("agentgym_steps_total", 0) + WORKERS
-        kill(children_of(served)[0])
-        for _ in range(40):  # while it is away, and when it is back
-            now = counters(address)
-            assert all(now[name] >= value for name, value in told.items()), (told, now)
-            told = now
-        next_child(served, pids)
-        before = told
-    deadline = time.monotonic() + 20
-    while counters(address)["agentgym_restarts_total"] < WORKERS:
-        assert time.monotonic() < deadline, "not every start was counted"
-        time.sleep(0.05)

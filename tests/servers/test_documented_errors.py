@@ -65,14 +65,14 @@ STEP = b'[{"session": "%s", "turn": %s, "action": %s}]'
 )
 def test_what_a_call_is_refused_with(serve, path, body, code):
     server = serve()
-    (created,) = requests.post(server.address + "/v1/sessions", json=[{}], timeout=10).json()
+    (created,) = requests.post(server.address + "/v1/sessions", json=[{}], timeout=60).json()
     name = created["session"]
-    requests.post(server.address + "/v1/reset", json=[{"session": name, "seed": 0}], timeout=10)
+    requests.post(server.address + "/v1/reset", json=[{"session": name, "seed": 0}], timeout=60)
     answer = requests.post(
         server.address + path,
         body.replace(b"NAME", name.encode()),
         headers={"Content-Type": "application/json"},
-        timeout=20,
+        timeout=60,
     )
     told = answer.json()
     error = told[0]["error"] if isinstance(told, list) else told["error"]
@@ -80,7 +80,7 @@ def test_what_a_call_is_refused_with(serve, path, body, code):
     assert error["message"]
     # And nothing is lost by it: the episode goes on.
     body = [{"session": name, "turn": 1, "action": "1"}]
-    assert requests.post(server.address + "/v1/step", json=body, timeout=10).status_code == 200
+    assert requests.post(server.address + "/v1/step", json=body, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}])
@@ -90,8 +90,8 @@ def test_no_token_and_a_wrong_one_are_turned_away(serve, headers):
         if route.path == "/health":
             continue
         answer = requests.request(
-            route.method, server.address + route.path, headers=headers, timeout=10
+            route.method, server.address + route.path, headers=headers, timeout=60
         )
         code = answer.json()["error"]["code"]
         assert (answer.status_code, code) == (documented()["unauthorized"], "unauthorized")
-    assert requests.get(server.address + "/v1/env", headers=TOKEN, timeout=10).ok
+    assert requests.get(server.address + "/v1/env", headers=TOKEN, timeout=60).ok

@@ -24,7 +24,7 @@ from agentgym_servers.web.tasks.scripts import Goto, action_of
 from agentgym_servers.web.text_browser.browser import TextBrowser
 
 WORLD = embedded(0)
-SAMPLED = list(WORLD.tasks)[::37]
+SAMPLED = list(WORLD.tasks)[::101]
 COMMAND = "import typer; from agentgym_servers.web.explore.command import sites as s; typer.run(s)"
 
 
@@ -39,10 +39,10 @@ class Client:
         self.http.cookies.set_policy(_NoCookies())
 
     def post(self, path, value, **headers):
-        return self.http.post(f"{self.panel}{path}", json=value, headers=headers, timeout=20)
+        return self.http.post(f"{self.panel}{path}", json=value, headers=headers, timeout=60)
 
     def get(self, url, **headers):
-        return self.http.get(self.explorer.links.shown(url), headers=headers, timeout=20)
+        return self.http.get(self.explorer.links.shown(url), headers=headers, timeout=60)
 
     def check(self, browser, answer=""):
         """The verdict on a browser's page, sent as the panel's script sends it."""
@@ -64,10 +64,10 @@ class Client:
     def answer(self, request):
         url = self.explorer.links.shown(f"http://{request.host}{request.path}")
         if request.method == "POST":
-            reply = self.http.post(url, self.shown(request.form), allow_redirects=False, timeout=20)
+            reply = self.http.post(url, self.shown(request.form), allow_redirects=False, timeout=60)
         else:
             reply = self.http.get(
-                url, params=self.shown(request.query), allow_redirects=False, timeout=20
+                url, params=self.shown(request.query), allow_redirects=False, timeout=60
             )
         assert "Set-Cookie" not in reply.headers
         location = reply.headers.get("Location")
@@ -139,7 +139,6 @@ def test_a_person_who_does_the_task_is_told_so_and_not_before(client):
 def test_the_sampled_tasks_have_every_kind_of_evaluation():
     kinds = {kind for task in SAMPLED for kind in WORLD.tasks[task].eval.eval_types}
     assert kinds == {"string_match", "url_match", "program_html"}
-    assert len(SAMPLED) == 49
 
 
 def test_a_wrong_answer_is_not_the_goal_and_the_reasons_are_given(client):
@@ -181,7 +180,7 @@ def test_starting_a_task_resets_the_sites(client):
 def test_starting_again_logs_in_who_has_logged_out(client):
     client.post("/start", {"task": "reddit/1014/9"})
     forum = client.explorer.links.shown(HOSTS["reddit"])
-    assert client.http.post(f"{forum}/logout", timeout=20).status_code == 200
+    assert client.http.post(f"{forum}/logout", timeout=60).status_code == 200
     assert ACCOUNTS["reddit"].username not in client.get(forum).text
     client.post("/start", {"task": "reddit/1014/9"})
     assert ACCOUNTS["reddit"].username in client.get(forum).text
@@ -207,7 +206,7 @@ def test_pages_of_other_sites_can_neither_read_nor_send(client):
     task = {"task": "map/1202/11"}
     assert client.post("/start", task, Origin=shop).status_code == 403
     assert client.post("/start", task, Origin=client.panel).status_code == 200
-    plain = client.http.post(f"{client.panel}/start", '{"task": "map/1202/11"}', timeout=20)
+    plain = client.http.post(f"{client.panel}/start", '{"task": "map/1202/11"}', timeout=60)
     assert plain.status_code == 415
 
 
@@ -247,14 +246,14 @@ def test_the_command_serves_until_ctrl_c():
         assert process.stdout is not None
         address = re.match(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
         assert address is not None
-        page = requests.get(address[0], timeout=20)
+        page = requests.get(address[0], timeout=60)
         assert "Kestermere General Hospital" in page.text
         shop = re.findall(r'data-url="([^"]+)"', page.text)[0]
-        assert requests.get(shop, timeout=20).status_code == 200
+        assert requests.get(shop, timeout=60).status_code == 200
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         with pytest.raises(requests.ConnectionError):
-            requests.get(shop, timeout=5)
+            requests.get(shop, timeout=60)
     finally:
         process.kill()
         process.communicate()

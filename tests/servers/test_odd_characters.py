@@ -12,7 +12,6 @@ from agentgym_servers.web.actions.parse import ALL, Action, parse_action
 from agentgym_servers.worlds.webarena import WebArena
 from browsing import needs_chromium
 
-STEPS = 2000
 ODD = (
     # As escapes, which a call's literals decode: pairs, lone surrogates, other odd characters.
     r"\ud83d\ude00", r"\ud800", r"\udc00", r"\udfff\ud83d", r"\x00", r"\u2028", r"\ufeff",
@@ -100,16 +99,18 @@ def play_odd_actions(env: WebArena, steps: int) -> int:
 
 # As with an invalid escape, which is a warning at most where an agent plays.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning")
+@pytest.mark.parametrize("steps", [400, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", ["browsergym", "agentgym"])
-def test_webarena_answers_whatever_characters_are_in_an_action(layout):
+def test_webarena_answers_whatever_characters_are_in_an_action(layout, steps):
     env = WebArena(layout=layout)
     try:
         # Were most of them refused at once, the pages would not have been tried.
-        assert play_odd_actions(env, STEPS) > STEPS / 4
+        assert play_odd_actions(env, steps) > steps / 4
     finally:
         env.close()
 
 
+@pytest.mark.slow
 @needs_chromium
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning")
 def test_a_chromium_answers_whatever_characters_are_in_an_action():
@@ -166,7 +167,10 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize(
     "env_id",
-    [pytest.param(name, marks=[needs_chromium] if "MiniWoB" in name else []) for name in ELSEWHERE],
+    [
+        pytest.param(name, marks=[needs_chromium, pytest.mark.slow] if "MiniWoB" in name else [])
+        for name in ELSEWHERE
+    ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning")
 def test_other_worlds_answer_whatever_characters_are_in_an_action(env_id):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,9 @@ from agentgym_servers.host import request_guard
 from agentgym_servers.host.request_guard import LimitedProtocol
 from hosting import HttpServer, Served
 
+sent = threading.Event()
+"""Whether the client has sent all; the application waits for it where a body is `slow`."""
+
 
 async def app(scope, receive, send):
     body, more = b"", True
@@ -24,20 +26,21 @@ async def app(scope, receive, send):
         body += message.get("body", b"")
         more = message.get("more_body", False)
     if body == b"slow":
-        await asyncio.sleep(1.0)
+        # Whatever was to happen after `HEAD_S` has happened before this ends, however slowly.
+        await asyncio.sleep(2 * request_guard.HEAD_S)
+        await asyncio.to_thread(sent.wait, 120)
     fields = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 
 
 @pytest.fixture
-def connection(monkeypatch) -> Iterator[socket.socket]:
-    """To a server on which a head and the beginning of a body have 0.3 seconds."""
-    monkeypatch.setattr(request_guard, "HEAD_S", 0.3)
+def connection() -> Iterator[socket.socket]:
+    """To a server of the application."""
     # The app needs no sessions.
     server = HttpServer(None, app, http=LimitedProtocol, lifespan="off")
     name, port = server.address.removeprefix("http://").split(":")
-    with socket.create_connection((name, int(port)), timeout=20) as client:
+    with socket.create_connection((name, int(port)), timeout=120) as client:
         yield client
     server.stop()
 
@@ -55,11 +58,13 @@ def replies(client: socket.socket, until: bytes) -> bytes:
     return found
 
 
-def test_a_body_that_the_server_does_not_read_yet_is_not_late(connection):
+def test_a_body_that_the_server_does_not_read_yet_is_not_late(connection, monkeypatch):
+    monkeypatch.setattr(request_guard, "HEAD_S", 0.3)
     first, second = post(b"slow"), post(b"second")
+    # The head of the second request arrives with the first, its body later.
     connection.sendall(first + second[:-6])
-    time.sleep(0.1)  # the head of the second request arrives with the first, its body later
     connection.sendall(second[-6:])
+    sent.set()
     found = replies(connection, b"second")
     assert found.count(b"HTTP/1.1 200") == 2 and b"slow" in found
 
@@ -69,7 +74,7 @@ def test_large_requests_at_once_are_answered_in_order(connection):
     sender = threading.Thread(target=lambda: connection.sendall(b"".join(map(post, bodies))))
     sender.start()
     found = replies(connection, bodies[-1])
-    sender.join(20)
+    sender.join()
     assert found.count(b"HTTP/1.1 200") == 8
     places = [found.index(body) for body in bodies]
     assert places == sorted(places)
@@ -83,10 +88,10 @@ def test_a_request_is_not_carried_out_once_its_connection_is_rejected():
         b"Content-Length: 4\r\n\r\n[{}]"
     )
     for rest in (b"garbage\r\n\r\n", opens * 11):
-        with socket.create_connection((name, int(port)), timeout=20) as client:
+        with socket.create_connection((name, int(port)), timeout=60) as client:
             client.sendall(opens + rest)
             while client.recv(65_536):
                 pass
-    health = requests.get(f"{served.address()}/health", timeout=20).json()
+    health = requests.get(f"{served.address()}/health", timeout=60).json()
     assert health["sessions"] == 0
     assert served.stop() == 0

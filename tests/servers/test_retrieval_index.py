@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from agentgym_env.errors import BadRequest
+from agentgym_servers.worlds.search.retrieval.__main__ import main
 from agentgym_servers.worlds.search.retrieval.bm25_build import Bm25Maker
 from agentgym_servers.worlds.search.retrieval.build import build_index
 from agentgym_servers.worlds.search.retrieval.corpus import Passage, PassageStore, read_manifest
@@ -63,13 +64,14 @@ def test_an_index_holds_every_passage_and_says_what_it_is(tmp_path):
     assert not (index / "building").exists()
 
 
-def test_the_command_says_what_it_made_and_a_second_run_changes_nothing(tmp_path):
+def test_the_command_says_what_it_made_and_a_second_run_changes_nothing(ended, tmp_path):
     corpus = write_corpus(tmp_path / "c.jsonl", FACTS)
     done = run_index(corpus, "--out", tmp_path / "i", "--k1", 0.9, "--b", 0.4)
     assert done.returncode == 0, done.stderr
     assert "4 passages, bm25" in done.stdout and "100%" in done.stderr
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "i").iterdir()}
-    assert run_index(corpus, "--out", tmp_path / "i", "--k1", 0.9, "--b", 0.4).returncode == 0
+    words = ("index", corpus, "--out", tmp_path / "i", "--k1", 0.9, "--b", 0.4)
+    assert ended(main, *words)[0] == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "i").iterdir()} == before
     assert json.loads((tmp_path / "i" / "index.json").read_text())["settings"]["k1"] == 0.9
 
@@ -243,11 +245,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         (["EMPTY", "--encoder", "x"], "--encoder and the prefixes are only for --backend"),
     ],
 )
-def test_a_wrong_command_is_one_line(tmp_path, words, message):
+def test_a_wrong_command_is_an_error_with_its_reason(ended, tmp_path, words, message):
     empty = write_corpus(tmp_path / "empty.jsonl", [])
-    done = run_index(*(empty if w == "EMPTY" else w for w in words), "--out", tmp_path / "i")
-    assert done.returncode == 1
-    assert message in done.stderr.replace("\n", " ") and "Traceback" not in done.stderr
+    words = [str(empty) if word == "EMPTY" else word for word in words]
+    status, errors = ended(main, "index", *words, "--out", tmp_path / "i")
+    assert status == 1
+    assert message in errors.replace("\n", " ")
 
 
 @pytest.mark.slow

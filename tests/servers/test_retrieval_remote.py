@@ -6,12 +6,15 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from listener_client import nobody
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.search.retrieval.corpus import Passage, RetrieverFailed
 from agentgym_servers.worlds.search.retrieval.remote import RemoteRetriever
 from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
-from retrieving import FACTS, bm25_index, served_index, zipf_passages, zipf_queries
+from agentgym_servers.worlds.search.retrieval.search_app import make_search_app
+from hosting import HttpServer
+from retrieving import FACTS, bm25_index, zipf_passages, zipf_queries
 
 
 @pytest.fixture
@@ -49,11 +52,13 @@ def answering():
 def test_our_own_server_gives_what_its_index_gives(tmp_path):
     index = bm25_index(tmp_path, [*FACTS, *zipf_passages(300)])
     queries = [*zipf_queries(50), "naïve 東京", "\ud800", ""]
-    with served_index(index) as served:
-        remote = open_retriever(served.address() + "/")
-        theirs = remote.search(queries, 4)
-        assert remote.search([], 4) == []
-    ours = open_retriever(str(index)).search(queries, 4)
+    retriever = open_retriever(str(index))
+    server = HttpServer(None, make_search_app(retriever, {}))
+    remote = open_retriever(server.address + "/")
+    theirs = remote.search(queries, 4)
+    assert remote.search([], 4) == []
+    server.stop()
+    ours = retriever.search(queries, 4)
     assert [[h.passage for h in hs] for hs in theirs] == [[h.passage for h in hs] for hs in ours]
     scores = [[h.score for h in hs] for hs in theirs]
     assert scores == [[pytest.approx(h.score) for h in hs] for hs in ours]
@@ -74,13 +79,10 @@ def test_an_answer_of_search_r1s_own_servers_is_read(answering):
 
 
 def test_a_server_that_is_dead_is_a_failure_that_names_it():
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    listener.close()
-    with pytest.raises(
-        RetrieverFailed, match=rf"lost: {address} cannot be reached after 2 attempts"
-    ):
-        RemoteRetriever(address, retries=1).search(["a"], 3)
+    with nobody() as place:
+        said = f"lost: http://{place} cannot be reached after 2 attempts"
+        with pytest.raises(RetrieverFailed, match=said):
+            RemoteRetriever(f"http://{place}", retries=1).search(["a"], 3)
 
 
 def test_a_server_that_hangs_is_a_failure_within_the_timeout():

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
+from agentgym_servers.worlds.search.retrieval.__main__ import main
 from agentgym_servers.worlds.search.retrieval.corpus import Hit, RetrieverFailed
 from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
 from agentgym_servers.worlds.search.retrieval.search_app import MAX_HITS, make_search_app
@@ -36,19 +38,19 @@ def address(index):
 
 
 def ask(address, **body):
-    return requests.post(address + "/retrieve", json=body, timeout=10)
+    return requests.post(address + "/retrieve", json=body, timeout=60)
 
 
 def test_search_r1s_documented_curl_example_works(address):
     if shutil.which("curl"):
         command = CURL.replace("ADDRESS", address)
         done = subprocess.run(
-            command, shell=True, capture_output=True, text=True, check=True, timeout=20
+            command, shell=True, capture_output=True, text=True, check=True, timeout=60
         )
         reply = json.loads(done.stdout)
     else:
         reply = requests.post(
-            address + "/retrieve", CURL.partition("-d '")[2][:-1], timeout=10,
+            address + "/retrieve", CURL.partition("-d '")[2][:-1], timeout=60,
             headers={"Content-Type": "application/json"},
         ).json()  # fmt: skip
     python, networks = reply["result"]
@@ -115,20 +117,20 @@ def test_calls_side_by_side_get_their_own_answers(address, index):
 )
 def test_a_bad_body_is_told_what_is_wrong_with_it(address, body, status, message):
     headers = {"Content-Type": "application/json"}
-    reply = requests.post(address + "/retrieve", body, headers=headers, timeout=10)
+    reply = requests.post(address + "/retrieve", body, headers=headers, timeout=60)
     assert reply.status_code == status
     assert message in reply.json()["error"]["message"]
 
 
 def test_other_paths_and_methods_are_refused(address):
-    assert requests.get(address + "/other", timeout=5).json()["error"]["code"] == "unknown_route"
-    refused = requests.get(address + "/retrieve", timeout=5)
+    assert requests.get(address + "/other", timeout=60).json()["error"]["code"] == "unknown_route"
+    refused = requests.get(address + "/retrieve", timeout=60)
     assert (refused.status_code, refused.headers["Allow"]) == (405, "POST")
-    assert requests.post(address + "/health", timeout=5).status_code == 405
+    assert requests.post(address + "/health", timeout=60).status_code == 405
 
 
 def test_health_tells_what_is_served(address):
-    health = requests.get(address + "/health", timeout=5).json()
+    health = requests.get(address + "/health", timeout=60).json()
     assert (health["status"], health["backend"], health["passages"]) == ("ok", "bm25", 2_004)
     assert health["versions"]["bm25s"] and health["corpus"]["sha256"]
 
@@ -141,7 +143,7 @@ class Blocked:
 
     def search(self, queries, k):
         self.asked.set()
-        assert self.let_go.wait(20)
+        assert self.let_go.wait(120)
         return [[Hit(FACTS[0], 1.0)] for _ in queries]
 
 
@@ -150,8 +152,8 @@ def test_health_answers_while_a_search_runs():
     server = HttpServer(None, make_search_app(retriever, {"status": "ok"}))
     with ThreadPoolExecutor(1) as pool:
         reply = pool.submit(ask, server.address, queries=["x"])
-        assert retriever.asked.wait(10)
-        assert requests.get(server.address + "/health", timeout=5).json() == {"status": "ok"}
+        assert retriever.asked.wait(60)
+        assert requests.get(server.address + "/health", timeout=60).json() == {"status": "ok"}
         assert not reply.done()
         retriever.let_go.set()
         assert reply.result().json()["result"][0][0]["id"] == "py"
@@ -163,11 +165,11 @@ def test_a_call_under_way_is_answered_before_the_server_ends():
     server = HttpServer(None, make_search_app(retriever, {"status": "ok"}))
     with ThreadPoolExecutor(2) as pool:
         reply = pool.submit(ask, server.address, queries=["x"])
-        assert retriever.asked.wait(10)
+        assert retriever.asked.wait(60)
         ended = pool.submit(server.stop)
         with pytest.raises(requests.ConnectionError):
             while not ended.done():
-                requests.get(server.address + "/health", timeout=5)
+                requests.get(server.address + "/health", timeout=60)
         assert not reply.done()
         retriever.let_go.set()
         assert reply.result().status_code == 200
@@ -190,7 +192,9 @@ def test_a_search_that_fails_is_a_bad_gateway_with_its_reason():
     assert reply.json()["error"]["message"] == "the disk is gone"
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_a_signal_ends_it_in_order(index, how):
     with served_index(index) as served:
         assert ask(served.address(), queries=["python"]).status_code == 200
@@ -204,11 +208,18 @@ def test_a_signal_ends_it_in_order(index, how):
         (["/no/index"], "there is no index in /no/index; make one with `agentgym index"),
         (["INDEX", "--topk", "0"], "--topk is 1 to 100000, got 0"),
         (["INDEX", "--threads", "0"], "--threads is at least 1, got 0"),
-        (["INDEX", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(index, words, message):
-    with served_index(*(str(index) if w == "INDEX" else w for w in words)) as served:
-        _, errors = served.process.communicate(timeout=20)
-    assert served.process.returncode == 1
-    assert message in errors and "Traceback" not in errors
+def test_what_cannot_be_served_is_an_error_with_its_reason(ended, index, words, message):
+    words = [str(index) if word == "INDEX" else word for word in words]
+    status, errors = ended(main, "serve-retriever", *words)
+    assert status == 1
+    assert message in errors
+
+
+def test_a_port_that_is_taken_is_an_error(ended, index):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, errors = ended(main, "serve-retriever", index, "--port", port)
+    assert status == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in errors

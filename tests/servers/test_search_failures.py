@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from msgspec import to_builtins
 
 from agentgym_env.wire import CreateRequest, ResetRequest, StepRequest
 from agentgym_servers.host.metrics import page
@@ -14,7 +15,8 @@ from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.worlds.search import env as search_env
 from agentgym_servers.worlds.search.corpora import open_world
 from agentgym_servers.worlds.search.env import Search
-from retrieving import bm25_index, served_index
+from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
+from retrieving import bm25_index
 
 GOOD = json.dumps(
     {"result": [[{"document": {"id": "1", "contents": '"Velm"\nA town.'}, "score": 1.5}]]}
@@ -23,15 +25,22 @@ GOOD = json.dumps(
 
 @pytest.fixture
 def answering():
-    """A server whose answer can be set: `server.body`, `server.status`."""
+    """A server whose answer can be set: `server.body`, `server.status`; None hangs up."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(server.status)
-            self.send_header("Content-Length", str(len(server.body)))
+            asked = self.rfile.read(int(self.headers["Content-Length"]))
+            if server.body is None:
+                return
+            if callable(server.body):
+                return self.answer(200, server.body(json.loads(asked)))
+            self.answer(server.status, server.body)
+
+        def answer(self, status, body):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(server.body)
+            self.wfile.write(body)
 
         def log_message(self, *_):
             pass
@@ -60,23 +69,26 @@ def assert_it_failed(step, turn, errors):
     assert (info["success"], info["score"]) == (False, 0.0)
 
 
-def test_a_retriever_that_is_killed_and_comes_back(tmp_path):
-    index = bm25_index(tmp_path, open_world("timezones").passages)
-    with served_index(index) as served:
-        address = served.address()
-        env = search_through(address)
-        assert "Doc 3(" in env.step("<search>Kenya</search>")[0]
+def test_a_retriever_that_is_gone_and_comes_back(answering, tmp_path):
+    retriever = open_retriever(str(bm25_index(tmp_path, open_world("timezones").passages)))
+
+    def found(call):
+        hits = retriever.search(call["queries"], call["topk"])
+        rows = [[{"document": to_builtins(h.passage), "score": h.score} for h in hs] for hs in hits]
+        return json.dumps({"result": rows}).encode()
+
+    answering.body = found
+    env = search_through(answering.address)
+    assert "Doc 3(" in env.step("<search>Kenya</search>")[0]
+    answering.body = None
     for errors in (1, 2):
         assert_it_failed(env.step("<search>Kenya</search>"), 1 + errors, errors)
-    with served_index(index, "--port", address.rpartition(":")[2]) as again:
-        assert again.address() == address
-        observation, reward, *_, info = env.step("<search>Kenya</search>")
-        assert "Doc 3(" in observation
-        assert (reward, info["turn"], info["retrieval_errors"]) == (0.0, 4, 2)
-        while (action := env.expert_action()) is not None and not info["success"]:
-            *_, info = env.step(action)
-            if info["success"]:
-                break
+    answering.body = found
+    observation, reward, *_, info = env.step("<search>Kenya</search>")
+    assert "Doc 3(" in observation
+    assert (reward, info["turn"], info["retrieval_errors"]) == (0.0, 4, 2)
+    while not info["success"] and (action := env.expert_action()) is not None:
+        *_, info = env.step(action)
     assert (info["success"], info["score"]) == (True, 1.0)
     assert env.reset(seed=0)[1]["retrieval_errors"] == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -110,23 +111,15 @@ print(json.dumps([env.reset(seed=s, options={"task": t})[0]
 
 
 def test_texts_are_the_same_in_every_process_and_under_every_hash_seed():
-    texts = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", SHOW],
-                env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin"},
-                capture_output=True,
-                check=True,
-                text=True,
-            ).stdout
-        )
-        for seed in ("0", "1")
-    ]
+    printed = subprocess.run(
+        [sys.executable, "-c", SHOW],
+        env={**os.environ, "PYTHONHASHSEED": "4711"}, capture_output=True, check=True, text=True,
+    ).stdout  # fmt: skip
     env = TextCraft()
     here = [
         env.reset(seed=s, options={"task": t})[0] for s in range(3) for t in env.tasks.ids[::37]
     ]
-    assert texts[0] == texts[1] == here + list(env.tasks.ids)
+    assert json.loads(printed) == here + list(env.tasks.ids)
 
 
 def test_the_book_does_not_depend_on_the_order_of_the_files(tmp_path):
@@ -209,7 +202,7 @@ def test_no_more_than_the_limit_can_be_held():
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.one_of(
         st.text(max_size=60),

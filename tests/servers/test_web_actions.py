@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from agentgym_servers.web.actions.parse import Action, ActionProblem, parse_action, write_call
@@ -117,7 +115,6 @@ def test_what_is_no_action_is_told_what_to_write(text, says):
         "the next action i will perform is ",
     ],
 )
-def test_a_text_of_a_megabyte_is_read_at_once(piece):
-    start = time.perf_counter()
-    parse_action(piece * (1_000_000 // len(piece)))
-    assert time.perf_counter() - start < 0.5
+@pytest.mark.timeout(60)
+def test_a_text_of_a_megabyte_is_read_in_proportion_to_its_length(piece):
+    parse_action(piece * (1_000_000 // len(piece)))  # a part of a second; in the square, hours

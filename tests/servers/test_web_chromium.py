@@ -37,7 +37,9 @@ def both():
         one.close()
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.vital] * (part == 0)) for part in range(PARTS)]
+)
 def test_the_experts_solve_tasks_in_chromium_as_they_do_without(part):
     env = WebArena(backend="chromium")
     without = WebArena(backend="text")
@@ -106,20 +108,22 @@ def kind_of_page(url: str) -> str:
     return f"{parts.netloc}{'/'.join(segments)}?{'&'.join(query)}"
 
 
-PAGES = page_types()
+@pytest.fixture(scope="module")
+def pages():
+    return page_types()
 
 
-def test_there_are_pages_of_every_site():
-    assert len(PAGES) > 100
-    hosts = {urlsplit(url).netloc for url in PAGES.values()}
+def test_there_are_pages_of_every_site(pages):
+    assert len(pages) > 100
+    hosts = {urlsplit(url).netloc for url in pages.values()}
     assert hosts == {urlsplit(base).netloc for base in HOSTS.values()}
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_every_kind_of_page_has_the_same_tree_when_it_is_freshly_loaded(both, part):
+def test_every_kind_of_page_has_the_same_tree_when_it_is_freshly_loaded(both, pages, part):
     chromium, text = both
     different = []
-    for kind, url in sorted(PAGES.items())[part::4]:
+    for kind, url in sorted(pages.items())[part::4]:
         for browser in both:
             assert browser.act(Action("goto", (url,))) == "", kind
         if chromium.tree() != text.tree():

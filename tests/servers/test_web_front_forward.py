@@ -7,7 +7,17 @@ import socketserver
 import threading
 
 import pytest
-from listener_client import CannedSite, ask, connect, rest_of, send, status_of, through
+from listener_client import (
+    CannedSite,
+    ask,
+    connect,
+    nobody,
+    read_exactly,
+    rest_of,
+    send,
+    status_of,
+    through,
+)
 
 from agentgym_servers.web.front.forward_gate import ForwardGate
 from agentgym_servers.web.front.front import Front
@@ -204,11 +214,10 @@ def test_an_answer_that_cannot_be_passed_on_is_told_so(open_to, site, raw):
 
 
 def test_a_site_that_is_not_there_or_too_slow_is_told_so(open_to, site):
-    with CannedSite() as gone:
-        pass
-    assert ask(open_to(gone.base), f"{gone.base}/").status == 502
+    with nobody() as gone:
+        assert ask(open_to(f"http://{gone}"), f"http://{gone}/").status == 502
     patience = threading.Event()
-    site.answers["/"] = lambda handler: patience.wait(10)
+    site.answers["/"] = lambda handler: patience.wait(60)
     assert ask(open_to(site.base, forward_s=0.05), f"{site.base}/").status == 504
     patience.set()
 
@@ -218,13 +227,13 @@ def test_a_slow_site_holds_up_nobody(listener, site):
 
     def slow(handler):
         asked.set()
-        go_on.wait(10)
+        go_on.wait(60)
         handler.wfile.write(canned(b"slow"))
 
     site.answers["/slow"] = slow
     with connect(listener) as client:
         client.sendall(f"GET {site.base}/slow HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
-        assert asked.wait(10)
+        assert asked.wait(60)
         assert ask(listener, f"{site.base}/").body == b"home"
         go_on.set()
         assert rest_of(client).endswith(b"slow")
@@ -235,13 +244,13 @@ def test_a_listener_closes_while_a_site_is_being_asked(open_to, site):
 
     def slow(handler):
         asked.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     site.answers["/"] = slow
     listener = open_to(site.base)
     with connect(listener) as client:
         client.sendall(f"GET {site.base}/ HTTP/1.1\r\n\r\n".encode())
-        assert asked.wait(10)
+        assert asked.wait(60)
         listener.close()
         assert client.recv(1) == b""
     go_on.set()
@@ -328,12 +337,10 @@ def test_a_tunnel_leads_to_an_https_site(open_to, echo):
     listener = open_to(f"https://{echo}/path")
     with connect(listener) as client:
         client.sendall(f"CONNECT {echo} HTTP/1.1\r\nHost: {echo}\r\n\r\nearly ".encode())
-        read = b""
-        while not read.endswith(b"EARLY "):
-            read += client.recv(1000)
-        assert read == b"HTTP/1.1 200 Connection established\r\n\r\nEARLY "
+        told = b"HTTP/1.1 200 Connection established\r\n\r\nEARLY "
+        assert read_exactly(client, len(told)) == told
         client.sendall(b"late")
-        assert client.recv(1000) == b"LATE"
+        assert read_exactly(client, 4) == b"LATE"
         client.shutdown(1)
         assert rest_of(client) == b""
 
@@ -351,9 +358,9 @@ def test_tunnels_lead_nowhere_else(open_to, echo, site):
 def test_a_default_port_need_not_be_told(open_to):
     listener = open_to("https://127.0.0.77", "http://127.0.0.77/admin")
     for url in ("http://127.0.0.77/", "http://127.0.0.77:80/"):
-        assert ask(listener, url).status == 502
+        assert ask(listener, url).status != 403  # whether or not something listens there
     assert ask(listener, "http://127.0.0.77:443/").status == 403
-    assert ask(listener, "127.0.0.77:443", "CONNECT").status == 502
+    assert ask(listener, "127.0.0.77:443", "CONNECT").status != 403
     assert ask(listener, "127.0.0.77:80", "CONNECT").status == 403
 
 
@@ -363,10 +370,8 @@ def test_a_sites_name_is_compared_without_its_case():
 
 
 def test_a_tunnel_to_nobody_is_told_so(open_to):
-    with CannedSite() as gone:
-        pass
-    listener = open_to(gone.base.replace("http", "https"))
-    assert ask(listener, gone.base[7:], "CONNECT").status == 502
+    with nobody() as gone:
+        assert ask(open_to(f"https://{gone}"), gone, "CONNECT").status == 502
 
 
 def test_a_tunnel_ends_when_it_is_idle_and_when_the_listener_is_closed(open_to, echo):
@@ -375,7 +380,7 @@ def test_a_tunnel_ends_when_it_is_idle_and_when_the_listener_is_closed(open_to, 
     listener = open_to(f"https://{echo}")
     with connect(listener) as client:
         client.sendall(asked + b"a")
-        while not client.recv(1000).endswith(b"A"):
-            pass
+        told = b"HTTP/1.1 200 Connection established\r\n\r\nA"
+        assert read_exactly(client, len(told)) == told
         listener.close()
         assert client.recv(1) == b""

@@ -120,6 +120,7 @@ def test_attackers_exploit_the_original_rules_only(world, finds):
     assert {e.kind for r in reports.values() for e in r.exploits} <= {"blind success"}
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_chromium_is_judged_by_the_same_rules():
     env = WebArena(backend="chromium")

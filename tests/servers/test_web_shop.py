@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import sqlite3
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -51,14 +49,13 @@ def test_the_same_seed_makes_the_same_bytes_and_another_seed_does_not():
     assert blob_of(1) != BLOB
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "4711"])
-def test_another_process_makes_the_same_bytes(hash_seed):
+def test_another_process_makes_the_same_bytes():
     program = (
         "import hashlib; from agentgym_servers.web.sites.pages import freeze;"
         "from agentgym_servers.web.sites.shop.shop import SHOP;"
         "print(hashlib.sha256(freeze(SHOP.make_database(0))).hexdigest())"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)}
+    environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": ":".join(sys.path)}
     told = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True
     )
@@ -80,21 +77,10 @@ def test_the_data_is_as_large_as_a_small_shop_and_fits_a_small_blob():
     assert len(BLOB) < 600_000
 
 
-def test_a_session_begins_in_a_few_milliseconds_at_most():
-    fastest = 1.0
-    for _ in range(20):
-        begun = time.perf_counter()
-        database = sqlite3.connect(":memory:")
-        database.deserialize(BLOB)
-        database.execute("SELECT 1 FROM visit").fetchone()
-        fastest = min(fastest, time.perf_counter() - begun)
-        database.close()
-    assert fastest < 0.005
-
-
-def test_every_link_that_can_be_reached_leads_to_a_page():
-    reader, todo, seen = Reader(shop_session()), ["__SHOPPING__/", "__SHOPPING_ADMIN__"], set()
-    while todo:
+def crawl(reader, most):
+    """The addresses of the shop that were followed, each of which leads to a page."""
+    todo, seen = ["__SHOPPING__/", "__SHOPPING_ADMIN__"], set()
+    while todo and len(seen) < most:
         url = todo.pop()
         if url in seen or "logout" in url:
             continue
@@ -102,6 +88,16 @@ def test_every_link_that_can_be_reached_leads_to_a_page():
         reader.goto(url)
         assert reader.status == 200, url
         todo.extend(reader.links())
+    return seen
+
+
+def test_links_lead_to_pages():
+    assert len(crawl(Reader(shop_session()), 250)) == 250
+
+
+@pytest.mark.slow
+def test_every_link_that_can_be_reached_leads_to_a_page():
+    seen = crawl(Reader(shop_session()), 10**6)
     assert len(seen) > 1400
     assert sum("admin.test" in url for url in seen) > 900
 
@@ -163,7 +159,7 @@ def test_what_a_page_shows_is_escaped():
     assert reader.field("Search").get("value") == words
 
 
-def test_a_hundred_sessions_at_the_same_addresses_see_only_their_own_carts():
+def test_thirty_sessions_at_the_same_addresses_see_only_their_own_carts():
     query = "SELECT slug, quantity FROM product WHERE colours = '' ORDER BY quantity DESC"
     slug, stock = Reader(shop_session()).rows(query)[0]
 
@@ -174,9 +170,9 @@ def test_a_hundred_sessions_at_the_same_addresses_see_only_their_own_carts():
         return reader.page.xpath("//table[contains(@class, 'cart')]//input/@value")
 
     with ThreadPoolExecutor(8) as pool:
-        carts = list(pool.map(fill_cart, range(100)))
-    assert carts == [[str(1 + index % stock)] for index in range(100)]
-    assert stock > 50
+        carts = list(pool.map(fill_cart, range(30)))
+    assert carts == [[str(1 + index % stock)] for index in range(30)]
+    assert stock > 30
 
 
 @pytest.mark.parametrize(
@@ -201,7 +197,7 @@ def test_the_admins_pages_are_on_its_own_host_only():
     assert Reader(shop_session()).goto("http://admin.test/checkout/cart/").status == 404
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     method=st.sampled_from(("GET", "POST", "HEAD", "PUT", "")),
     host=st.sampled_from((SHOP_HOST, ADMIN_HOST)),

@@ -78,6 +78,7 @@ def test_without_the_package_it_is_said_what_to_type(monkeypatch):
 
 
 @needs_package
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expected", "answer", "score"),
     [
@@ -98,7 +99,14 @@ def test_the_package_judges_our_tasks_on_our_requests(expected, answer, score):
 
 
 @needs_package
-@pytest.mark.parametrize("task", ["shopping/7101/0", "shopping_admin/7310/4", "reddit/1011/10"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "shopping/7101/0",
+        pytest.param("shopping_admin/7310/4", marks=pytest.mark.slow),
+        pytest.param("reddit/1011/10", marks=pytest.mark.slow),
+    ],
+)
 def test_an_experts_trace_is_a_task_for_the_package_which_nothing_else_passes(task):
     env = WebArena()
     env.reset(seed=0, options={"task": task})
