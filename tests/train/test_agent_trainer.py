@@ -25,15 +25,18 @@ from agentgym_train.runs.preflight import resumed_config
 from agentgym_train.trainers.run_summary import policy_options
 from agentgym_train.trainers.trainer import _text
 from tests.train.command import Command, finish
-from tests.train.small import textcraft_tokenizer, tiny_model
+from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
 from tests.train.test_imitation_run import save_episodes
 
+pytestmark = pytest.mark.usefixtures("textcraft_server")
 SHORT = {
-    "horizon": [4], "steps": 2, "prompts_per_step": 4, "num_generations": 4, "turn_max_tokens": 40,
+    "horizon": [2], "steps": 2, "prompts_per_step": 2, "num_generations": 2, "turn_max_tokens": 8,
     "max_tokens": 2048, "instruction": "", "learning_rate": 1e-2, "eval_per_category": 1,
     "eval_before": False, "eval_after": False, "save_every": 1,
 }  # fmt: skip
 TEXTCRAFT = "agentgym/TextCraft-v0"
+UNEVEN = "tests.train.uneven:Uneven"
+"""A random policy gets different rewards there, so that it is trained."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,8 @@ class StopAt(TrainerCallback):
 
 
 @pytest.fixture(scope="module")
-def policy():
-    """One that solves some tasks, so that it is trained."""
-    return str(Path(__file__).parents[2] / "examples" / "train" / "textcraft" / "warm_policy")
+def policy(tmp_path_factory):
+    return save_tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 def weights(folder):
@@ -81,40 +83,45 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
-def test_a_trainer_in_python_gives_the_weights_of_the_command(tmp_path, policy):
-    short = {**SHORT, "num_generations": 8}  # large groups: some episodes of one group succeed
-    args = RLConfig(output_dir=str(tmp_path / "python"), **short)
-    with AgentTrainer(model=policy, env=TEXTCRAFT, args=args) as trainer:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, policy):
+    """(its folder, its callback, what training returned, its report) of a run from Python."""
+    folder, callback = tmp_path_factory.mktemp("whole"), StopAt(9)
+    args = RLConfig(output_dir=str(folder / "run"), **SHORT)
+    with AgentTrainer(model=policy, env=UNEVEN, args=args, callbacks=[callback]) as trainer:
         metrics = trainer.train()
         report = trainer.evaluate(samples=2)
-        trainer.save_model(tmp_path / "saved")
+        trainer.save_model(folder / "saved")
+    return folder, callback, metrics, report
+
+
+def test_a_trainer_in_python_gives_the_weights_of_the_command(tmp_path, policy, whole):
+    folder, _, metrics, report = whole
     assert metrics["step"] == 2 and {"reward", "success", "turns"} <= metrics.keys()
-    assert report.episodes == 2 * len({"depth 1", "depth 2", "depth 3", "depth 4"}) > 0
+    assert report.episodes == 2 * report.tasks > 0
     file = tmp_path / "rl.yaml"
-    values = {"model": policy, "env": TEXTCRAFT, "output_dir": str(tmp_path / "command"), **short}
+    values = {"model": policy, "env": UNEVEN, "output_dir": str(tmp_path / "command"), **SHORT}
     file.write_text(yaml.safe_dump(values))
     status, output = finish(Command("train", file))
     assert status == 0, output
     trained = weights(tmp_path / "command" / "model")
-    assert same(weights(tmp_path / "python" / "model"), trained)
-    assert same(weights(tmp_path / "saved"), trained)
+    assert same(weights(folder / "run" / "model"), trained)
+    assert same(weights(folder / "saved"), trained)
     assert not same(trained, weights(Path(policy)))
-    plain = [json.loads((tmp_path / name / "run.json").read_text()) for name in
-             ("python", "command")]  # fmt: skip
+    plain = [RunStore.open(run).read_json("run.json") for run in
+             (folder / "run", tmp_path / "command")]  # fmt: skip
     assert {**plain[0]["config"], "output_dir": ""} == {**plain[1]["config"], "output_dir": ""}
 
 
-def test_a_stopped_run_continues_bit_exactly(tmp_path, policy):
-    def run(name, *stops):
-        args = RLConfig(model=policy, env=TEXTCRAFT, output_dir=str(tmp_path / name), **SHORT)
-        for number, stop in enumerate(stops):
-            with AgentTrainer(args=args, callbacks=[stop]) as trainer:
-                trainer.train(resume_from_checkpoint=number > 0)
-        return weights(tmp_path / name / "model")
-
-    whole, (first, rest) = StopAt(9), (StopAt(1), StopAt(9))
-    assert same(run("whole", whole), run("parts", first, rest))
-    assert (whole.seen, first.seen, rest.seen) == ([1, 2], [1], [2])
+def test_a_stopped_run_continues_bit_exactly(tmp_path, policy, whole):
+    args = RLConfig(model=policy, env=UNEVEN, output_dir=str(tmp_path / "parts"), **SHORT)
+    first, rest = StopAt(1), StopAt(9)
+    for number, stop in enumerate((first, rest)):
+        with AgentTrainer(args=args, callbacks=[stop]) as trainer:
+            trainer.train(resume_from_checkpoint=number > 0)
+    folder, unbroken, *_ = whole
+    assert same(weights(folder / "run" / "model"), weights(tmp_path / "parts" / "model"))
+    assert (unbroken.seen, first.seen, rest.seen) == ([1, 2], [1], [2])
 
 
 def test_algorithm_horizon_agent_and_model_are_passed_as_objects(tmp_path):

@@ -78,7 +78,18 @@ def model_of(name: str):
     return model.eval()
 
 
-@pytest.mark.parametrize("name", [*SAMPLED, *PLAIN])
+USUAL = {
+    "gemma2", "gpt2", "gpt_neox", "gpt_oss", "llama", "mistral_window", "mixtral", "qwen3",
+    "qwen3_moe", "qwen3_next",
+}  # fmt: skip
+"""Models of the default tests; the others are slow for their number."""
+
+
+def of_each(names):
+    return [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("name", of_each([*SAMPLED, *PLAIN]))
 def test_two_turns_have_the_logprobs_of_a_full_forward(name):
     model = model_of(name)
     engine, names = HFEngine(model, 0), list(range(len(PROMPTS)))
@@ -94,7 +105,7 @@ def test_two_turns_have_the_logprobs_of_a_full_forward(name):
         assert turn.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", of_each(SAMPLED))
 def test_an_update_scores_a_batch_as_the_model_does_each_episode(name):
     model, rows = model_of(name), episodes(6)
     with torch.no_grad():

@@ -26,7 +26,7 @@ def test_episodes_are_for_the_step_they_were_begun_for_and_outlive_a_process(tmp
     ahead, gate = AsyncRollouts(), threading.Event()
     assert ahead.take(0) is None
     played = StepEpisodes([episode(0)], [episode(1)])
-    ahead.begin(1, lambda: played if gate.wait(5) else None)
+    ahead.begin(1, lambda: played if gate.wait(120) else None)
     gate.set()
     ahead.save(tmp_path / "checkpoint-1", rank=0)
     assert ahead.take(1) == played and ahead.take(1) is None
@@ -40,7 +40,7 @@ def test_episodes_are_for_the_step_they_were_begun_for_and_outlive_a_process(tmp
 
 def test_what_is_under_way_is_given_up_and_what_broke_is_raised():
     ahead, gate = AsyncRollouts(), threading.Event()
-    ahead.begin(1, lambda: gate.wait(30) and [])
+    ahead.begin(1, lambda: gate.wait(120) and [])
     ahead.close(gate.set)
     broken = AsyncRollouts()
     broken.begin(1, lambda: [1 / 0])

@@ -16,6 +16,8 @@ from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.runner import RolloutRunner
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
+OWN = {"legacy": False}
+"""Settings of a server that is not the one that other tests share."""
 
 
 def killing(pid: int, once: list[int]):
@@ -45,7 +47,7 @@ def starts(rollout_runner: RolloutRunner, count: int) -> list[EpisodeSpec]:
 
 @pytest.mark.timeout(300)
 def test_a_killed_local_server_is_replaced_and_its_episodes_are_recorded_and_played_again():
-    with RolloutRunner(TEXTCRAFT) as rollout_runner:
+    with RolloutRunner(TEXTCRAFT, env_kwargs=OWN) as rollout_runner:
         dead = rollout_runner.server.process.pid
         chosen = starts(rollout_runner, 6)
         played = rollout_runner.collect(killing(dead, []), chosen, horizon=50)
@@ -60,7 +62,7 @@ def test_a_killed_local_server_is_replaced_and_its_episodes_are_recorded_and_pla
 
 @pytest.mark.timeout(300)
 def test_episodes_on_a_killed_server_of_someone_else_come_back_lost_with_their_error():
-    server = local_server(TEXTCRAFT)
+    server = local_server(TEXTCRAFT, OWN)
     with RolloutRunner(TEXTCRAFT, [server.address]) as rollout_runner:
         chosen = starts(rollout_runner, 4)
         played = rollout_runner.collect(killing(server.process.pid, []), chosen, horizon=50)

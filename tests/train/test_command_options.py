@@ -26,6 +26,7 @@ from agentgym_train.config.options import (
 from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.config.worlds import RLWorld, World
 
+pytestmark = pytest.mark.usefixtures("textcraft_server")
 SHORT = ["--env", "textcraft", "--policy", "expert", "--horizon", "40"]
 SHORT_COLLECT = ["collect", *SHORT, "--out", "unused"]
 SCALE = "{wrapper: agentgym_env.wrappers:ScaleReward, scale: 2}"

@@ -12,6 +12,7 @@ from agentgym_train.config.methods import config_from
 from agentgym_train.trainers.advantages import ImportanceSampling, drift
 from tests.train.test_trainer import first_task, guesses, train_one_step
 
+pytestmark = pytest.mark.usefixtures("guess_server")
 TRAINER = torch.tensor([[-1.0, -2.0, -9.0], [-0.5, -0.5, -7.0]])
 ENGINE = torch.tensor([[-1.5, -1.0, -1.0], [-0.5, -3.0, -1.0]])
 MASK = torch.tensor([[True, True, False], [True, True, False]])
@@ -74,7 +75,7 @@ def test_the_drift_is_of_the_sampled_tokens_alone():
 
 def test_an_engine_with_probabilities_of_its_own_is_weighed_in_a_step(tmp_path):
     # The scripted engine says -0.5 for every token, which is not what the policy says.
-    task = first_task(tmp_path)
+    task = first_task()
     wrong = next(n for n in "123456" if n not in (task, "2"))
     script = [wrong, task, wrong, wrong]
     plain, before = train_one_step(tmp_path / "plain", guesses(script))

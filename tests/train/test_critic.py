@@ -13,6 +13,7 @@ from agentgym_train.trainers.update import PackedUpdate
 from tests.train.ragged_rows import episodes, llama, make_trainer, padded
 from tests.train.test_trainer import first_task, guesses, train_one_step
 
+pytestmark = pytest.mark.usefixtures("guess_server")
 RATE = 0.05
 
 
@@ -129,7 +130,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
 def test_the_first_step_of_ppo_is_that_of_reinforce_with_whitened_returns(tmp_path, algorithm):
     # A critic that starts at 0 gives GAE nothing to subtract; lambda and gamma are 1.
     arguments = {"gamma": 1.0, "lam": 1.0, "critic_learning_rate": 0.1}
-    script = [first_task(tmp_path), "9", "8", "9"]
+    script = [first_task(), "9", "8", "9"]
     trainer, _ = train_one_step(
         tmp_path / "a", guesses(script), algorithm=algorithm, algorithm_args=arguments
     )
@@ -147,7 +148,7 @@ def test_the_first_step_of_ppo_is_that_of_reinforce_with_whitened_returns(tmp_pa
 
 def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tmp_path):
     trainer, before = train_one_step(
-        tmp_path, guesses([first_task(tmp_path), "9", "8", "9"]), algorithm="ppo", beta=0.0,
+        tmp_path, guesses([first_task(), "9", "8", "9"]), algorithm="ppo", beta=0.0,
         algorithm_args={"critic_warmup": 1, "critic_learning_rate": 0.1},
         trainer_args={"weight_decay": 0.1, "save_strategy": "no", "bf16": False},
     )  # fmt: skip
@@ -162,7 +163,7 @@ def test_a_lost_episode_is_in_nothing_that_trains(tmp_path, algorithm):
     # The same three episodes, with and without a fourth that was lost.
     with_lost, _ = train_one_step(
         tmp_path / "a",
-        guesses([first_task(tmp_path), "9", "8", "9"], lost={3, 4, 5}),
+        guesses([first_task(), "9", "8", "9"], lost={3, 4, 5}),
         algorithm=algorithm,
     )
     assert with_lost.state.log_history[0]["lost"] == 1

@@ -81,22 +81,28 @@ def test_adapters_that_are_no_plain_lora_are_refused():
 
 async def test_an_update_waits_for_turns_and_turns_wait_for_the_update():
     gate, happened = UpdateGate(), []
+    ends = {name: asyncio.Event() for name in "abc"}
 
-    async def turn(name, seconds):
+    async def turn(name):
         async with gate.turn():
             happened.append(f"{name} begins")
-            await asyncio.sleep(seconds)
+            await ends[name].wait()
             happened.append(f"{name} ends")
 
     async def update():
         async with gate.update():
             happened.append("update")
 
-    early = [asyncio.create_task(turn("a", 0.02)), asyncio.create_task(turn("b", 10))]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    others = [asyncio.create_task(update()), asyncio.create_task(turn("c", 0))]
-    await asyncio.sleep(0.05)
+    async def a_few_turns_of_the_loop():
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    early = [asyncio.create_task(turn("a")), asyncio.create_task(turn("b"))]
+    await a_few_turns_of_the_loop()
+    others = [asyncio.create_task(update()), asyncio.create_task(turn("c"))]
+    for name in "ca":
+        ends[name].set()
+    await a_few_turns_of_the_loop()
     assert happened == ["a begins", "b begins", "a ends"]
     early[1].cancel()  # a turn that was given up counts no more
     await asyncio.gather(*others)

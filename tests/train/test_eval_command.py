@@ -63,7 +63,6 @@ def test_the_same_evaluation_twice_gives_the_same_figures(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.vital
 def test_killed_in_the_middle_it_goes_on_and_no_finished_episode_is_played_again(tmp_path):
     run(tmp_path, *MANY, "--out", "whole")
     store = tmp_path / "killed"

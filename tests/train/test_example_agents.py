@@ -17,6 +17,7 @@ from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from tests.train.templates import APPEND_ONLY, tokenizer_with
 
+pytestmark = pytest.mark.usefixtures("guess_server")
 ROOT = Path(__file__).parents[2]
 
 

@@ -165,12 +165,18 @@ def test_the_main_grid_runs_seed_after_seed(lab, tmp_path):
     assert len(starts) == 7, "runs of different seeds differ in nothing else"
 
 
-def test_every_part_has_cells_with_names_and_folders_of_their_own(lab, tmp_path):
-    plan = lab["plan"]
-    cells = [cell for part in plan.PARTS.values() for cell in part(plan.Study(tmp_path))]
+@pytest.fixture(scope="module")
+def study_of_all(lab, tmp_path_factory):
+    """(the study, the cells of all its parts)"""
+    made = lab["plan"].Study(tmp_path_factory.mktemp("study"))
+    return made, [cell for part in lab["plan"].PARTS.values() for cell in part(made)]
+
+
+def test_every_part_has_cells_with_names_and_folders_of_their_own(study_of_all):
+    made, cells = study_of_all
     for values in ([cell.name for cell in cells], [cell.path for cell in cells]):
         assert len(set(values)) == len(values)
-    assert all(cell.path == tmp_path / cell.name for cell in cells)
+    assert all(cell.path == made.out / cell.name for cell in cells)
     stages = {cell.labels["tag"]: cell.config.horizon for cell in cells if "stages" in cell.labels}
     assert len(stages) == 7 and stages["10-20-30-x1"] == [11, 21, 32]
 
@@ -186,16 +192,15 @@ def test_a_result_of_another_plan_is_not_taken(lab, tmp_path):
         cell.result()
 
 
-def test_published_cells_are_those_of_the_plan(lab, tmp_path):
+def test_published_cells_are_those_of_the_plan(lab, study_of_all, tmp_path):
     plan, digest = lab["plan"], lab["cell"].digest
-    planned = {
-        c.name: digest(c.plan) for part in plan.PARTS.values() for c in part(plan.Study(tmp_path))
-    }
+    planned = {cell.name: digest(cell.plan) for cell in study_of_all[1]}
     assert {c["name"]: c["plan"] for c in published(lab)["cells"]} == planned
     trial = next(plan.main_grid(plan.Study(tmp_path, trial=True)))
     assert digest(trial.plan) != planned[trial.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -217,6 +222,7 @@ def test_a_wrong_command_of_the_study_says_what_is_wrong(
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["{", "{}", "[]"])
 def test_a_damaged_file_of_the_study_is_named(lab, tmp_path, monkeypatch, capsys, text):
     folder = tmp_path / "main" / "tower-grpo-short-11"
@@ -332,7 +338,7 @@ def test_cells_that_were_run_elsewhere_are_not_run_again(lab, tmp_path):
     shutil.copy(FOLDER / "results" / lab["analysis"].SUMMARY, tmp_path)
     words = ["--part", "main", "--world", "tower", "--out", str(tmp_path)]
     command = [sys.executable, str(FOLDER / "study.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list(tmp_path.glob("main/*")) and (tmp_path / "tables.md").is_file()
 
@@ -350,7 +356,7 @@ def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     name = "main/tower-grpo-stepwise-11"
     command = study("--part", "main,scaling", "--schedule", "stepwise", out=whole)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((whole / "summary.json").read_text())
     assert [cell["schedule"] for cell in summary["cells"]] == ["stepwise"]
@@ -362,7 +368,7 @@ def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         checkpoint = killed / name / "checkpoints" / "checkpoint-1" / "horizon.json"
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 800
         while not checkpoint.is_file():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
@@ -370,7 +376,7 @@ def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert not (killed / name / "result.json").exists()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = (
         json.loads((folder / name / "result.json").read_text()) for folder in (whole, killed)
@@ -382,10 +388,12 @@ def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
     # As after a kill during the last evaluation: the checkpoint of the last step is there.
     for left in (killed / name / "result.json", killed / "summary.json"):
         left.unlink()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     third = json.loads((killed / name / "result.json").read_text())
     assert third["training"]["step"] == first["training"]["step"]
     assert third["evaluations"] == first["evaluations"] and third["final"] == first["final"]
-    done = subprocess.run([*command, "temperature=0.5"], capture_output=True, text=True, timeout=99)
+    done = subprocess.run(
+        [*command, "temperature=0.5"], capture_output=True, text=True, timeout=800
+    )
     assert done.returncode == 2 and "another plan" in done.stdout

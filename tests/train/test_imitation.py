@@ -65,9 +65,9 @@ def test_no_episode_to_learn_from_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "layout",
     [
-        {"packing": False, "max_tokens_per_microbatch": 1},
+        pytest.param({"packing": False, "max_tokens_per_microbatch": 1}, marks=pytest.mark.slow),
         {"packing": False, "max_tokens_per_microbatch": 400},
-        {"packing": True},
+        pytest.param({"packing": True}, marks=pytest.mark.slow),
         {"packing": True, "max_tokens_per_microbatch": 500},
     ],
     ids=["a row a pass", "padded", "packed in one row", "packed in passes"],

@@ -91,7 +91,6 @@ def test_a_run_leaves_its_summary_metrics_curves_and_model(whole):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("method", ["sft", "dpo"])
-@pytest.mark.vital
 def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, method):
     """Past its first epoch, so the second's order has to be the same too."""
     for name in ("unbroken", "killed"):

@@ -14,6 +14,7 @@ from agentgym_train.trainers.trainer import pieces_of
 from tests.train.small import textcraft_tokenizer
 from tests.train.test_trainer import first_task, guesses, train_one_step
 
+pytestmark = pytest.mark.usefixtures("guess_server")
 ROWS = [
     Tokens([1, 2, 70_000], [5, 6, 7], [1, 0, 1], [-0.25, 0.0, -1.5], [3, -1, 4], [1, 3]),
     Tokens([9], [8], [1], [-0.125], [5], [1]),
@@ -57,7 +58,7 @@ def test_pieces_join_to_the_text_they_are_of(tmp_path):
 
 def trained(tmp_path, **changes):
     """(trainer, its store, what was kept) of one step with a group of four."""
-    task = first_task(tmp_path)
+    task = first_task()
     wrong = next(n for n in "123456" if n not in (task, "2"))
     trainer, _ = train_one_step(tmp_path, guesses([wrong, task, wrong, wrong]), **changes)
     kept, broken = read_lines(trainer.store.path / "tokens" / "train.jsonl", StoredTokens)
@@ -106,7 +107,7 @@ def test_none_keeps_nothing(tmp_path):
 
 
 def test_a_lost_episode_has_a_line_of_its_own(tmp_path):
-    task = first_task(tmp_path)
+    task = first_task()
     wrong = next(n for n in "123456" if n not in (task, "2"))
     trainer, _ = train_one_step(
         tmp_path, guesses([wrong, task, wrong, wrong], lost={3, 4, 5}), keep_tokens="all"

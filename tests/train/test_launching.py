@@ -94,7 +94,6 @@ def test_two_processes_with_unequal_episodes_finish_and_keep_every_episode(one_a
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-@pytest.mark.vital
 def test_two_processes_are_the_run_of_one(one_and_two):
     weights = [load_file(path / "model" / "model.safetensors") for path in one_and_two.values()]
     start = load_file(one_and_two[1].parent / "policy" / "model.safetensors")

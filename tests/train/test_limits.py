@@ -9,6 +9,7 @@ import pytest
 from agentgym_env.errors import teaches
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec, RolloutLimits
+from tests.train.conftest import LEAP_S
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 from worlds import Trouble
 
@@ -44,10 +45,18 @@ async def test_calls_to_environments_have_a_limit_of_their_own():
     assert max(most) == 2 and len(most) == 8
 
 
-async def test_an_episode_whose_policy_is_too_slow_ends_there_and_teaches_what_it_did(make_host):
-    host = make_host()
-    engine = Waiting(wrong_then(9), lambda prompt, turn: NEVER if turn == 2 else None)
-    loop = rollouts(host, engine.actors(), episode_timeout_s=0.1)
+async def test_an_episode_whose_policy_is_too_slow_ends_there_and_teaches_what_it_did(
+    make_host, leap_when
+):
+    host, begun = make_host(), []
+
+    def wait(prompt, turn):
+        begun.append(turn)
+        return NEVER if turn == 2 else None
+
+    engine = Waiting(wrong_then(9), wait)
+    loop = rollouts(host, engine.actors(), episode_timeout_s=60.0)
+    leap_when(lambda: 2 in begun, asyncio.get_running_loop())
     (cut,) = await loop.collect([EpisodeSpec("5", 0)], 9)
     assert (cut.outcome, len(cut.turns), cut.error, cut.attempts) == ("policy_timeout", 2, None, 1)
     assert teaches(cut.outcome)
@@ -55,11 +64,12 @@ async def test_an_episode_whose_policy_is_too_slow_ends_there_and_teaches_what_i
     assert (len(host.table), engine.live) == (0, set())
 
 
-async def test_an_episode_whose_world_is_too_slow_is_lost_and_not_tried_again(make_host):
+async def test_an_episode_whose_world_is_too_slow_is_lost_and_not_tried_again(make_host, leap_when):
     host = make_host()
     SilentWorld.steps = 0
     engine = Waiting(wrong_then(9), lambda prompt, turn: None)
-    loop = rollouts(host, engine.actors(), transport=SilentWorld, episode_timeout_s=0.1)
+    loop = rollouts(host, engine.actors(), transport=SilentWorld, episode_timeout_s=60.0)
+    leap_when(lambda: SilentWorld.steps, asyncio.get_running_loop())
     (lost,) = await loop.collect([EpisodeSpec("5", 0)], 9)
     assert (lost.outcome, lost.turns, lost.tokens, lost.attempts) == (
         "environment_lost", [], None, 1,
@@ -68,29 +78,39 @@ async def test_an_episode_whose_world_is_too_slow_is_lost_and_not_tried_again(ma
     assert (SilentWorld.steps, len(host.table)) == (1, 0)
 
 
-async def test_a_sampled_turn_that_the_world_left_unanswered_keeps_its_tokens(make_host):
+async def test_a_sampled_turn_that_the_world_left_unanswered_keeps_its_tokens(make_host, leap_when):
     """The policy took most of the time, and the clock ran out in the world."""
-    slow = asyncio.Event()
-    engine = Waiting(wrong_then(9), lambda prompt, turn: slow)
-    asyncio.get_running_loop().call_later(0.3, slow.set)
-    loop = rollouts(make_host(), engine.actors(), transport=SilentWorld, episode_timeout_s=0.4)
-    (cut,) = await loop.collect([EpisodeSpec("5", 0)], 9)
+    loop, slow, begun = asyncio.get_running_loop(), asyncio.Event(), []
+    SilentWorld.steps = 0
+    engine = Waiting(wrong_then(9), lambda prompt, turn: begun.append(turn) or slow)
+    leap_when(lambda: begun, loop, 50.0)
+    loop.call_later(50.0, slow.set)
+    limits = rollouts(make_host(), engine.actors(), transport=SilentWorld, episode_timeout_s=80.0)
+    leap_when(lambda: SilentWorld.steps, loop, 31.0)
+    (cut,) = await limits.collect([EpisodeSpec("5", 0)], 9)
     assert cut.outcome == "policy_timeout"
     (turn,) = cut.turns
     assert (turn.response, turn.action, turn.observation, turn.reward) == ("1", "1", "", 0.0)
     assert len(cut.tokens.turn_ends) == 1
 
 
-async def test_while_traffic_rests_no_call_is_under_way_and_no_deadline_passes(make_host):
+async def test_while_traffic_rests_no_call_is_under_way_and_no_deadline_passes(
+    make_host, leap_when
+):
     engine = Waiting(wrong_then(3), lambda prompt, turn: None)
-    loop = rollouts(make_host(), engine.actors(), episode_timeout_s=0.2)
+    loop = rollouts(make_host(), engine.actors(), episode_timeout_s=60.0)
     playing = asyncio.create_task(loop.collect([EpisodeSpec("5", s) for s in range(4)], 9))
     while loop.concurrency_limits.turns < 4:
         await asyncio.sleep(0)
     await loop.concurrency_limits.pause()
     turns = loop.concurrency_limits.turns
     assert engine.under_way == 0
-    await asyncio.sleep(0.4)  # twice the deadline
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(LEAP_S, over.set)
+    leap_when(lambda: True, asyncio.get_running_loop())
+    await over.wait()  # so that the deadlines would be over
+    for _ in range(20):
+        await asyncio.sleep(0)
     assert (engine.under_way, loop.concurrency_limits.turns, playing.done()) == (0, turns, False)
     engine.version = 1
     loop.concurrency_limits.resume()
@@ -111,7 +131,7 @@ async def test_a_cancelled_episode_leaves_no_session(make_host):
             await asyncio.sleep(0)
         playing.cancel()
         await asyncio.wait([playing])
-        async with asyncio.timeout(10):  # what was being opened is closed in the background
+        async with asyncio.timeout(120):  # what was being opened is closed in the background
             while len(host.table):
                 await asyncio.sleep(0)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from agentgym_env.registration import registered
 from agentgym_train.config.methods import AgentEvolConfig
 from agentgym_train.evaluation.tables import Grid
 from agentgym_train.trainers.run_summary import _iterations_table
-from tests.train.command import MAIN
+from commands import agentgym
 
 WIDTHS = (40, 80)
 LONG = "hf:runs/textcraft-with-a-long-name/checkpoints/checkpoint-1234"
@@ -37,19 +35,10 @@ def shown(table, width: int) -> str:
     return console.file.getvalue()
 
 
-def command(width: int, *words: object) -> str:
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, *map(str, words)], capture_output=True, text=True,
-        env={**os.environ, "COLUMNS": str(width)}, check=True,
-    )  # fmt: skip
-    return done.stdout
-
-
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_environment_id_is_in_the_list(width):
-    output = command(width, "envs")
+def test_every_environment_id_is_in_the_list(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    output = agentgym("envs").out
     ids = columns_of(output)[1]
     assert [entry.env_id for entry in registered() if entry.env_id not in ids
             and entry.env_id.startswith("agentgym/")] == []  # fmt: skip
@@ -57,11 +46,12 @@ def test_every_environment_id_is_in_the_list(width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_model_name_is_in_the_list(tmp_path, width):
+def test_every_model_name_is_in_the_list(monkeypatch, tmp_path, width):
+    monkeypatch.setenv("COLUMNS", str(width))
     folder = tmp_path / "a-rather-long-name-of-a-folder" / "of[red]a:fire:model"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    output = command(width, "models", "--folder", tmp_path)
+    output = agentgym("models", "--folder", str(tmp_path)).out
     assert str(folder) in columns_of(output)[1]
     assert "…" not in output
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from aiohttp import web
@@ -21,6 +18,7 @@ from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.openai import ChatEndpoint, ContextFull, EndpointSettings, Usage
 from agentgym_train.rollout.actors import chat_actors
 from agentgym_train.rollout.loop import EpisodeSpec
+from commands import agentgym
 from tests.train.inprocess import rollouts
 
 KEY = "sk-very-secret"
@@ -75,7 +73,7 @@ async def client(endpoint, **settings):
     """A client of a running server."""
     async with serving(endpoint) as url:
         made = ChatEndpoint(
-            EndpointSettings("m", url, KEY, **{"pause_s": 0.01, "timeout_s": 5.0, **settings})
+            EndpointSettings("m", url, KEY, **{"pause_s": 0.01, "timeout_s": 120.0, **settings})
         )
         try:
             yield made
@@ -126,13 +124,13 @@ async def test_retry_after_goes_before_our_own_pause():
         lambda _: web.Response(status=429, headers={"Retry-After": date}),
         lambda _: good(),
     )
-    async with client(endpoint, pause_s=30.0) as made:
+    async with client(endpoint, pause_s=3600.0) as made:
         assert (await say(made)).text == "5"
-    first, second, third = endpoint.at
-    assert second - first >= 0.4 and third - second < 5
+    first, second, _ = endpoint.at
+    assert second - first >= 0.4
 
 
-async def test_a_slow_answer_is_given_up_and_asked_for_again():
+async def test_a_slow_answer_is_given_up_and_asked_for_again(leap_when):
     over = asyncio.Event()
 
     async def too_late(_):
@@ -140,7 +138,8 @@ async def test_a_slow_answer_is_given_up_and_asked_for_again():
         return good("too late")
 
     endpoint = Endpoint(too_late, lambda _: good())
-    async with client(endpoint, timeout_s=0.2) as made:
+    leap_when(lambda: endpoint.under_way, asyncio.get_running_loop())
+    async with client(endpoint, timeout_s=60.0) as made:
         assert (await say(made)).text == "5"
         over.set()
 
@@ -251,43 +250,55 @@ def test_an_endpoint_has_a_web_address_and_a_key_never_goes_in_the_clear():
     assert KEY not in str(raised.value)
 
 
-def test_the_command_evaluates_an_endpoint_and_shows_what_it_used_but_no_key(tmp_path):
-    endpoint, ready, done = Endpoint(lambda _: good("inventory")), threading.Event(), []
+@contextmanager
+def served(endpoint):
+    """The address of an endpoint that a thread serves."""
+    ready, done, found = threading.Event(), threading.Event(), []
 
     async def serve_until_done():
         async with serving(endpoint) as url:
-            done.append(url)
+            found.append(url)
             ready.set()
-            while len(done) < 2:
-                await asyncio.sleep(0.02)
+            await asyncio.to_thread(done.wait)
 
-    server = threading.Thread(target=lambda: asyncio.run(serve_until_done()))
-    server.start()
-    ready.wait()
-    command = [
-        sys.executable, "-c", "from agentgym_env.cli import main; main()", "eval", "--env",
-        "agentgym/TextCraft-v0", "--policy", f"openai:m@{done[0]}", "--limit", "2", "--horizon",
-        "2", "--json", str(tmp_path / "report.json"),
-    ]  # fmt: skip
+    thread = threading.Thread(target=lambda: asyncio.run(serve_until_done()))
+    thread.start()
     try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
-            env={**os.environ, "OPENAI_API_KEY": KEY},
-        )  # fmt: skip
+        assert ready.wait(120)
+        yield found[0]
     finally:
-        done.append("")
-        server.join()
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == 0, said
-    (report,) = json.loads((tmp_path / "report.json").read_text())["reports"].values()
+        done.set()
+        thread.join()
+
+
+EVAL = ["eval", "--env", "textcraft", "--limit", "2", "--horizon", "2", "--policy"]
+
+
+@pytest.mark.usefixtures("textcraft_server")
+def test_the_command_evaluates_an_endpoint_and_shows_what_it_used_but_no_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    endpoint, file = Endpoint(lambda _: good("inventory")), tmp_path / "report.json"
+    with served(endpoint) as url:
+        ended = agentgym(*EVAL, f"openai:m@{url}", "--json", str(file), folder=tmp_path)
+    assert ended.status == 0, ended.text
+    (report,) = json.loads(file.read_text())["reports"].values()
     assert report["policy"] == "openai:m" and report["episodes"] == 2 and report["lost"] == 0
     assert report["usage"] == {"requests": 4, "prompt_tokens": 40, "completion_tokens": 8}
     assert report["tokens"] == 4.0
-    assert "40 prompt_tokens" in said
-    assert KEY not in said
+    assert "40 prompt_tokens" in ended.text
+    assert KEY not in ended.text
     for file in (file for file in tmp_path.rglob("*") if file.is_file()):
         assert KEY.encode() not in file.read_bytes(), f"the key is in {file}"
     assert endpoint.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.usefixtures("textcraft_server")
+def test_a_wrong_key_is_one_clear_line(tmp_path):
+    with served(Endpoint(lambda _: web.Response(status=401))) as url:
+        ended = agentgym(*EVAL, f"openai:m@{url}", folder=tmp_path)
+    assert ended.status == 2
+    assert ended.err.startswith("error: ") and "status 401" in ended.err
+    assert "Traceback" not in ended.err
 
 
 async def test_a_pause_that_is_asked_of_one_request_is_kept_by_all():
@@ -296,9 +307,8 @@ async def test_a_pause_that_is_asked_of_one_request_is_kept_by_all():
     )
     async with client(endpoint, concurrency=8) as made:
         first = asyncio.ensure_future(say(made))
-        while not endpoint.at:
+        while not made.usage.retried:
             await asyncio.sleep(0.005)
-        await asyncio.sleep(0.1)
         await asyncio.gather(first, *(say(made) for _ in range(6)))
     assert len(endpoint.at) == 8
     assert min(endpoint.at[1:]) - endpoint.at[0] >= 0.5
@@ -318,36 +328,7 @@ async def test_tokens_are_counted_by_what_the_endpoint_says_in_the_end():
     endpoint = Endpoint(lambda _: good(prompt=90, completion=10))
     async with client(endpoint, tokens_per_minute=60_000, concurrency=1) as made:
         for _ in range(6):
-            await made.respond(USER, max_tokens=8000, temperature=1.0)
+            await made.respond(USER, max_tokens=8_000_000, temperature=1.0)
     at = endpoint.at
-    # 100 tokens are a tenth of a second; the 8000 that might have been used would be eight.
-    assert 5 * 0.1 * 0.9 <= at[-1] - at[0] < 6
-
-
-def test_a_wrong_key_is_one_clear_line(tmp_path):
-    endpoint, ready, done = Endpoint(lambda _: web.Response(status=401)), threading.Event(), []
-
-    async def serve_until_done():
-        async with serving(endpoint) as url:
-            done.append(url)
-            ready.set()
-            while len(done) < 2:
-                await asyncio.sleep(0.02)
-
-    server = threading.Thread(target=lambda: asyncio.run(serve_until_done()))
-    server.start()
-    ready.wait()
-    try:
-        ended = subprocess.run(
-            [
-                sys.executable, "-c", "from agentgym_env.cli import main; main()", "eval",
-                "--env", "textcraft", "--policy", f"openai:m@{done[0]}", "--limit", "4",
-            ],
-            capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
-        )  # fmt: skip
-    finally:
-        done.append("")
-        server.join()
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("error: ") and "status 401" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    # 100 tokens are a tenth of a second; what might have been used would be two hours.
+    assert at[-1] - at[0] >= 5 * 0.1 * 0.9

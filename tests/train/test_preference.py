@@ -56,8 +56,11 @@ def test_the_masks_of_a_pair_decode_to_exactly_what_each_policy_says(name):
         assert said == "".join(turn.response + end for turn in episode.turns)
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4, "lora_alpha": 32}], ids=["all weights", "lora"])
-@pytest.mark.parametrize("budget", [0, 1, 700], ids=["one pass", "a pair a pass", "some passes"])
+@pytest.mark.parametrize(
+    ("lora", "budget"),
+    [(None, 0), ({"r": 4, "lora_alpha": 32}, 700)],
+    ids=["all weights in one pass", "lora in some passes"],
+)
 def test_the_losses_are_those_of_a_slow_reference(tmp_path, lora, budget):
     """Both steps: at the first policy and reference are one, at the second they are not."""
     rows = pair_rows()
@@ -90,7 +93,7 @@ def test_the_losses_are_those_of_a_slow_reference(tmp_path, lora, budget):
 
 def test_passes_do_not_change_the_weights(tmp_path):
     found = []
-    for budget in (0, 1, 700):
+    for budget in (0, 1):
         model = tiny_model()
         trainer = AgentDPOTrainer(
             model, textcraft_tokenizer(), pair_rows(), settings(tmp_path, None, budget), tmp_path

@@ -38,7 +38,7 @@ class Leaping(asyncio.SelectorEventLoop):
         super()._run_once()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_rollouts_are_near_the_bound_and_lockstep_is_not(seed):
     measured = benchmark()
     episodes = measured.drawn(64, 0.1, 0.05, seed)
@@ -78,10 +78,21 @@ def test_the_bound_and_lockstep_by_hand():
 @pytest.mark.timeout(300)
 def test_a_thousand_episodes_at_once_leave_no_session_task_or_file_descriptor(serve):
     server = serve(max_sessions=1000)
-    engine = Waiting(lambda prompt, turn: "1" if turn < 2 else "5", lambda prompt, turn: None)
+    gates = {}
+    """How many are under way together before the first turns are answered: an event."""
+
+    def wait(prompt, turn):
+        ((most, gate),) = gates.items()
+        if engine.under_way >= most:
+            gate.set()
+        return gate if turn == 0 else None
+
+    engine = Waiting(lambda prompt, turn: "1" if turn < 2 else "5", wait)
     here = psutil.Process()
 
     async def collected(count):
+        gates.clear()
+        gates[count // 2 + 1] = asyncio.Event()
         client = AsyncEnvClient(server.address)
         loop = Rollouts(client, engine.actors(), env_id="tests/Guess-v0", concurrency=1000)
         starts = [EpisodeSpec("5", seed) for seed in range(count)]
@@ -98,7 +109,7 @@ def test_a_thousand_episodes_at_once_leave_no_session_task_or_file_descriptor(se
     assert engine.most > 500, "they were under way together"
     assert left == 1, "only the one that asks"
     assert len(server.host.table) == 0 and engine.live == set() and engine.under_way == 0
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 120
     while here.num_fds() > descriptors:  # the server's ends close a moment later
         assert time.monotonic() < limit, (here.num_fds(), descriptors)
         time.sleep(0.01)

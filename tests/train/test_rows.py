@@ -112,7 +112,7 @@ def reference(before, trajectories, average, length):
     ids=lambda value: str(value),
 )
 def test_a_step_on_cut_contexts_has_the_gradient_of_the_plain_reference(tmp_path, average, changes):
-    task = first_task(tmp_path)
+    task = first_task()
     wrong = next(n for n in "123456" if n != task)
     calls: Counter[int] = Counter()
 

@@ -54,7 +54,6 @@ def whole_run(tmp_path_factory) -> tuple[Path, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.vital
 def test_a_run_leaves_its_summary_metrics_curves_and_model(whole_run):
     run, _ = whole_run
     summary = json.loads((run / "summary.json").read_text())
@@ -168,7 +167,6 @@ SAME = ("reward", "success", "horizon", "turns", "env_steps", "loss", "grad_norm
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-@pytest.mark.vital
 def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, algorithm):
     changes = {"eval_before": False, "eval_after": False, "algorithm": algorithm, "save_every": 1}
     status, output = finish(Command("train", write_config(tmp_path, **changes)))
@@ -254,7 +252,7 @@ def test_the_process_ends_its_server():
     wait_for(found_its_server, process)
     status, output = finish(process)
     assert status == 0, output
-    assert not [server for server in servers if server.is_running()]
+    assert not psutil.wait_procs(servers, timeout=120)[1]
 
 
 @pytest.mark.slow
@@ -280,7 +278,7 @@ def test_training_on_two_addresses_goes_on_with_one(tmp_path, run):
 
 
 def steps_of(served) -> int:
-    page = requests.get(served.address() + "/metrics", timeout=10).text
+    page = requests.get(served.address() + "/metrics", timeout=120).text
     return next(int(x.split()[1]) for x in page.splitlines() if x.startswith("agentgym_steps_tot"))
 
 

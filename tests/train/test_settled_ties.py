@@ -137,7 +137,9 @@ def model_of_near_twins():
     return model
 
 
-def play(engine: HFEngine, temperature: float, at_once: int) -> list[list[int]]:
+def play(
+    engine: HFEngine, temperature: float, at_once: int, episodes: int = EPISODES
+) -> list[list[int]]:
     """Episodes of several turns, so many at once, that come and go in an order of their own."""
 
     async def one(number: int, slots: asyncio.Semaphore) -> list[int]:
@@ -152,7 +154,7 @@ def play(engine: HFEngine, temperature: float, at_once: int) -> list[list[int]]:
 
     async def every() -> list[list[int]]:
         slots = asyncio.Semaphore(at_once)
-        return await asyncio.gather(*(one(number, slots) for number in range(EPISODES)))
+        return await asyncio.gather(*(one(number, slots) for number in range(episodes)))
 
     return asyncio.run(every())
 
@@ -166,14 +168,8 @@ def test_the_batch_changes_no_greedy_turn():
     assert settled[0] == settled[1] == settled[2]
 
 
-def test_it_would_change_turns_of_such_a_model_otherwise():
-    model, pad = model_of_near_twins(), textcraft_tokenizer().pad_token_id
-    found = [play(HFEngine(model, pad), 0.0, at_once) for at_once in (1, 5, EPISODES)]
-    assert not found[0] == found[1] == found[2]
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_the_batch_changes_no_sampled_turn(temperature, monkeypatch):
+@pytest.mark.parametrize("temperature", [0.0, 1.0, pytest.param(0.5, marks=pytest.mark.slow)])
+def test_the_batch_changes_no_turn(temperature, monkeypatch):
     """With coarser rounding than float32 has, which would otherwise change about one in 10,000."""
     noise = torch.Generator().manual_seed(0)
     forward = hf_batch.KVBatch._forward
@@ -188,8 +184,8 @@ def test_the_batch_changes_no_sampled_turn(temperature, monkeypatch):
 
     def turns(settles):
         return [
-            play(HFEngine(model, pad, settle_ties=settles), temperature, at_once)
-            for at_once in (1, EPISODES)
+            play(HFEngine(model, pad, settle_ties=settles), temperature, at_once, 8)
+            for at_once in (1, 8)
         ]
 
     alone, together = turns(settles=True)
@@ -206,5 +202,5 @@ def test_no_pass_is_spent_on_ties_that_16_bits_cannot_decide(dtype, settles, mon
         hf_batch.TurnBatch, "_alone", lambda *args: passes.append(args) or alone(*args)
     )
     pad = textcraft_tokenizer().pad_token_id
-    play(HFEngine(model_of_near_twins(), pad, dtype=dtype, settle_ties=True), 0.0, EPISODES)
+    play(HFEngine(model_of_near_twins(), pad, dtype=dtype, settle_ties=True), 0.0, 8, 8)
     assert bool(passes) == settles

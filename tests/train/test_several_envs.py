@@ -27,6 +27,7 @@ from agentgym_train.trainers.sampler import StepSampler, StepWorld, TaskEpochs, 
 from tests.train.ragged import Episode, PlayedTurn, Step
 from tests.train.small import save_tiny_policy
 
+pytestmark = pytest.mark.usefixtures("guess_server", "textcraft_server")
 TEXTCRAFT = "agentgym/TextCraft-v0"
 NEEDED = {"model": "hub/id", "output_dir": "x"}
 BOTH = [{"env": TEXTCRAFT, "weight": 3.0}, {"env": hosting.GUESS}]
@@ -316,9 +317,9 @@ def test_a_run_in_two_environments_reports_each_and_resumes_exactly(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [
-    {"async_steps": 1, "max_staleness": 2},
     {"resampling_ratio": 1.0, "task_sampling": "contrast", "env_sampling": "contrast"},
-    {"algorithm": "ppo", "prompts_per_step": 2},
+    pytest.param({"async_steps": 1, "max_staleness": 2}, marks=pytest.mark.slow),
+    pytest.param({"algorithm": "ppo", "prompts_per_step": 2}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_steps_without_an_environment_and_other_options_work(tmp_path, changes):
     model = save_tiny_policy(tmp_path / "tiny")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from agentgym_train.config.methods import read_method_config
-from tests.train.command import MAIN
+from commands import agentgym
 
 EPISODE = {
     "env": "agentgym/TextCaft-v0", "task": "t", "seed": 0, "instruction": "", "observation": "",
@@ -34,12 +32,9 @@ def test_a_similar_environment_is_suggested(tmp_path, words):
             f"method: {method}\n{common}{data}env: agentgym/TextCaft-v0\n"
         )
     (tmp_path / "episodes.jsonl").write_text(json.dumps(EPISODE) + "\n")
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, *words.split()],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert "did you mean agentgym/TextCraft-v0?" in done.stderr, done.stderr
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    ran = agentgym(*words.split(), folder=tmp_path)
+    assert "did you mean agentgym/TextCraft-v0?" in ran.err
+    assert (ran.status, len(ran.err.splitlines())) == (2, 1), ran.err
 
 
 def test_a_horizon_is_one_number_or_a_list(tmp_path):

@@ -35,6 +35,7 @@ from agentgym_train.evaluation.suite import (
 )
 from agentgym_train.runs.preflight import prepared
 
+pytestmark = pytest.mark.usefixtures("textcraft_server")
 KNOWN = TaskSet(
     {"train": ["a", "b"], "test": ["c"]},
     aliases={"world_0": "a", "world_1": "c"},

@@ -9,6 +9,7 @@ import torch
 from trl import GRPOTrainer
 
 import hosting
+import worlds
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
@@ -16,11 +17,18 @@ from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.batch import rollout_output
+from agentgym_train.trainers.sampler import tasks_of_step
 from agentgym_train.trainers.trainer import RLTrainer, TooManyLost, trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
+pytestmark = pytest.mark.usefixtures("guess_server")
 TEMPERATURE = 0.7
 LEARNING_RATE = 0.5
+
+
+def first_task() -> str:
+    """The task that the run's seed draws for step 0."""
+    return tasks_of_step(worlds.Guess.tasks.split("train"), RLConfig().seed, 0, 1)[0]
 
 
 def train_one_step(tmp_path, script, **changes):
@@ -89,7 +97,7 @@ def assert_step_is_the_reference(trainer, before, kept):
 
 
 def test_a_step_moves_the_weights_by_the_gradient_of_the_plain_reference(tmp_path):
-    task = first_task(tmp_path)
+    task = first_task()
     wrong = next(n for n in "123456" if n not in (task, "2"))
     trainer, before = train_one_step(tmp_path, guesses([wrong, task, wrong, wrong]))
     assert [len(t.turns) for t in trainer._trajectories] == [2, 1, 2, 2]
@@ -97,7 +105,7 @@ def test_a_step_moves_the_weights_by_the_gradient_of_the_plain_reference(tmp_pat
 
 
 def test_a_step_trains_on_what_wrappers_make_of_rewards_and_observations(tmp_path):
-    task = first_task(tmp_path)
+    task = first_task()
     wrong = next(n for n in "123456" if n not in (task, "2"))
     wrappers = [
         "agentgym_env.wrappers:AvailableActions",
@@ -121,7 +129,7 @@ def test_a_step_trains_on_what_wrappers_make_of_rewards_and_observations(tmp_pat
 
 @pytest.mark.slow
 def test_a_step_in_several_passes_is_the_same_step(tmp_path):
-    task = first_task(tmp_path)
+    task = first_task()
     script = [next(n for n in "123456" if n not in (task, "2")), task, "9", "9"]
     whole, before = train_one_step(tmp_path / "whole", guesses(script))
     parts, _ = train_one_step(tmp_path / "parts", guesses(script), max_tokens_per_microbatch=1)
@@ -134,7 +142,7 @@ def test_a_step_in_several_passes_is_the_same_step(tmp_path):
 
 
 def test_a_lost_episode_leaves_the_step_as_if_it_had_not_been(tmp_path):
-    task = first_task(tmp_path)
+    task = first_task()
     wrong = next(n for n in "123456" if n not in (task, "2"))
     # Episode 3 is lost in all of its three attempts.
     script = guesses([wrong, task, wrong, wrong], lost={3, 4, 5})
@@ -173,9 +181,8 @@ def test_a_step_that_loses_no_more_than_it_may_goes_on_and_counts_them(tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*rollout_func.*experimental")
-@pytest.mark.vital
 def test_a_step_on_single_turns_is_the_step_of_trls_own_trainer(tmp_path):
-    task = first_task(tmp_path)
+    task = first_task()
     wrong = next(n for n in "123456" if n not in (task, "2"))
     ours, before = train_one_step(tmp_path, guesses([wrong, task, "9", wrong]), horizon=[1])
     played = rollout_output(ours._trajectories, dummy_id=0)
@@ -201,7 +208,7 @@ def test_a_step_on_single_turns_is_the_step_of_trls_own_trainer(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_the_token_budget_of_a_pass_does_not_change_the_step(tmp_path, tokens):
-    task = first_task(tmp_path)
+    task = first_task()
     script = [next(n for n in "123456" if n not in (task, "2")), task, "9", "9"]
     whole, _ = train_one_step(tmp_path / "whole", guesses(script))
     parts, _ = train_one_step(tmp_path / "parts", guesses(script), max_tokens_per_microbatch=tokens)
@@ -209,9 +216,3 @@ def test_the_token_budget_of_a_pass_does_not_change_the_step(tmp_path, tokens):
         whole.model.named_parameters(), parts.model.parameters(), strict=True
     ):
         assert torch.allclose(one, two, atol=1e-5), name
-
-
-def first_task(tmp_path) -> str:
-    """The task that the run's seed draws for step 0."""
-    trainer, _ = train_one_step(tmp_path / "probe", guesses(["9"]))
-    return str(trainer._trajectories[0].task)

@@ -22,7 +22,10 @@ from agentgym_train.trainers.trainer import TooManyLost, trajectory_reward
 from agentgym_train.trainers.trl_rollout import TrlRollout
 from tests.train.small import textcraft_tokenizer, tiny_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*rollout_func.*experimental")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*rollout_func.*experimental"),
+    pytest.mark.usefixtures("guess_server"),
+]
 
 
 def tiny_policy(engine=None, agent="plain") -> Policy:

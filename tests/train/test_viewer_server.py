@@ -154,9 +154,9 @@ def test_the_command_serves_until_ctrl_c(tmp_path):
         assert address is not None
         import requests
 
-        assert requests.get(f"{address[0]}/api/runs", timeout=20).json()[0]["name"] == "run"
+        assert requests.get(f"{address[0]}/api/runs", timeout=120).json()[0]["name"] == "run"
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert (tmp_path / "agentgym-sdk" / "view.sqlite").is_file()
     finally:
         process.kill()

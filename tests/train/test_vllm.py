@@ -167,7 +167,8 @@ def test_a_turn_is_of_one_version_of_the_weights(stage, untied_server, kind):
     async def update_in_between():
         await engine.update_weights(old, 3)
         early = asyncio.create_task(engine.generate(TINY_PROMPTS[0], Sampling(300, 1.0, seed=1)))
-        await asyncio.sleep(0.1)
+        while not engine._gate._turns:
+            await asyncio.sleep(0.005)
         assert not early.done()
         update = asyncio.create_task(engine.update_weights(new, 4))
         await asyncio.sleep(0)
