@@ -19,8 +19,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUICKSTART := examples/train/textcraft/quickstart.yaml
 
-# A worker for each processor, also where two of them share a core (`auto` counts cores).
-PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n logical --dist worksteal
+# A worker more than there are processors, since tests often wait for their servers.
+WORKERS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
+PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 TEST_FLAGS ?=
 THREADS ?= 1
 # Rules about the source text, which `make lint` checks and `make test` does not repeat.

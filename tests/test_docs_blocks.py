@@ -79,7 +79,6 @@ RUNNABLE = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
     with Page(tmp_path) as reader:

@@ -34,7 +34,6 @@ PAGES = (
 AXE = find_spec("axe_playwright_python")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("sphinx") is None, reason="Sphinx is missing: make setup"),
 ]
 

@@ -2,6 +2,7 @@
 
 python tools/stress_tests.py                       # ten runs beside four busy processes
 python tools/stress_tests.py --runs 3 --busy 2 --out record.json
+python tools/stress_tests.py --at-once 3 --busy 0  # each beside the workers of two other runs
 python tools/stress_tests.py --instructions        # a run for each kind of vector instructions
 """
 
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--busy", type=int, default=4, help="processes that use a whole core each")
+    parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
     parser.add_argument("--instructions", action="store_true", help="one run for each kind")
     parser.add_argument("--out", type=Path, help="JSON record")
     arguments = parser.parse_args()
@@ -48,11 +51,12 @@ def main() -> int:
         "python": platform.python_version(),
         "processor": processor(),
         "busy": arguments.busy,
+        "at_once": arguments.at_once,
         "runs": [],
     }
-    with busy_processes(arguments.busy):
-        for environ in environments:
-            run = one_run(random.randrange(10**6), environ)
+    with busy_processes(arguments.busy), ThreadPoolExecutor(arguments.at_once) as threads:
+        seeds = random.sample(range(10**6), len(environments))
+        for run in threads.map(one_run, seeds, environments):
             print(json.dumps(run), flush=True)
             record["runs"].append(run)
             if arguments.out is not None:
@@ -62,28 +66,27 @@ def main() -> int:
 
 def one_run(seed: int, environ: dict[str, str]) -> dict[str, Any]:
     """Run `make test` once, in the random order of the seed."""
-    began, used = time.monotonic(), os.times()
+    began = time.monotonic()
     flags = f"--random-order --random-order-seed={seed}"
-    done = subprocess.run(
-        ["make", "test", f"TEST_FLAGS={flags}", *(f"{k}={v}" for k, v in environ.items())],
-        cwd=ROOT, env=os.environ | environ, text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    now = os.times()
-    summary = re.findall(r"^=+ (.* in [0-9.]+s.*?) =+$", done.stdout, re.M)
-    failures = sorted(set(re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", done.stdout, re.M)))
-    if done.returncode:
-        (ROOT / f"stress-{seed}.log").write_text(done.stdout)
+    words = ["make", "test", f"TEST_FLAGS={flags}", *(f"{k}={v}" for k, v in environ.items())]
+    log = ROOT / "runs" / f"stress-{seed}.log"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=os.environ | environ, stdout=file, stderr=subprocess.STDOUT
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    text = log.read_text()
+    summary = re.findall(r"^=+ (.* in [0-9.]+s.*?) =+$", text, re.M)
     return {
         "seed": seed,
         "environ": environ,
-        "status": done.returncode,
-        "summary": summary[-1] if summary else done.stdout[-300:],
-        "failures": failures,
+        "status": process.returncode,
+        "summary": summary[-1] if summary else text[-300:],
+        "failures": sorted(set(re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", text, re.M))),
         "seconds": round(time.monotonic() - began),
-        "processor_seconds": round(
-            now.children_user + now.children_system - used.children_user - used.children_system
-        ),
+        "processor_seconds": round(used.ru_utime + used.ru_stime),
     }
 
 

@@ -60,7 +60,6 @@ def play(tmp_path, run):
 
 @pytest.mark.slow
 @in_chromium
-@pytest.mark.timeout(900)
 def test_twenty_expert_episodes_in_browsergym_give_the_rewards_of_the_native_road(play):
     native = expert_episodes(20)
     for one, told in zip(native, play(native, "form"), strict=True):
@@ -73,7 +72,6 @@ def test_twenty_expert_episodes_in_browsergym_give_the_rewards_of_the_native_roa
 
 @pytest.mark.vital
 @in_chromium
-@pytest.mark.timeout(600)
 def test_an_action_may_be_a_message_to_the_user_too(play):
     native = expert_episodes(3)
     for one, told in zip(native, play(native, "chat"), strict=True):
@@ -82,7 +80,6 @@ def test_an_action_may_be_a_message_to_the_user_too(play):
 
 @pytest.mark.slow
 @in_chromium
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("loop", "count"), [("experiments", 2), ("agentlab", 20)])
 def test_agentlab_runs_them_and_so_does_browsergyms_own_loop(play, loop, count):
     native = expert_episodes(count)
@@ -163,7 +160,6 @@ def test_every_registered_id_of_a_family_is_a_task(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @in_chromium
-@pytest.mark.timeout(600)
 def test_browsergym_plays_our_sites_as_tasks_of_its_own_and_pays_as_webarena_does(tmp_path):
     from agentgym_servers.web.chromium.interpreter import web_environment, web_python
 

@@ -14,7 +14,7 @@ from agentgym_servers.host.request_guard import HEAD_S, MAX_HEAD_BYTES
 from attacking import MIB, POST, under
 from hosting import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 SUPPORT = Path(__file__).parents[1] / "support"
 
 

@@ -28,7 +28,7 @@ from agentgym_train.viewer.index import Index, Indexer
 from tests.train.viewing import as_line, episode
 from worlds import Guess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 FUZZ = settings(
     max_examples=3000, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -31,7 +31,7 @@ from agentgym_servers.web.actions.parse import (
 )
 from browsing import needs_chromium
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 STEPS = 3000
 STEPS_IN_A_BROWSER = 300
 PER_EPISODE = 40

@@ -21,7 +21,7 @@ from agentgym_env.client.transports import Answer, Call, HttpTransport
 from agentgym_env.vector import RemoteVectorEnv
 from hosting import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 ENV_ID = "worlds:Guess"
 RACES = 150
 CANCELLATIONS = 2000

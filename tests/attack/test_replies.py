@@ -28,7 +28,7 @@ from attacking import POST, under
 from hosting import Served
 from retrieving import FACTS, bm25_index, served_index, zipf_passages, zipf_queries
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 SUPPORT = Path(__file__).parents[1] / "support"
 
 

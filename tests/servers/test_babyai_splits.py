@@ -21,7 +21,6 @@ def world_of(env: BabyAI, task: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_page_lists_the_test_tasks_whose_worlds_are_training_worlds():
     env = BabyAI()
     known = {hash(world_of(env, task)) for task in env.tasks.split("train")}

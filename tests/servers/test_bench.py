@@ -92,7 +92,6 @@ def test_tasks_of_which_the_expert_says_nothing_are_not_played():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_gpu_checks_run_with_tiny_sizes_on_a_cpu(tmp_path):
     names = [
         "update_throughput", "engine_throughput", "quickstart", "smollm2", "passes",

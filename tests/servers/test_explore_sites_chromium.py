@@ -10,7 +10,7 @@ import pytest
 from agentgym_servers.web.explore.panel import open_panel
 from cdp import chromium, needs_chromium
 
-pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [needs_chromium, pytest.mark.slow]
 
 
 @asynccontextmanager

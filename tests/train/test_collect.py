@@ -92,7 +92,6 @@ def stopped(out: Path, signum: int, **wanted: int) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_killed_collection_goes_on_and_equals_an_unbroken_one(tmp_path):
     killed, unbroken = tmp_path / "killed", tmp_path / "unbroken"
     wanted = {"n": 444, "samples": 3}
@@ -105,7 +104,6 @@ def test_a_killed_collection_goes_on_and_equals_an_unbroken_one(tmp_path):
     assert there(killed) == there(unbroken)
 
 
-@pytest.mark.timeout(300)
 def test_ctrl_c_keeps_what_is_there(tmp_path):
     out = tmp_path / "run"
     status, output = stopped(out, signal.SIGINT, n=444, samples=3)
@@ -253,7 +251,6 @@ def test_actions_of_an_expert_are_written_as_calls_only_where_a_model_learns(tmp
     assert played.turns[0].response == played.turns[0].action
 
 
-@pytest.mark.timeout(300)
 def test_lost_episodes_are_not_kept_and_are_played_when_asked_again(tmp_path):
     own = {"legacy": False}  # or the server would be the one that other tests share
     asked = config(tmp_path / "run", env=TEXTCRAFT, env_kwargs=own, n=12)
@@ -271,7 +268,6 @@ def test_lost_episodes_are_not_kept_and_are_played_when_asked_again(tmp_path):
     assert [t.outcome for t in there(tmp_path / "run")] == ["success"] * 12
 
 
-@pytest.mark.timeout(300)
 def test_a_model_collects_with_its_tokens(tmp_path):
     model = save_tiny_policy(tmp_path / "model")
     asked = config(

@@ -45,7 +45,6 @@ def starts(rollout_runner: RolloutRunner, count: int) -> list[EpisodeSpec]:
     return [EpisodeSpec(task, seed) for seed, task in enumerate(deep[:count])]
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_local_server_is_replaced_and_its_episodes_are_recorded_and_played_again():
     with RolloutRunner(TEXTCRAFT, env_kwargs=OWN) as rollout_runner:
         dead = rollout_runner.server.process.pid
@@ -60,7 +59,6 @@ def test_a_killed_local_server_is_replaced_and_its_episodes_are_recorded_and_pla
         assert [(t.outcome, t.attempts, t.error) for t in after] == [("success", 1, None)] * 6
 
 
-@pytest.mark.timeout(300)
 def test_episodes_on_a_killed_server_of_someone_else_come_back_lost_with_their_error():
     server = local_server(TEXTCRAFT, OWN)
     with RolloutRunner(TEXTCRAFT, [server.address]) as rollout_runner:
@@ -76,7 +74,6 @@ def test_a_collector_of_an_environment_that_cannot_start_says_why():
         RolloutRunner(hosting.UNMAKEABLE)
 
 
-@pytest.mark.timeout(300)
 def test_no_more_episodes_are_under_way_than_the_server_holds_sessions(serve):
     server = serve(worlds.Guess, max_sessions=3)
     with RolloutRunner(hosting.GUESS, [server.address], concurrency=50) as rollout_runner:

@@ -19,7 +19,6 @@ SHORT = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("lora", ["lora=null", "lora={r: 4}"])
 def test_compiled_layers_train_as_the_layers_themselves(lora, tmp_path):
     rows = {}

@@ -14,7 +14,6 @@ from agentgym_env.run_store import RunStore
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 
-pytestmark = pytest.mark.timeout(900)  # several processes each, on a machine that may be busy
 TEXTCRAFT = ["--env", "textcraft", "--horizon", "8", "--policy", "random"]
 MANY = [*TEXTCRAFT, "--samples", "12"]
 

@@ -172,7 +172,6 @@ def unbroken(tmp_path_factory) -> tuple[Path, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_explores_every_environment_and_learns_from_the_base_each_time(unbroken):
     folder, output = unbroken
     rows, _ = RunStore.open(folder).metrics()
@@ -200,7 +199,6 @@ def test_a_run_explores_every_environment_and_learns_from_the_base_each_time(unb
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "stage",
     [
@@ -241,7 +239,6 @@ def test_a_run_killed_anywhere_becomes_what_the_unbroken_one_did(unbroken, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_two_processes_explore_and_learn_what_one_does(unbroken, tmp_path):
     whole, _ = unbroken
     config = write(tmp_path, "two", iterations=1)

@@ -197,7 +197,6 @@ def one_run(config: Path, folder: Path, *words: str) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("world", ["babyai", "sciworld"])
 def test_a_world_trains_for_two_steps(world, tmp_path):
     rows = one_run(TRAIN / world / "small.yaml", tmp_path)

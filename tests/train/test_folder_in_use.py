@@ -61,7 +61,6 @@ def running() -> Iterator[Callable[..., Command]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["rl", "evolve"])
 def test_a_second_trainer_is_rejected_at_once_and_changes_nothing(tmp_path, running, method):
     config = write_config(tmp_path, **CHANGES) if method == "rl" else write_evolve(tmp_path)
@@ -81,7 +80,6 @@ def test_a_second_trainer_is_rejected_at_once_and_changes_nothing(tmp_path, runn
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_of_two_trainers_started_together_one_runs_as_if_it_were_alone(tmp_path):
     config = write_config(tmp_path, **CHANGES)
     trainers = [Command("train", config) for _ in "12"]
@@ -96,7 +94,6 @@ def test_of_two_trainers_started_together_one_runs_as_if_it_were_alone(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_killed_trainers_folder_is_taken_over_and_moved_aside_with_its_lock(tmp_path, running):
     config, run = write_config(tmp_path, **CHANGES), tmp_path / "run"
     first = running((run / "checkpoints" / "checkpoint-1" / "horizon.json").exists, "train", config)
@@ -118,7 +115,6 @@ def test_a_killed_trainers_folder_is_taken_over_and_moved_aside_with_its_lock(tm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_of_several_processes_the_first_has_the_lock_and_all_run(tmp_path):
     config, run = write_config(tmp_path, **CHANGES), tmp_path / "run"
     launcher = launched(config)

@@ -59,7 +59,6 @@ def settings(folder):
     }  # fmt: skip
 
 
-@pytest.mark.timeout(240)
 def test_trls_sft_trainer_takes_the_messages(tmp_path):
     model = tiny_model().train()
     before = weights(model)
@@ -71,7 +70,6 @@ def test_trls_sft_trainer_takes_the_messages(tmp_path):
     assert not torch.equal(before, weights(model))
 
 
-@pytest.mark.timeout(240)
 def test_trls_dpo_trainer_takes_the_pairs(tmp_path):
     model = tiny_model().train()
     before = weights(model)

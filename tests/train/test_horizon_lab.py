@@ -351,7 +351,6 @@ def study(*words: str, out: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     name = "main/tower-grpo-stepwise-11"

@@ -71,7 +71,6 @@ def whole(request, tmp_path_factory) -> tuple[str, Path, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_leaves_its_summary_metrics_curves_and_model(whole):
     method, folder, output = whole
     rows, broken = RunStore.open(folder).metrics()
@@ -89,7 +88,6 @@ def test_a_run_leaves_its_summary_metrics_curves_and_model(whole):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, method):
     """Past its first epoch, so the second's order has to be the same too."""
@@ -124,7 +122,6 @@ def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, method):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_two_processes_are_the_run_of_one(tmp_path, method):
     """Over gloo; the passes of the two differ in number and length."""
@@ -151,7 +148,6 @@ def test_two_processes_are_the_run_of_one(tmp_path, method):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_adapters_on_adapters_keep_what_the_first_ones_learned(tmp_path):
     """SFT with LoRA, DPO with LoRA on it, and then all weights of what both became."""
     lora = "lora={r: 4, lora_alpha: 64}"
@@ -199,7 +195,6 @@ def test_a_config_that_can_not_be_is_refused_before_torch(tmp_path, method, word
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_data_from_which_nothing_can_be_learned_is_refused_and_leaves_no_folder(tmp_path):
     config = write(tmp_path, "sft")
     for words, said in (

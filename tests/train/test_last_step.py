@@ -16,7 +16,7 @@ from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 from tests.train.test_run import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 TEXTCRAFT = "agentgym/TextCraft-v0"
 STEPS, EPISODES = 3, 100
 EVALUATED = {"env": TEXTCRAFT, "eval_horizon": 8, "eval_before": False, "steps": STEPS}

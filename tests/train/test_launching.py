@@ -72,7 +72,6 @@ def one_and_two(tmp_path_factory) -> dict[int, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)
 def test_two_processes_with_unequal_episodes_finish_and_keep_every_episode(one_and_two):
     store = RunStore.open(one_and_two[2])
     rows, broken = store.metrics()
@@ -93,7 +92,6 @@ def test_two_processes_with_unequal_episodes_finish_and_keep_every_episode(one_a
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)
 def test_two_processes_are_the_run_of_one(one_and_two):
     weights = [load_file(path / "model" / "model.safetensors") for path in one_and_two.values()]
     start = load_file(one_and_two[1].parent / "policy" / "model.safetensors")
@@ -114,7 +112,6 @@ def test_two_processes_are_the_run_of_one(one_and_two):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_config_for_two_processes_on_cpus_starts_two(tmp_path):
     config = write_config(tmp_path, **UNEVEN, eval_before=False, eval_after=False)
     status, output = run(
@@ -127,7 +124,6 @@ def test_the_config_for_two_processes_on_cpus_starts_two(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_two_processes_on_cpus_of_which_accelerate_starts_one_are_refused(tmp_path):
     config = write_config(tmp_path, **UNEVEN)
     status, output = run(*ACCELERATE, "--cpu", "--num_processes", 2, "-m", "agentgym_train", config)
@@ -239,7 +235,6 @@ def test_accelerates_own_parser_takes_the_config(name):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_processes_that_share_a_sharded_model_sample_unequally_often_without_waiting():
     status, output = run(
         "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, "-m",
@@ -250,7 +245,6 @@ def test_processes_that_share_a_sharded_model_sample_unequally_often_without_wai
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
 def test_two_processes_with_all_that_gives_more_signal_stay_one_run_and_resume(tmp_path):
     changes = UNEVEN | MORE_SIGNAL | {"steps": 4, "save_every": 2, "learning_rate": 0.01}
     changes |= {"eval_before": False, "eval_after": False}

@@ -94,7 +94,6 @@ def test_the_comparison_is_written_as_markdown_json_and_a_plot(figures, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("words", "arms"),
     [
@@ -125,7 +124,6 @@ def test_a_comparison_runs_once_and_shows_what_is_done_the_second_time(words, ar
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_sft_gets_as_much_processor_time_as_rl_and_nothing_runs_twice(tmp_path):
     command = [
         sys.executable, str(FOLDER / "against_sft.py"), "--world", "courier", "--seeds", "1",

@@ -63,7 +63,6 @@ def test_updates_are_those_of_trl_one_minibatch_after_another(loss, budget, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_run_with_four_updates_per_rollout_keeps_its_tasks_and_stages_and_resumes(tmp_path):
     more = {"minibatches_per_rollout": 2, "epochs_per_rollout": 2}
     runs = {}

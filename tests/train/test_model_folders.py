@@ -187,7 +187,6 @@ def test_the_card_names_what_the_model_was_trained_from(tmp_path, model, origin,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_run_with_adapters_can_be_moved_with_all_checkpoints_and_cards(tmp_path):
     work = tmp_path / "work"
     save_tiny_policy(work / "policy")

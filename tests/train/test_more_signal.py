@@ -173,7 +173,6 @@ def test_the_penalty_on_long_episodes_is_that_of_the_paper():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_groups_that_differ_in_their_penalty_alone_are_informative(tmp_path):
     status, said = finish(
         Command(

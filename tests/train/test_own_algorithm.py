@@ -30,7 +30,6 @@ def shown() -> tuple[str, str, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_documented_algorithm_trains_a_step_by_the_documented_command(tmp_path):
     name, text, words = shown()
     (tmp_path / name).write_text(text)

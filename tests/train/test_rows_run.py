@@ -12,7 +12,6 @@ from tests.train.test_run import write_config
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_processes_with_unequal_numbers_of_rows_take_the_steps_of_one(tmp_path):
     config = write_config(
         tmp_path, **UNEVEN, agent="window:2", algorithm="ppo", beta=0.1, eval_before=False,

@@ -165,7 +165,6 @@ SAME = ("reward", "success", "horizon", "turns", "env_steps", "loss", "grad_norm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, algorithm):
     changes = {"eval_before": False, "eval_after": False, "algorithm": algorithm, "save_every": 1}

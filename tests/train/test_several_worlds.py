@@ -170,7 +170,6 @@ def test_the_corpus_has_short_names_in_both_splits():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_step_of_the_joint_run_has_episodes_of_all_worlds(tmp_path):
     config = run_config(Run("joint", 11), tmp_path)
     with AgentTrainer(args=config, console=Console(quiet=True)) as trainer:

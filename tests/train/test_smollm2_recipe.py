@@ -35,7 +35,6 @@ SHORT_RL = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("world", ["textcraft", "babyai"])
 def test_the_recipe_runs_from_the_expert_to_the_comparison(world, tmp_path):
     for file in (TRAIN / world).iterdir():

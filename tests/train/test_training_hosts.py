@@ -16,7 +16,6 @@ from tests.train.test_run import write_config
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(why_no_cluster() is not None, reason=str(why_no_cluster())),
 ]
 

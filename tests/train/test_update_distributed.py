@@ -34,7 +34,6 @@ def weights_after_a_step(processes: int, out: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_two_processes_with_unequal_episodes_take_the_step_of_one(tmp_path):
     one = weights_after_a_step(1, tmp_path / "one.pt")
     two = weights_after_a_step(2, tmp_path / "two.pt")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 import agentgym_train.viewer
 import cdp
 from agentgym_env.run_store import RunStore
@@ -52,7 +50,6 @@ def hostile_run(path: Path) -> RunStore:
 
 
 @needs_chromium
-@pytest.mark.timeout(240)
 async def test_nothing_hostile_runs_in_the_page(tmp_path):
     run = hostile_run(tmp_path / "<img src=x onerror=ran=1> \u202e run")
     async with watched(run.path, index=tmp_path / "i.sqlite") as (page, address):
@@ -88,7 +85,6 @@ async def test_nothing_hostile_runs_in_the_page(tmp_path):
 
 
 @needs_chromium
-@pytest.mark.timeout(240)
 async def test_a_line_of_a_megabyte_is_cut_until_it_is_asked_for(tmp_path):
     run = hostile_run(tmp_path / "run")
     async with watched(run.path, index=tmp_path / "i.sqlite") as (page, address):

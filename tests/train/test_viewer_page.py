@@ -13,7 +13,7 @@ from agentgym_env.trajectory import Turn
 from cdp import Page, needs_chromium
 from tests.train.viewing import episode, place, small_run, watched
 
-pytestmark = [needs_chromium, pytest.mark.timeout(240)]
+pytestmark = needs_chromium
 AXE = find_spec("axe_playwright_python")
 needs_axe = pytest.mark.skipif(
     AXE is None, reason="Axe is not installed (pip install axe-playwright-python)"

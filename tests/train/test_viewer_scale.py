@@ -18,7 +18,7 @@ from agentgym_train.viewer.runs import Runs
 from cdp import needs_chromium
 from tests.train.viewing import made_up, watched
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 COUNT = 100_000
 FILTERS = {
     "nothing": {},

@@ -39,7 +39,6 @@ if find_spec("vllm") is None:
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),  # vLLM's own are many
 ]
 

@@ -38,7 +38,6 @@ def adapted(seed: int = 0) -> Any:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; make setup-vllm")
 @pytest.mark.slow
@@ -90,7 +89,6 @@ async def sampled_like(engine: VLLMServerEngine, model: Any, version: int) -> No
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; make setup-vllm")
 @pytest.mark.slow

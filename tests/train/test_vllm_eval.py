@@ -12,7 +12,7 @@ import pytest
 from agentgym_env.run_store import RunStore
 from tests.train.test_vllm_served import KEY, LENGTH, WARM, address  # noqa: F401  (a fixture)
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 
 def test_a_vllm_server_is_evaluated_as_the_model_that_it_serves(address, tmp_path):  # noqa: F811

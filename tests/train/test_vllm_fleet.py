@@ -17,7 +17,6 @@ if find_spec("vllm") is None:
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(why_no_cluster() is not None, reason=str(why_no_cluster())),
 ]

@@ -25,7 +25,7 @@ from tests.train.vllm_engines import WARM, hf_engine, ids, turns, worst_logprob
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here; `make setup-vllm`", allow_module_level=True)
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 LENGTH = 512
 KEY = "a key of the test's own"

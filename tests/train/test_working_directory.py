@@ -58,7 +58,6 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_run_of_the_learning_example_starts_as_its_readme_says(tmp_path):
     agentgym(LEARNING, "train", "courier.yaml", *SHORT, f"output_dir={tmp_path}/run")
     store = RunStore.open(tmp_path / "run")
@@ -67,7 +66,6 @@ def test_the_run_of_the_learning_example_starts_as_its_readme_says(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_names_on_the_command_line_are_found_in_every_process_of_a_run(folder):
     words = ["env=courier:Courier", "--agent", "mine:Shouting", "algorithm=mine:Even"]
     words += ["algorithm_args={share: 0.5}", f"model={LEARNING}/warm_policy", "output_dir=run"]

@@ -14,7 +14,6 @@ from tests.servers.fleet.cluster import Cluster, cluster, until, why_no_cluster
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(why_no_cluster() is not None, reason=str(why_no_cluster())),
 ]
 
