@@ -20,10 +20,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUICKSTART := examples/train/textcraft/quickstart.yaml
 
 # A worker more than there are processors, since tests often wait for their servers.
-WORKERS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
+WORKERS ?= $(shell expr 1 + $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN))
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 TEST_FLAGS ?=
 THREADS ?= 1
+# Options of tools/stress_tests.py, such as `--runs 10 --busy 4`.
+STRESS ?= --runs 2
 # Rules about the source text, which `make lint` checks and `make test` does not repeat.
 LINT_TESTS := tests/test_architecture.py tests/test_terms.py
 
@@ -58,7 +60,7 @@ test-full: $(VENV)/.dev  ## Run the default tests and the slow ones: sweeps, who
 	$(PYTEST) --hypothesis-profile random --durations 30 $(TEST_FLAGS)
 
 test-stress: $(VENV)/.dev  ## Run the default tests in random order beside busy processes, as on other machines.
-	$(BIN)/python tools/stress_tests.py
+	$(BIN)/python tools/stress_tests.py $(STRESS)
 
 test-all: $(WEB)/.ready test-full test-others  ## Run all tests, in every environment that this machine can have.
 

@@ -32,7 +32,7 @@ if find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
 
     # By default an example that takes 0.2 seconds fails, as any may on a busy machine. The examples
-    # are the same each time, so that a change is not held up by a fault that was there before it;
+    # are the same each time, so that an older fault does not block an unrelated change;
     # `--hypothesis-profile random`, which `make test-full` has, draws new ones.
     slow = [HealthCheck.too_slow]
     settings.register_profile("random", deadline=None, suppress_health_check=slow)

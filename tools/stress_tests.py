@@ -111,7 +111,8 @@ def compute() -> None:
 
 def processor() -> str:
     """The processor's name and those of its vector instructions that matter to PyTorch."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
     name = re.search(r"^model name\s*: (.*)$", text, re.M)
     flags = sorted(set(re.findall(r"\b(avx2|avx512f|avx512_bf16|amx_tile)\b", text)))
     return f"{name[1] if name else platform.machine()}, {os.cpu_count()} cores, {' '.join(flags)}"

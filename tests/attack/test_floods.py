@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_closing_sessions_with_long_names(server):
     post = POST.replace(b"/v1/step", b"/v1/close") + token
     post += b"Content-Length: %d\r\n\r\n" % len(body) + body
 
-    with under(server, 4, lambda _: iter([post] * 8)) as attack:
+    with under(server, 4, lambda _: repeat(post)) as attack:
         pass
     assert not any(b"HTTP/1.1 200" in answer for answer in attack.answers)
 

@@ -24,7 +24,7 @@ from agentgym_env.client.transports import (
 )
 from agentgym_env.errors import EnvironmentLost
 from agentgym_servers.host.batches import MAX_REPLY_CHARS
-from attacking import POST, under
+from attacking import POST, Attack, under
 from hosting import Served
 from retrieving import FACTS, bm25_index, served_index, zipf_passages, zipf_queries
 
@@ -96,21 +96,45 @@ def test_the_reply_to_a_batch_is_limited_and_nothing_is_lost(server):
     assert all(len(reply["observation"]) == 20_000 for reply in again)
 
 
-def test_a_call_with_many_searches_lets_others_pass(tmp_path):
-    index = bm25_index(tmp_path, [*FACTS, *zipf_passages(5_000)])
-    queries = zipf_queries(4096)
+def many_searches(queries: list[str]) -> bytes:
     body = json.dumps({"queries": queries, "topk": 20}).encode()
-    head = POST.replace(b"/v1/step", b"/retrieve") + b"Content-Length: %d\r\n\r\n" % len(body)
+    head = POST.replace(b"/v1/step", b"/retrieve")
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def test_calls_with_many_searches_hold_up_nobody_else(tmp_path):
+    index = bm25_index(tmp_path, [*FACTS, *zipf_passages(5_000)])
+    text = many_searches(zipf_queries(4096))
     with served_index(index) as server:
-        with under(server, 20, lambda _: iter([head + body])):
-            reply = requests.post(
-                f"{server.address()}/retrieve", json={"queries": ["python"]}, timeout=60
-            )
-            assert reply.status_code == 200
+        with under(server, 20, lambda _: iter([text])):
+            pass
         many = {"queries": ["a"] * 4097}
         assert (
             requests.post(f"{server.address()}/retrieve", json=many, timeout=60).status_code == 413
         )
+
+
+def test_a_search_does_not_wait_for_calls_with_many_that_came_before(tmp_path):
+    index = bm25_index(tmp_path, [*FACTS, *zipf_passages(5_000)])
+    # Each call has some hundred slices, of which the search waits for one or two.
+    text = many_searches([passage.text for passage in zipf_passages(4096, words=64)])
+    sent = threading.Semaphore(0)
+
+    def sends(number: int) -> Iterator[bytes]:
+        yield text
+        sent.release()
+
+    with served_index(index) as server:
+        attack = Attack(server.address(), 20, sends, reads=True)
+        try:
+            assert all(sent.acquire(timeout=60) for _ in range(20))
+            reply = requests.post(
+                f"{server.address()}/retrieve", json={"queries": ["python"]}, timeout=300
+            )
+            assert not any(attack.answers), "it waited for a call that came before it"
+            assert reply.status_code == 200
+        finally:
+            attack.stop()
 
 
 @contextmanager

@@ -5,8 +5,11 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import requests
+
+from agentgym_env import RemoteVectorEnv
 
 WORLD = "worlds:Guess"
 
@@ -44,3 +47,28 @@ def test_a_killed_client_leaves_no_session_past_its_time(run, workers):
     while sessions_of(address):
         assert time.monotonic() - killed < 120, "sessions outlive their time"
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_killed_server_yields_exactly_the_lost_episodes(run):
+    dying, living = run(WORLD, "--port", "0"), run(WORLD, "--port", "0")
+    addresses = [dying.address(), living.address()]
+    envs = RemoteVectorEnv(WORLD, 4, addresses, retries=1)
+    envs.reset(seed=0, options={"task": "5"})
+    doomed = np.array([s.address == addresses[0] for s in envs._sessions])
+    assert doomed.sum() == 2
+    dying.process.kill()
+    dying.process.wait()
+    _, rewards, terminations, truncations, infos = envs.step(["5"] * 4)
+    assert [f == "environment_lost" for f in infos["failure"]] == doomed.tolist()
+    assert [party == "server" for party in infos["at_fault"]] == doomed.tolist()
+    assert truncations.tolist() == doomed.tolist()
+    # The others won in that very step; the lost ones have no reward, which is not zero.
+    assert np.isnan(rewards).tolist() == doomed.tolist()
+    assert rewards[~doomed].tolist() == [1.0] * 2
+    assert terminations.tolist() == (~doomed).tolist()
+    envs.reset(options={"reset_mask": np.ones(4, np.bool_), "task": "5"})
+    _, rewards, _, _, infos = envs.step(["5"] * 4)
+    assert rewards.sum() == 4 and "error" not in infos, "the living server took them over"
+    assert sessions_of(addresses[1]) == 4
+    envs.close()

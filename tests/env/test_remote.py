@@ -183,7 +183,8 @@ def test_a_reset_replaces_a_killed_local_server_with_a_warning(
 ):
     # On a busy machine a killed process takes longer to end.
     monkeypatch.setattr("agentgym_env.remote._ENDING_S", 60.0)
-    env, other = RemoteEnv(GUESS, retries=1), RemoteEnv(GUESS)
+    # Other tests of this process may hold a server with the default settings.
+    env, other = RemoteEnv(GUESS, retries=1, greeting="Hi"), RemoteEnv(GUESS, greeting="Hi")
     first, _ = env.reset(seed=3)
     old = env._local.process
     old.kill()

@@ -208,6 +208,7 @@ def test_of_two_servers_one_killed_loses_exactly_its_half(serve, mode):
     assert np.isnan(rewards).tolist() == doomed.tolist() and not np.nansum(rewards)
     info = infos["final_info"] if mode is AutoresetMode.SAME_STEP else infos
     assert [f == "environment_lost" for f in info["failure"]] == doomed.tolist()
+    assert [party == "server" for party in info["at_fault"]] == doomed.tolist()
     assert all("cannot be reached" in info["error"][i] for i in np.flatnonzero(doomed))
     if mode is AutoresetMode.DISABLED:
         envs.reset(options={"reset_mask": doomed})
@@ -277,7 +278,8 @@ def test_the_world_is_described(make):
     ],
 )
 def test_a_killed_local_server_is_replaced_once_at_the_reset(mode, caplog):
-    envs = RemoteVectorEnv(GUESS, 3, retries=1, autoreset_mode=mode)
+    # Other tests of this process may hold a server with the default settings.
+    envs = RemoteVectorEnv(GUESS, 3, retries=1, autoreset_mode=mode, greeting="Hi")
     envs.reset(seed=0, options={"task": "5"})
     old = envs._local.process
     old.kill()
@@ -287,6 +289,7 @@ def test_a_killed_local_server_is_replaced_once_at_the_reset(mode, caplog):
         assert np.isnan(rewards).all() and truncations.all() and not terminations.any()
         lost = infos["final_info"] if mode is AutoresetMode.SAME_STEP else infos
         assert set(lost["failure"]) == {"environment_lost"}
+        assert set(lost["at_fault"]) == {"server"}
         assert (envs._local.process is old) == (mode is not AutoresetMode.SAME_STEP)
         if mode is AutoresetMode.DISABLED:
             envs.reset(seed=0, options={"task": "5"})
@@ -299,7 +302,7 @@ def test_a_killed_local_server_is_replaced_once_at_the_reset(mode, caplog):
 
 
 def test_a_server_replaced_at_a_masked_reset_loses_the_other_episodes():
-    envs = RemoteVectorEnv(GUESS, 2, retries=0)
+    envs = RemoteVectorEnv(GUESS, 2, retries=0, greeting="Hi")
     envs.reset(seed=0, options={"task": "5"})
     envs._local.process.kill()
     envs._local.process.wait()

@@ -11,11 +11,11 @@ import pytest
 Ended = Callable[..., tuple[int, str]]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quick_jvms() -> Iterator[None]:
     """JVMs compile quickly; their second compiler takes more time than the few episodes here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1", prepend=" ")
         yield
 
 

@@ -12,7 +12,9 @@ import requests
 
 from agentgym_env import EnvClient, EnvironmentFault, EnvironmentLost
 from agentgym_env.errors import EpisodeOver
-from agentgym_servers.host.isolation import world_pool
+from agentgym_servers import cli
+from agentgym_servers.__main__ import main
+from agentgym_servers.host.isolation import WorldProcess, world_pool
 from agentgym_servers.host.protocols.dispatch import app_of
 from agentgym_servers.host.settings import ServeSettings
 from hosting import HttpServer
@@ -103,6 +105,14 @@ def test_a_step_past_its_deadline_costs_its_process_and_nobody_elses(pool, wild,
     assert others[0].code == "unknown_session"
     assert not psutil.pid_exists(before[0])
     assert [metric(address, name) for name in counted] == [value + 1 for value in told]
+
+
+def test_a_server_takes_the_deadline_of_its_world_or_of_its_option(ended, monkeypatch):
+    served = []
+    monkeypatch.setattr(cli, "_run", lambda settings, report: served.append(settings))
+    for words in ((), ("--step-timeout", "7")):
+        assert ended(main, "worlds:Wild", *words) == (0, "")
+    assert [WorldProcess(settings, 0)._deadline_s for settings in served] == [1.0, 7.0]
 
 
 def test_a_world_that_kills_its_process_is_named_and_another_takes_its_place(wild):

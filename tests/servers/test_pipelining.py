@@ -15,8 +15,10 @@ from agentgym_servers.host import request_guard
 from agentgym_servers.host.request_guard import LimitedProtocol
 from hosting import HttpServer, Served
 
+late = threading.Event()
+"""Whether the application has a body `slow`, and `HEAD_S` has passed since."""
 sent = threading.Event()
-"""Whether the client has sent all; the application waits for it where a body is `slow`."""
+"""Whether the client has sent all, for which the application waits then."""
 
 
 async def app(scope, receive, send):
@@ -28,6 +30,7 @@ async def app(scope, receive, send):
     if body == b"slow":
         # Whatever was to happen after `HEAD_S` has happened before this ends, however slowly.
         await asyncio.sleep(2 * request_guard.HEAD_S)
+        late.set()
         await asyncio.to_thread(sent.wait, 120)
     fields = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": fields})
@@ -63,6 +66,7 @@ def test_a_body_that_the_server_does_not_read_yet_is_not_late(connection, monkey
     first, second = post(b"slow"), post(b"second")
     # The head of the second request arrives with the first, its body later.
     connection.sendall(first + second[:-6])
+    assert late.wait(120)
     connection.sendall(second[-6:])
     sent.set()
     found = replies(connection, b"second")

@@ -27,22 +27,23 @@ MODULES = {
     "mcp": "agentgym_adapters.mcp_server",
 }
 SERVE = """
-import json, sys
+import json, os, sys
 from agentgym_servers.cli import ServeSettings, check_protocol, client_address, implied_kwargs
 from agentgym_servers.cli import make_service
 MODULES = json.loads(sys.argv[1])
 env = {"env_id": "agentgym/TextCraft-v0"}
 env["entry_point"] = "agentgym_servers.worlds.textcraft.env:TextCraft"
-loaded = []
 for protocol in ("agentgym-sdk", *MODULES):
+    if os.fork():  # each protocol has a process that has imported nothing for another
+        os.wait()
+        continue
     implied_kwargs(protocol, env["env_id"])
     settings = ServeSettings(protocol=protocol, **env)
     check_protocol(settings)
     make_service(settings)
     client_address(protocol, "http://h:1")
-    new = [name for name in MODULES if MODULES[name] in sys.modules and name not in loaded]
-    loaded += new
-    print(protocol, *new)
+    print(protocol, *(name for name in MODULES if MODULES[name] in sys.modules), flush=True)
+    os._exit(0)
 """
 
 

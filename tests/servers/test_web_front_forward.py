@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import socketserver
 import threading
@@ -355,13 +356,22 @@ def test_tunnels_lead_nowhere_else(open_to, echo, site):
     assert ask(listener, f"https://{echo}/").status == 403
 
 
-def test_a_default_port_need_not_be_told(open_to):
+def test_a_default_port_need_not_be_told(open_to, monkeypatch):
+    asked = []
+
+    async def refuse(host, port, **_):
+        asked.append((host, port))
+        raise ConnectionRefusedError
+
+    # Another program of this machine may listen at these ports.
+    monkeypatch.setattr(asyncio, "open_connection", refuse)
     listener = open_to("https://127.0.0.77", "http://127.0.0.77/admin")
     for url in ("http://127.0.0.77/", "http://127.0.0.77:80/"):
-        assert ask(listener, url).status != 403  # whether or not something listens there
+        assert ask(listener, url).status == 502
     assert ask(listener, "http://127.0.0.77:443/").status == 403
-    assert ask(listener, "127.0.0.77:443", "CONNECT").status != 403
+    assert ask(listener, "127.0.0.77:443", "CONNECT").status == 502
     assert ask(listener, "127.0.0.77:80", "CONNECT").status == 403
+    assert asked == [("127.0.0.77", 80), ("127.0.0.77", 80), ("127.0.0.77", 443)]
 
 
 def test_a_sites_name_is_compared_without_its_case():

@@ -147,10 +147,14 @@ def _endless() -> list[Any]:
 
 
 class Hangs(TextEnv):
-    """Takes ten seconds for a reset, or for a step."""
+    """Takes ten seconds for a reset, or for a step, and makes the file `begun` before."""
 
     instruction = "Wait."
     tasks = TaskSet({"train": ["reset", "step"]})
+
+    def __init__(self, render_mode: str | None = None, begun: str = "") -> None:
+        super().__init__(render_mode)
+        self._begun = Path(begun)
 
     def _reset(self, task: str) -> str:
         self._wait(task == "reset")
@@ -162,4 +166,5 @@ class Hangs(TextEnv):
 
     def _wait(self, here: bool) -> None:
         if here:
+            self._begun.touch()
             time.sleep(10)

@@ -31,19 +31,25 @@ def textcraft_server() -> Iterator[None]:
 
 
 @pytest.fixture
-def leap_when(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def leap_when(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """`leap_when(condition, loop)`: once the condition holds, `LEAP_S` seconds are over."""
     moved, real = [0.0], time.monotonic
+    over, threads = threading.Event(), list[threading.Thread]()
     monkeypatch.setattr(time, "monotonic", lambda: real() + moved[0])
 
     def begin(condition: Callable[[], object], loop: Any = None, seconds: float = LEAP_S) -> None:
         def leap() -> None:
             while not condition():
-                time.sleep(0.01)
+                if over.wait(0.01):
+                    return
             moved[0] += seconds
             if loop is not None:
                 loop.call_soon_threadsafe(lambda: None)  # it looks at its timers
 
-        threading.Thread(target=leap, daemon=True).start()
+        threads.append(threading.Thread(target=leap, daemon=True))
+        threads[-1].start()
 
-    return begin
+    yield begin
+    over.set()  # a condition that never held must not be looked at in the next test
+    for thread in threads:
+        thread.join()

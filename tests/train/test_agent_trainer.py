@@ -119,7 +119,10 @@ def test_a_stopped_run_continues_bit_exactly(tmp_path, policy, whole):
     for number, stop in enumerate((first, rest)):
         with AgentTrainer(args=args, callbacks=[stop]) as trainer:
             trainer.train(resume_from_checkpoint=number > 0)
+        if number == 0:
+            halfway = weights(tmp_path / "parts" / "model")
     folder, unbroken, *_ = whole
+    assert not same(halfway, weights(folder / "run" / "model")), "the second step trains nothing"
     assert same(weights(folder / "run" / "model"), weights(tmp_path / "parts" / "model"))
     assert (unbroken.seen, first.seen, rest.seen) == ([1, 2], [1], [2])
 

@@ -51,13 +51,14 @@ def settings(model, **changes):
     )  # fmt: skip
 
 
-def play(model, agent, tasks="1234", horizon=3, env=hosting.GUESS, begun=None, **limits):
+def play(model, agent, tasks="1234", horizon=3, env=hosting.GUESS, env_kwargs=None, begun=None,
+         **limits):  # fmt: skip
     """The episodes of a black-box agent, in the guessing world if no other is named.
 
     `begun(runner, gateway)` is called before they are played.
     """
     policy = make_policy(settings(model, agent=agent))
-    with RolloutRunner(env, limits=RolloutLimits(**limits)) as runner:
+    with RolloutRunner(env, env_kwargs=env_kwargs, limits=RolloutLimits(**limits)) as runner:
         try:
             if begun is not None:
                 begun(runner, policy.gateway)
@@ -231,15 +232,14 @@ def test_agents_end_with_a_run_that_is_ended_by_a_signal(model, tmp_path, how):
 
 
 @pytest.mark.parametrize("task", ["reset", "step"])
-def test_an_environment_that_hangs_is_lost_and_never_the_policys_fault(model, task, leap_when):
-    def hangs(runner, gateway):
-        if task == "reset":
-            return runner.concurrency_limits.environment.waiting
-        return any(episode.step_began is not None for episode in gateway._episodes.values())
-
+def test_an_environment_that_hangs_is_lost_and_never_the_policys_fault(
+    model, task, tmp_path, leap_when
+):
+    hangs = tmp_path / "hangs"
     (episode,) = play(
         model, "callable:black_boxes:plain", [task], env="worlds:Hangs",
-        begun=leaping(leap_when, hangs), episode_timeout_s=60.0, retries=0,
+        env_kwargs={"begun": str(hangs)}, begun=leaping(leap_when, lambda *_: hangs.exists()),
+        episode_timeout_s=60.0, retries=0,
     )  # fmt: skip
     assert episode.outcome == "environment_lost"
     assert "s for the environment; use more servers" in episode.error

@@ -547,7 +547,8 @@ async def test_a_program_that_gave_up_its_claim_does_not_take_the_next_episode()
         headers = {"Authorization": f"Bearer {gateway.claim_key}"}
         url = f"{gateway.base_url}/episodes/claim"
         given_up = asyncio.create_task(post(gateway, gateway.claim_key, "/episodes/claim", {}))
-        await connections_become(gateway, 1)
+        while not gateway._offered._waiters:  # the request waits for an episode
+            await asyncio.sleep(0.01)
         given_up.cancel()
         await connections_become(gateway, 0)
         episode = gateway.open_episode()

@@ -117,7 +117,9 @@ async def test_a_failure_or_an_answer_without_sense_is_asked_again(bad):
     assert (len(endpoint.asked), made.usage.requests, made.usage.retried) == (3, 1, 2)
 
 
-async def test_retry_after_goes_before_our_own_pause():
+async def test_retry_after_goes_before_our_own_pause(monkeypatch):
+    # Our own pause takes half an hour at least, so that the test fails if it is taken.
+    monkeypatch.setattr("agentgym_train.engines.openai._LONGEST_PAUSE_S", 3600.0)
     date = email.utils.formatdate(time.time() - 5, usegmt=True)  # over already
     endpoint = Endpoint(
         lambda _: web.Response(status=429, headers={"Retry-After": "0.4"}),
