@@ -25,6 +25,7 @@ from agentgym_env.errors import (
     UnknownTask,
 )
 from agentgym_env.wire import STATUS, ResetRequest, StepReply, StepRequest, WireError, decode
+from hosting import nobody
 from worlds import Guess, Trouble
 
 
@@ -166,13 +167,10 @@ def test_a_world_that_raises_is_an_environment_fault_and_the_session_goes_on(ser
 
 
 def test_a_server_that_is_not_there_is_lost_within_the_retries():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
-        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with EnvClient(address, retries=1) as client:
-            with pytest.raises(EnvironmentLost, match="after 2 attempts") as caught:
-                client.open()
-            assert caught.value.code == "unreachable"
+    with nobody() as place, EnvClient(f"http://{place}", retries=1) as client:
+        with pytest.raises(EnvironmentLost, match="after 2 attempts") as caught:
+            client.open()
+        assert caught.value.code == "unreachable"
 
 
 def test_the_time_limit_holds_for_the_whole_call():

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from agentgym_env.errors import (
 )
 from agentgym_env.launch import failure_report, reported_failure
 from hosting import GUESS, TROUBLE, UNMAKEABLE
+from waiting import until
 
 
 def has_ended(pid: int) -> bool:
@@ -33,15 +33,6 @@ def has_ended(pid: int) -> bool:
     # In a container nobody may reap orphans: a zombie has ended too.
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def wait_for_end(pid: int, limit_s: float = 120.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if has_ended(pid):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_equal_settings_share_one_server_which_is_replaced_when_it_died():
@@ -135,7 +126,7 @@ def test_the_server_ends_with_its_parent_however_that_ends(script, worlds_folder
     with child(script, worlds_folder) as parent:
         pid, _ = json.loads(parent.stdout.readline())
         parent.wait(120)
-    assert wait_for_end(pid)
+    until(lambda: has_ended(pid))
 
 
 def test_ctrl_c_is_the_parents_alone_and_the_server_ends_with_it(worlds_folder):
@@ -155,7 +146,7 @@ def test_ctrl_c_is_the_parents_alone_and_the_server_ends_with_it(worlds_folder):
         assert parent.stdout.readline() == TROUBLE + "\n"
         parent.stdin.close()
         assert parent.wait(120) == 0
-    assert wait_for_end(pid)
+    until(lambda: has_ended(pid))
 
 
 def test_nothing_but_what_serving_needs_is_imported():

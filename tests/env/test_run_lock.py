@@ -9,7 +9,6 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from agentgym_env import run_lock
 from agentgym_env.errors import BadRequest, FolderInUse
 from agentgym_env.run_lock import LOCK_FILE, Holder, check_unlocked, folder_lock
 from agentgym_env.run_store import RunStore
+from waiting import until
 
 HOLD = """
 import sys
@@ -71,10 +71,7 @@ def let_go(process: subprocess.Popen[str]) -> None:
 
 def wait_for_its_end(process: psutil.Process) -> None:
     """Until it is a zombie or gone."""
-    deadline = time.monotonic() + FOREVER
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
 def named_in(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import http.client
 import socket
 import socketserver
 import threading
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -58,14 +58,6 @@ def read_exactly(client, count):
         assert piece, f"it ended after {read!r}"
         read += piece
     return read
-
-
-@contextmanager
-def nobody():
-    """`host:port` at which nobody listens, and which no other program is given."""
-    with socket.socket() as kept:
-        kept.bind(("127.0.0.1", 0))
-        yield "{}:{}".format(*kept.getsockname())
 
 
 def status_of(answer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import time
 
 import psutil
 import pytest
@@ -20,6 +19,7 @@ from agentgym_servers.host.router import Router
 from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.host.supervisor import MAX_FAILED_STARTS
 from hosting import Served
+from waiting import until
 from worlds import Guess
 
 WORKERS = 3
@@ -76,17 +76,16 @@ def children_of(served):
     return psutil.Process(served.process.pid).children()
 
 
-def next_child(served, seen, timeout_s=60):
+def next_child(served, seen):
     """The process that was started since `seen` was filled, which it joins."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        for child in children_of(served):
-            if child.pid not in seen:
-                seen.add(child.pid)
-                return child
+
+    def new():
         assert served.process.poll() is None, "the server has ended"
-        time.sleep(0.01)
-    raise AssertionError("no process was started")
+        return next((child for child in children_of(served) if child.pid not in seen), None)
+
+    child = until(new, "no process was started")
+    seen.add(child.pid)
+    return child
 
 
 def kill(process):
@@ -94,17 +93,18 @@ def kill(process):
     process.wait(60)
 
 
-def open_on_all(client, timeout_s=60):
+def open_on_all(client):
     """Sessions on every worker, as soon as all of them serve."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+
+    def on_all():
         sessions = client.open_many(WORKERS)
         if len({session.state.name[0] for session in sessions}) == WORKERS:
-            client.reset_many([(session, 0, "5", None) for session in sessions])
             return sessions
         client.close_many(sessions)
-        time.sleep(0.05)
-    raise AssertionError("not every worker serves")
+
+    sessions = until(on_all, "not every worker serves")
+    client.reset_many([(session, 0, "5", None) for session in sessions])
+    return sessions
 
 
 def step_all(client, sessions):

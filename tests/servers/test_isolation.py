@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -18,6 +17,7 @@ from agentgym_servers.host.isolation import WorldProcess, world_pool
 from agentgym_servers.host.protocols.dispatch import app_of
 from agentgym_servers.host.settings import ServeSettings
 from hosting import HttpServer
+from waiting import until
 
 WORKERS = 2
 
@@ -64,10 +64,7 @@ def metric(address, name):
 
 def begun(path, count):
     """Wait until so many processes are in a step `until PATH`."""
-    deadline = time.monotonic() + 60
-    while len(list(path.parent.glob(f"{path.name}.begun.*"))) < count:
-        assert time.monotonic() < deadline, "the steps do not begin"
-        time.sleep(0.01)
+    until(lambda: len(list(path.parent.glob(f"{path.name}.begun.*"))) >= count)
 
 
 def test_sessions_are_spread_over_processes_that_are_not_the_servers(wild):

@@ -6,14 +6,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from listener_client import nobody
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.search.retrieval.corpus import Passage, RetrieverFailed
 from agentgym_servers.worlds.search.retrieval.remote import RemoteRetriever
 from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
 from agentgym_servers.worlds.search.retrieval.search_app import make_search_app
-from hosting import HttpServer
+from hosting import HttpServer, nobody
 from retrieving import FACTS, bm25_index, zipf_passages, zipf_queries
 
 

@@ -12,7 +12,6 @@ from listener_client import (
     CannedSite,
     ask,
     connect,
-    nobody,
     read_exactly,
     rest_of,
     send,
@@ -24,6 +23,7 @@ from agentgym_servers.web.front.forward_gate import ForwardGate
 from agentgym_servers.web.front.front import Front
 from agentgym_servers.web.front.message import Limits
 from agentgym_servers.web.sites.site_map import SiteMap
+from hosting import nobody
 
 
 def canned(body=b"", *headers, status="200 OK"):

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from agentgym_servers.host.app import App, make_app
 from agentgym_servers.host.protocols.dispatch import app_of
 from agentgym_servers.host.sessions import Host
 from agentgym_servers.host.settings import ServeSettings
+from waiting import until
 
 GUESS = "tests/Guess-v0"
 TROUBLE = "tests/Trouble-v0"
@@ -40,6 +42,14 @@ class Clock:
     def __call__(self) -> float:
         """The time."""
         return self.now
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """`host:port` at which nobody listens, and which no other program is given."""
+    with socket.socket() as kept:
+        kept.bind(("127.0.0.1", 0))
+        yield "{}:{}".format(*kept.getsockname())
 
 
 class HttpServer:
@@ -72,14 +82,13 @@ def speaking(protocol: str, host: Host, **settings: Any) -> HttpServer:
 
 
 def sessions_become(address: str, count: int) -> bool:
-    """Whether a server comes to hold that many sessions, as its metrics tell; it has a minute."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    """Whether a server comes to hold that many sessions, as its metrics tell."""
+
+    def they_are() -> bool:
         told = requests.get(f"{address}/metrics", timeout=60).text
-        if float(re.search(r"^agentgym_sessions (\S+)$", told, re.MULTILINE)[1]) == count:
-            return True
-        time.sleep(0.05)
-    return False
+        return float(re.search(r"^agentgym_sessions (\S+)$", told, re.MULTILINE)[1]) == count
+
+    return until(they_are)
 
 
 class Served:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from agentgym_train.rollout.process_guard import ProcessGuard
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.trainer import RLTrainer, TooManyLost
 from tests.train.small import save_tiny_policy, textcraft_tokenizer
+from waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.usefixtures("guess_server")
 QUIET = Console(quiet=True)
@@ -218,17 +218,12 @@ def test_agents_end_with_a_run_that_is_ended_by_a_signal(model, tmp_path, how):
         "--max-tokens", "600", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
     with subprocess.Popen(words) as run:
-        until = time.monotonic() + 120
-        while not pids.exists() or not pids.read_text().strip():
-            assert time.monotonic() < until and run.poll() is None
-            time.sleep(0.1)
+        until(lambda: (pids.exists() and pids.read_text().strip()) or run.poll() is not None)
+        assert run.poll() is None
         run.send_signal(how)
-        assert run.wait(120) == -how
-    until = time.monotonic() + 120
-    for pid in map(int, pids.read_text().split()):
-        while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
-            time.sleep(0.1)
-        assert not Path(f"/proc/{pid}").exists()
+        assert run.wait(LIMIT_S) == -how
+    for pid in pids.read_text().split():
+        until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.mark.parametrize("task", ["reset", "step"])

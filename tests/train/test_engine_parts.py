@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import socket
 import weakref
 
 import pytest
@@ -20,6 +19,7 @@ from agentgym_train.engines.vllm_process import command_line, engine_values
 from agentgym_train.engines.vllm_server import Fleet, VLLMServerEngine
 from agentgym_train.engines.vllm_wire import Member, Unreachable, VLLMWire
 from agentgym_train.models.loading import checkpoint_weights
+from hosting import nobody
 from tests.train.small import tiny_model
 
 
@@ -109,25 +109,21 @@ async def test_an_update_waits_for_turns_and_turns_wait_for_the_update():
     assert happened[3:] == ["update", "c begins", "c ends"]
 
 
-def unused_address():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
 async def test_when_no_server_answers_the_turn_waits_and_then_is_lost_with_what_to_do(caplog):
-    address = unused_address()
-    settings = ServerSettings(servers=[address], wait_s=0.3)
-    engine = VLLMServerEngine([Member(address)], settings, max_tokens=64)
-    with pytest.raises(EngineLost, match=f"available for 0.3 s .{address}.*at the same addresses"):
-        await engine.generate([1], Sampling(4))
+    with nobody() as place:
+        address = f"http://{place}"
+        settings = ServerSettings(servers=[address], wait_s=0.3)
+        engine = VLLMServerEngine([Member(address)], settings, max_tokens=64)
+        said = f"available for 0.3 s .{address}.*at the same addresses"
+        with pytest.raises(EngineLost, match=said):
+            await engine.generate([1], Sampling(4))
     assert "none remains, so turns wait" in caplog.text
     await engine.close()
 
 
 async def test_conversations_stay_with_their_server_and_new_ones_go_to_the_idlest():
     wire = VLLMWire(5.0)
-    a, b = Member(unused_address()), Member(unused_address())
+    a, b = Member("http://a"), Member("http://b")
     fleet = Fleet([a, b], wire, wait_s=1.0)
     homes = [await fleet.choose(name) for name in "wxyz"]
     assert homes == [a, b, a, b]

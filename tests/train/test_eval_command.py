@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from agentgym_env.run_store import RunStore
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
+from waiting import until
 
 TEXTCRAFT = ["--env", "textcraft", "--horizon", "8", "--policy", "random"]
 MANY = [*TEXTCRAFT, "--samples", "12"]
@@ -37,14 +37,15 @@ def lines_of(folder: Path, name: str = "random") -> list[bytes]:
     return path.read_bytes().splitlines() if path.exists() else []
 
 
+def until_kept(process: Command, store: Path, name: str, enough: int) -> None:
+    until(lambda: len(lines_of(store, name)) >= enough or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+
+
 def kill_when_half_done(folder: Path, store: Path, name: str, enough: int, *words: str) -> int:
     """Start it, and kill -9 it once so many episodes are kept; how many were, then."""
     process = command(folder, *words)
-    deadline = time.monotonic() + 400
-    while len(lines_of(store, name)) < enough:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "nothing was kept in time"
-        time.sleep(0.005)
+    until_kept(process, store, name, enough)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     return len(lines_of(store, name))
@@ -131,10 +132,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
     words = [*MANY, "--out", "here"]
     first = command(tmp_path, *words)
     try:
-        deadline = time.monotonic() + 400
-        while not lines_of(tmp_path / "here"):
-            assert time.monotonic() < deadline and first.poll() is None
-            time.sleep(0.01)
+        until_kept(first, tmp_path / "here", "random", 1)
         first.send_signal(signal.SIGSTOP)  # or it may be done before the second begins
         said = run(tmp_path, *words, status=2)
         assert f"here is in use by process {first.pid} on host" in said
@@ -147,10 +145,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
 def test_ctrl_c_keeps_what_is_over(tmp_path):
     words = [*MANY, "--out", "here"]
     process = command(tmp_path, *words)
-    deadline = time.monotonic() + 400
-    while len(lines_of(tmp_path / "here")) < 20:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.005)
+    until_kept(process, tmp_path / "here", "random", 20)
     process.send_signal(signal.SIGINT)
     status, said = finish(process)
     assert status == 130, said

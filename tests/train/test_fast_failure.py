@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 
 import pytest
 
 from agentgym_env.launch import child_environment
+from hosting import nobody
 from tests.train.test_run import write_config
 
 HEAVY = ("torch", "transformers", "trl", "accelerate")
@@ -42,12 +42,6 @@ def refusal(*words: object, before: str = "") -> str:
     return done.stderr.partition("error: ")[2]
 
 
-def closed_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "said"),
@@ -62,12 +56,12 @@ def closed_port() -> int:
         ("model=./nothing", "no model in ./nothing: there is no config.json"),
         ("env=agentgym/TextCart-v0", "did you mean agentgym/TextCraft-v0?"),
         ("split=validation", "validation"),
-        ("servers=[http://127.0.0.1:CLOSED]", "Connect"),
+        ("servers=[http://NOBODY]", "Connect"),
     ],
 )
 def test_a_config_that_can_not_be_is_refused_at_once(config, word, said):
-    word = word.replace("CLOSED", str(closed_port()))
-    assert said in refusal(config, *word.split())
+    with nobody() as place:
+        assert said in refusal(config, *word.replace("NOBODY", place).split())
     assert not (config.parent / "run").exists()
 
 

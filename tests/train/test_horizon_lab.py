@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from importlib import import_module
 from math import sqrt
 from pathlib import Path
@@ -23,6 +22,7 @@ from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.algorithms import TokenBatch, make_algorithm
 from examples.horizon_lab.masked_reward import MaskedRewardReinforcePP
 from examples.horizon_lab.tower import BANDS, LENGTHS, Tower, TowerTo4, TowerTo12, doors_of
+from waiting import until
 
 FOLDER = Path(__file__).parents[2] / "examples" / "horizon_lab"
 
@@ -367,10 +367,8 @@ def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         checkpoint = killed / name / "checkpoints" / "checkpoint-1" / "horizon.json"
-        deadline = time.monotonic() + 800
-        while not checkpoint.is_file():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: checkpoint.is_file() or process.poll() is not None)
+        assert process.poll() is None
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from agentgym_train import AgentTrainer
 from agentgym_train.config.methods import read_config
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
+from waiting import until
 
 
 def write_config(folder: Path, **changes) -> Path:
@@ -232,11 +232,8 @@ def texts(run: Path, name: str) -> list[tuple[object, ...]]:
 
 
 def wait_for(condition, process: Command) -> None:
-    limit = time.monotonic() + 400
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < limit, "waited too long"
-        time.sleep(0.01)
+    until(lambda: condition() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[0]
 
 
 def test_the_process_ends_its_server():

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.engines.vllm_server import served_engine, served_model
+from hosting import nobody
 from tests.train.small import textcraft_tokenizer
 
 
-def unused_address():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
 def test_when_nobody_answers_it_says_how_to_start_one():
-    address = unused_address()
-    with pytest.raises(BadRequest, match=rf"no vLLM server responds: {address}.*vllm serve MODEL"):
-        served_model(address)
+    with nobody() as place:
+        said = f"no vLLM server responds: http://{place}.*vllm serve MODEL"
+        with pytest.raises(BadRequest, match=said):
+            served_model(f"http://{place}")
 
 
 def test_another_kind_of_server_is_named_as_such(serve):

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 
 import pytest
@@ -33,6 +32,7 @@ from tests.train.vllm_engines import (
     untied_model,
     worst_logprob,
 )
+from waiting import until
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here; `make setup-vllm`", allow_module_level=True)
@@ -286,10 +286,7 @@ def test_a_server_ends_with_its_owner(tmp_path):
     owner.stdout.readline()
     owner.kill()
     owner.communicate()
-    deadline = time.monotonic() + 120  # importing torch takes long on a busy machine
-    while not (status.is_file() and status.read_text().strip()):
-        assert time.monotonic() < deadline, "the server does not end"
-        time.sleep(0.1)
+    until(lambda: status.is_file() and status.read_text().strip(), "the server does not end")
     assert status.read_text().strip() == str(128 + signal.SIGKILL)
 
 

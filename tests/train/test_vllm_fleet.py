@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentgym_env.run_store import RunStore
-from tests.servers.fleet.cluster import cluster, until, why_no_cluster
+from tests.servers.fleet.cluster import cluster, why_no_cluster
 from tests.train.small import save_tiny_policy
 from tests.train.test_run import write_config
+from waiting import until
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here; `make setup-vllm`", allow_module_level=True)
@@ -48,7 +49,7 @@ def test_a_run_on_a_fleet_with_vllm_outlives_its_server_and_keeps_its_weights(
         )  # fmt: skip
         with machines.started("-m", "agentgym_train", config) as trainer:
             metrics = tmp_path / "run" / "metrics.jsonl"
-            until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 300)
+            until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
             machines.kill_server(before["address"])
             output = trainer.communicate(timeout=500)[0]
         assert trainer.returncode == 0, output

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from importlib.util import find_spec
 
 import pytest
@@ -21,6 +21,7 @@ from agentgym_train.engines.vllm_server import served_engine, served_model
 from agentgym_train.models.loading import load_policy
 from tests.train.small import textcraft_tokenizer
 from tests.train.vllm_engines import WARM, hf_engine, ids, turns, worst_logprob
+from waiting import until
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here; `make setup-vllm`", allow_module_level=True)
@@ -52,15 +53,14 @@ def address():
         start_new_session=True,
     )  # fmt: skip
     address = f"http://127.0.0.1:{port}"
+
+    def answers():
+        assert server.poll() is None
+        with suppress(requests.RequestException):
+            return requests.get(f"{address}/health", timeout=5).ok
+
     try:
-        limit = time.monotonic() + 800
-        while True:
-            try:
-                if requests.get(f"{address}/health", timeout=5).ok:
-                    break
-            except requests.RequestException:
-                assert server.poll() is None and time.monotonic() < limit
-                time.sleep(0.2)
+        until(answers, "the server does not begin")
         yield address
     finally:
         os.killpg(server.pid, signal.SIGKILL)

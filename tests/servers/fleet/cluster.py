@@ -8,8 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,12 +129,3 @@ def cluster(folder: Path, machines: int = 3) -> Iterator[Cluster]:
         for host in others:
             found.join(host)
         yield found
-
-
-def until(found: Callable[[], Any], within_s: float = 180.0) -> Any:
-    """The first true value of `found`."""
-    end = time.monotonic() + within_s
-    while not (value := found()):
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)
-    return value

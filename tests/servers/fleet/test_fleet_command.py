@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hosting import nobody
+
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'agentgym-sdk[ray]')")
 
 
 @pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_cluster_that_was_killed_is_reported(tmp_path: Path, named: bool) -> None:
-    with socket.socket() as kept:
-        kept.bind(("127.0.0.1", 0))  # so that no other program listens there
-        gone = f"127.0.0.1:{kept.getsockname()[1]}"
+    with nobody() as gone:
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(gone)
         env = {**os.environ, "RAY_TMPDIR": str(tmp_path)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +12,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_servers.fleet import directory
 from agentgym_servers.fleet.directory import FleetDirectory
 from agentgym_servers.fleet.directory_server import serve_directory
+from waiting import until
 
 
 def test_a_fleet_that_was_started_anew_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +71,7 @@ def test_addresses_follow_the_controller(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(directory, "_look_up", lambda name: (address, "t"))
     found = FleetDirectory("ray://followed/worlds", "env")
     servers.append("http://b")
-    until = time.monotonic() + 60
-    while found.addresses() != ["http://a", "http://b"]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: found.addresses() == ["http://a", "http://b"])
     for url, says in (("ray://followed/other", "no environment servers named 'other'"),
                       ("ray://followed/worlds/x", "looks like ray://FLEET")):  # fmt: skip
         with pytest.raises(ConfigError, match=says):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.fleet.cluster import Cluster, cluster, until, why_no_cluster
+from tests.servers.fleet.cluster import Cluster, cluster, why_no_cluster
+from waiting import until
 
 pytestmark = [
     pytest.mark.slow,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from agentgym_env.client.sync import EnvClient
 from agentgym_servers.fleet import replica as module
 from agentgym_servers.fleet.replica import Replica
 from agentgym_servers.fleet.spec import Group
+from waiting import until
 
 Start = Callable[..., Replica]
 
@@ -34,14 +34,6 @@ def start() -> Iterator[Start]:
     yield one
     for replica in begun:
         replica.stop()
-
-
-def until(found: Callable[[], Any], within_s: float = 60.0) -> Any:
-    end = time.monotonic() + within_s
-    while not (value := found()):
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 def is_ready(replica: Replica) -> Callable[[], bool]:
