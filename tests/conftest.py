@@ -39,7 +39,6 @@ if find_spec("hypothesis"):
     settings.register_profile("same", settings.get_profile("random"), derandomize=True)
     settings.load_profile("same")
 
-LONG_S = 900
 _without_browser: Counter[str] = Counter()
 """What is missing for tests in a browser -> how many tests were skipped."""
 
@@ -89,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def most_seconds(item: pytest.Item) -> int:
         mark = item.get_closest_marker("timeout")
-        return mark.args[0] if mark is not None and mark.args[0] > LONG_S else 0
+        return mark.args[0] if mark is not None else 0
 
     items.sort(key=most_seconds, reverse=True)
 
