@@ -17,6 +17,7 @@ import pytest
 
 from agentgym_env.errors import MissingExtra
 from agentgym_servers.web.chromium.executable import find_chromium
+from waiting import LIMIT_S
 
 
 def _missing() -> str:
@@ -85,15 +86,15 @@ class Page:
         made = await self.call("Page.createIsolatedWorld", frameId=child["frame"]["id"])
         return await self.js(expression, contextId=made["executionContextId"])
 
-    async def until(self, condition: str, timeout_s: float = 100.0) -> Any:
+    async def until(self, condition: str) -> Any:
         """Wait until an expression is true, and give it."""
         looking = (
-            f"new Promise((found) => {{ const end = Date.now() + {timeout_s * 1000}; let v;"
+            f"new Promise((found) => {{ const end = Date.now() + {LIMIT_S * 1000}; let v;"
             f"const look = () => {{ try {{ v = ({condition}) }} catch (e) {{ v = null }}"
             "if (v || Date.now() > end) found(typeof v === 'object' ? v !== null : v);"
             "else setTimeout(look, 10) }; look() })"
         )
-        async with asyncio.timeout(timeout_s + 20):
+        async with asyncio.timeout(LIMIT_S + 20):
             while True:
                 try:
                     value = await self.js(looking)
@@ -173,7 +174,7 @@ class Browser:
         self._waiting[number] = answer
         message = {"id": number, "method": method, "params": params}
         await self._socket.send_json(message | ({"sessionId": session} if session else {}))
-        async with asyncio.timeout(200):
+        async with asyncio.timeout(LIMIT_S):
             found = await answer
         if "error" in found:
             raise AssertionError(f"{method}: {found['error']['message']}")
@@ -235,7 +236,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 async def _address(process: asyncio.subprocess.Process, told: Path) -> str:
     """Where Chromium listens, which it writes into a file of its profile."""
-    async with asyncio.timeout(200):
+    async with asyncio.timeout(LIMIT_S):
         while process.returncode is None:
             if told.is_file() and len(lines := told.read_text().split()) == 2:
                 return f"ws://127.0.0.1:{lines[0]}{lines[1]}"

@@ -11,6 +11,7 @@ from rich.console import Console
 from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec
 from agentgym_train.rollout.runner import ConcurrencyText, RolloutBar, progress_bar
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
+from waiting import LIMIT_S
 
 
 def screen(terminal=True):
@@ -18,7 +19,7 @@ def screen(terminal=True):
 
 
 async def turned(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while not condition():
             await asyncio.sleep(0)
 
