@@ -19,8 +19,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUICKSTART := examples/train/textcraft/quickstart.yaml
 
-# A worker more than there are processors, since tests often wait for their servers.
-WORKERS ?= $(shell expr 1 + $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN))
+# A worker more than there are processors, since tests often wait for their servers, and at most 8 of 2 GB each.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 8)))
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 TEST_FLAGS ?=
 THREADS ?= 1

@@ -69,7 +69,9 @@ def results(run: Path) -> tuple[dict, list[dict], dict[str, list]]:
             for t in found
         )
     assert not broken
-    scores = {name: summary[name] for name in ("before", "after")}
+    scores = {
+        name: summary[name] | {"policy": ""} for name in ("before", "after")
+    }  # but its folder
     return scores, [{n: row.get(n) for n in names} for row in rows], episodes
 
 

@@ -1,5 +1,6 @@
 """`agentgym play` in a real terminal, and with lines that are piped in."""
 
+import codecs
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from commands import agentgym
+from waiting import LIMIT_S
 from worlds import Guess
 
 
@@ -25,7 +27,7 @@ class Terminal:
             env={**os.environ, "TERM": "dumb", "COLUMNS": "100"},
         )  # fmt: skip
         os.close(child)
-        self._seen = ""
+        self._seen, self._decoder = "", codecs.getincrementaldecoder("utf-8")()
 
     def type(self, text: str) -> None:
         """Press keys."""
@@ -33,11 +35,11 @@ class Terminal:
 
     def until(self, pattern: str) -> str:
         """What is shown up to a pattern."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LIMIT_S
         while not (found := re.search(pattern, self._seen)):
             assert time.monotonic() < deadline, f"{pattern!r} is not in {self._seen!r}"
             if select.select([self._fd], [], [], 0.2)[0]:
-                self._seen += os.read(self._fd, 4096).decode()
+                self._seen += self._decoder.decode(os.read(self._fd, 4096))
         shown, self._seen = self._seen[: found.end()], self._seen[found.end() :]
         return shown
 

@@ -20,7 +20,7 @@ from agentgym_env import run_lock
 from agentgym_env.errors import BadRequest, FolderInUse
 from agentgym_env.run_lock import LOCK_FILE, Holder, check_unlocked, folder_lock
 from agentgym_env.run_store import RunStore
-from waiting import until
+from processes import all_gone
 
 HOLD = """
 import sys
@@ -67,11 +67,6 @@ def let_go(process: subprocess.Popen[str]) -> None:
     process.stdin.write("\n")
     process.stdin.flush()
     assert process.wait(FOREVER) == 0
-
-
-def wait_for_its_end(process: psutil.Process) -> None:
-    """Until it is a zombie or gone."""
-    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
 def named_in(folder: Path) -> dict[str, Any]:
@@ -131,7 +126,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder_of, end):
     if end == signal.SIGTERM:
         first.wait()
     else:
-        wait_for_its_end(psutil.Process(first.pid))
+        assert all_gone([psutil.Process(first.pid)])
     assert named_in(folder)["pid"] == first.pid, "it left its lock"
     check_unlocked(folder, "--out")
     with folder_lock(folder, "--out"):
@@ -198,7 +193,7 @@ def test_a_child_that_outlives_its_killed_parent_still_has_the_folder(
     with pytest.raises(FolderInUse, match=said), folder_lock(tmp_path, "--out"):
         pass
     child.kill()
-    wait_for_its_end(child)
+    assert all_gone([child])
     with folder_lock(tmp_path, "--out"):
         assert named_in(tmp_path)["pid"] == os.getpid()
 

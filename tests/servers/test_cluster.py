@@ -11,6 +11,7 @@ import requests
 
 from agentgym_env import EnvClient, EnvironmentLost
 from hosting import Served
+from processes import all_gone
 from waiting import until
 
 MOST = 20
@@ -149,7 +150,7 @@ def test_the_processes_end_when_their_supervisor_is_killed(run):
     served.address()
     children = psutil.Process(served.process.pid).children()
     os.kill(served.process.pid, signal.SIGKILL)
-    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert all_gone(children)
 
 
 def test_a_port_that_another_server_shares_is_refused(cluster, run):

@@ -19,6 +19,7 @@ from agentgym_servers.host.router import Router
 from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.host.supervisor import MAX_FAILED_STARTS
 from hosting import Served
+from processes import all_gone
 from waiting import until
 from worlds import Guess
 
@@ -169,7 +170,7 @@ def test_a_worker_that_cannot_start_again_stops_the_server_with_one_line(start, 
         "(exit status 3); see the lines above"
     )
     assert "Traceback" not in errors and "Fatal Python error" not in errors
-    assert psutil.wait_procs(workers, timeout=60)[1] == []
+    assert all_gone(workers)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_a_stop_ends_every_process_without_an_error_whatever_the_standard_input_
     served.address()
     workers = children_of(served)
     assert served.stop(how) == 0
-    assert psutil.wait_procs(workers, timeout=60)[1] == []
+    assert all_gone(workers)
     assert "Fatal Python error" not in served.errors and "Traceback" not in served.errors
     assert served.errors.count("serving: stopped") == 2
 
@@ -203,7 +204,7 @@ def test_a_stop_while_the_workers_start_ends_them(start):
     seen = set()
     workers = [next_child(served, seen) for _ in range(2)]
     assert served.stop() == 0
-    assert psutil.wait_procs(workers, timeout=60)[1] == []
+    assert all_gone(workers)
     assert "Fatal Python error" not in served.errors and "Traceback" not in served.errors
 
 

@@ -28,20 +28,19 @@ MODULES = {
 }
 SERVE = """
 import json, os, sys
-from agentgym_servers.cli import ServeSettings, check_protocol, client_address, implied_kwargs
-from agentgym_servers.cli import make_service
+from agentgym_servers import cli
+from agentgym_servers.__main__ import main
 MODULES = json.loads(sys.argv[1])
-env = {"env_id": "agentgym/TextCraft-v0"}
-env["entry_point"] = "agentgym_servers.worlds.textcraft.env:TextCraft"
+cli.run_server = lambda service, listener, when_ready, **_: when_ready() or 0
 for protocol in ("agentgym-sdk", *MODULES):
     if os.fork():  # each protocol has a process that has imported nothing for another
-        os.wait()
+        assert os.wait()[1] == 0
         continue
-    implied_kwargs(protocol, env["env_id"])
-    settings = ServeSettings(protocol=protocol, **env)
-    check_protocol(settings)
-    make_service(settings)
-    client_address(protocol, "http://h:1")
+    sys.argv = ["serve", "agentgym/TextCraft-v0", "--port", "0", "--protocol", protocol]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
     print(protocol, *(name for name in MODULES if MODULES[name] in sys.modules), flush=True)
     os._exit(0)
 """

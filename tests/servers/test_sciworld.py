@@ -21,6 +21,7 @@ from agentgym_servers.worlds.sciworld.env import SciWorld
 from agentgym_servers.worlds.sciworld.oracle import gold_path
 from agentgym_servers.worlds.sciworld.simulator import Simulator, find_java
 from agentgym_servers.worlds.sciworld.tasks import VARIATIONS, sciworld_tasks
+from processes import all_gone
 
 QUICK = ("find-animal", "power-component", "lifespan-shortest-lived", "identify-life-stages-2")
 
@@ -493,7 +494,7 @@ def test_a_killed_jvm_behind_a_server_loses_only_the_sessions_in_it(run):
         client.close_many(sessions)
         running = jvms(served)
     served.stop()
-    assert len(running) == 2 and not psutil.wait_procs(running, timeout=60)[1]
+    assert len(running) == 2 and all_gone(running)
 
 
 @pytest.mark.slow

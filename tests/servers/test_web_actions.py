@@ -120,6 +120,6 @@ def test_what_is_no_action_is_told_what_to_write(text, says):
 def test_megabytes_are_read_in_proportion_to_their_length(piece, monkeypatch):
     # Only the last 20,000 characters of an action are read, for which any way is quick enough.
     monkeypatch.setattr(parse, "MAX_ACTION_CHARS", 2**24)
-    # Below a second, and half a minute for lines; from each piece to the end, hours.
+    # Below a second, and half a minute for lines; from each piece to the end, byte by byte, hours.
     mib = 16 if piece == "\n" else 4
     parse_action(piece * (mib * 2**20 // len(piece)))

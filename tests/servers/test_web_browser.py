@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import timeit
 from html import unescape
 from pathlib import Path
 
@@ -350,18 +349,6 @@ def test_after_actions_the_tree_is_the_one_that_chromium_has(name, acts):
         assert do(browser, text) == ""
     expected = Path(__file__).parent / "web_pages" / f"{name}.txt"
     assert browser.tree() + "\n" == expected.read_text("utf-8")
-
-
-def test_a_small_page_is_opened_and_told_500_times_a_second():
-    browser = open_browser()
-    visits = [Action("goto", (HOME + path,)) for path in ("", "cart", "login", "me")]
-
-    def round_trip():
-        for visit in visits:
-            browser.act(visit)
-            browser.tree()
-
-    assert min(timeit.repeat(round_trip, number=25, repeat=3)) < len(visits) * 25 / 500
 
 
 def test_what_is_typed_into_a_page_shows_on_no_other_of_the_same_source():

@@ -22,7 +22,8 @@ from agentgym_servers.web.chromium.messages import Evaluate, StartSites
 from agentgym_servers.web.front.forward_gate import open_embedded
 from agentgym_servers.web.sites.embedded import embedded
 from agentgym_servers.worlds.webarena import WebArena
-from browsing import all_gone, browser_processes, kind_of, needs_chromium
+from browsing import browser_processes, kind_of, needs_chromium
+from processes import all_gone
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -176,7 +177,7 @@ def test_no_process_and_no_file_is_left_when_whoever_asked_is_gone(state, how, t
         else:
             os.kill(asker.pid, how)
         asker.wait(60)
-    assert all_gone(family, timeout_s=60)
+    assert all_gone(family)
     assert not folder.exists()
 
 

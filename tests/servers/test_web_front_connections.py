@@ -237,9 +237,9 @@ def test_a_closed_listener_takes_its_clients_along_and_frees_its_port(front, lis
         assert has_ended(idle)
         assert has_ended(midway)
     listener.close()
-    with pytest.raises(ConnectionRefusedError):
-        connect(listener)
-    listen_at(*place(listener)).close()
+    # Another program may listen there by now.
+    own = psutil.Process().net_connections("tcp")
+    assert place(listener) not in [c.laddr for c in own if c.status == psutil.CONN_LISTEN]
     assert ask(other, "http://tiny.test/").status == 403
 
 

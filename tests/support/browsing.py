@@ -61,9 +61,3 @@ def kind_of(process: psutil.Process) -> str:
         return "gone"
     kinds = [word.partition("=")[2] for word in words if word.startswith("--type=")]
     return kinds[0] if kinds else ""
-
-
-def all_gone(processes: list[psutil.Process], timeout_s: float = 60.0) -> bool:
-    """Whether none of the processes runs any more, after a while."""
-    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
-    return not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]

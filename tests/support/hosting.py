@@ -88,7 +88,7 @@ def sessions_become(address: str, count: int) -> bool:
         told = requests.get(f"{address}/metrics", timeout=60).text
         return float(re.search(r"^agentgym_sessions (\S+)$", told, re.MULTILINE)[1]) == count
 
-    return until(they_are)
+    return until(they_are, f"there are not {count} sessions")
 
 
 class Served:

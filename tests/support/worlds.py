@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +117,12 @@ class Wild(TextEnv):
             Path(f"{until}.begun.{os.getpid()}").touch()
             while not os.path.exists(until):
                 time.sleep(0.01)
+        if action.startswith("stop "):  # the server, and go on when it has begun to end
+            _, pid, *ports = action.split()
+            os.kill(int(pid), signal.SIGTERM)
+            with contextlib.suppress(ConnectionError):
+                while ports:
+                    socket.create_connection(("127.0.0.1", int(ports[0]))).close()
         return f"{os.getpid()} {self.count}", 0.0, False
 
 

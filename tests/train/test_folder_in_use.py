@@ -70,7 +70,7 @@ def test_a_second_trainer_is_rejected_at_once_and_changes_nothing(tmp_path, runn
     assert json.loads((run / LOCK_FILE).read_text())["pid"] == first.pid
     for words in ([config], ["--resume", run], [config, "--num-processes", 2]):
         # Rejected before torch is loaded: `refusal` sees to that.
-        said, _ = refusal(*words)
+        said = refusal(*words)
         assert f"error: {said}".strip() == in_use(run, first.pid)
     assert snapshot(tmp_path) == before
     first.send_signal(signal.SIGCONT)

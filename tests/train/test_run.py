@@ -18,6 +18,7 @@ from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer
 from agentgym_train.config.methods import read_config
+from processes import all_gone
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 from waiting import until
@@ -248,7 +249,7 @@ def test_the_process_ends_its_server():
     wait_for(found_its_server, process)
     status, output = finish(process)
     assert status == 0, output
-    assert not psutil.wait_procs(servers, timeout=120)[1]
+    assert all_gone(servers)
 
 
 @pytest.mark.slow

@@ -49,7 +49,12 @@ def test_a_run_on_a_fleet_with_vllm_outlives_its_server_and_keeps_its_weights(
         )  # fmt: skip
         with machines.started("-m", "agentgym_train", config) as trainer:
             metrics = tmp_path / "run" / "metrics.jsonl"
-            until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
+            until(
+                lambda: (
+                    trainer.poll() is not None
+                    or (metrics.exists() and metrics.read_text().count("\n") >= 2)
+                )
+            )
             machines.kill_server(before["address"])
             output = trainer.communicate(timeout=500)[0]
         assert trainer.returncode == 0, output

@@ -192,7 +192,10 @@ def test_a_wrapper_that_hangs_is_named_and_its_threads_are_limited(leap_when):
         leap_when(lambda: len(Hangs.begun) == 3, loop)
         (played,) = rollout_runner.collect(ExpertActor, specs[:1], 3)
         assert played.outcome == "environment_lost" and f"{HERE}:Hangs; fix it" in played.error
+        hung = [t for t in threading.enumerate() if t.name == "wrappers"]
         Hangs.free.set()
+        for thread in hung:
+            thread.join()
     assert threading.active_count() <= before + 2
 
 

@@ -17,6 +17,7 @@ from agentgym_env.client.sync import EnvClient
 from agentgym_servers.fleet import replica as module
 from agentgym_servers.fleet.replica import Replica
 from agentgym_servers.fleet.spec import Group
+from processes import all_gone
 from waiting import until
 
 Start = Callable[..., Replica]
@@ -113,5 +114,4 @@ def test_no_process_outlives_a_replica_that_was_killed(workers: int) -> None:
         children = psutil.Process(owner.pid).children(recursive=True)
         assert len(children) >= workers
         owner.kill()
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert not alive
+    assert all_gone(children)
