@@ -188,7 +188,8 @@ def test_an_engine_that_runs_out_of_memory_samples_the_same_turns_with_fewer_at_
     assert [g.token_ids for g in again] == [
         alone(p, h).token_ids for p, h in zip(further, how, strict=True)
     ]
-    assert not caplog.text
+    # Threads of earlier tests may say something of their own.
+    assert not [r for r in caplog.records if r.name.startswith("agentgym_train.engines")]
 
 
 def test_a_turn_that_does_not_fit_alone_is_lost():

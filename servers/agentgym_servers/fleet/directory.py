@@ -73,7 +73,14 @@ class _Watch:
         self._address, self.token = _look_up(name)
         self.listing: Listing = {}
         self.renew()
-        threading.Thread(target=self._follow, daemon=True).start()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Follow it no longer."""
+        self._over.set()
+        self._thread.join()
 
     def renew(self) -> None:
         """Ask the controller now, which may be another one: the fleet may have started anew.
@@ -114,8 +121,7 @@ class _Watch:
 
     def _follow(self) -> None:
         heard = time.monotonic()
-        while True:
-            time.sleep(_POLL_S)
+        while not self._over.wait(_POLL_S):
             try:
                 self._fetch()
                 heard = time.monotonic()

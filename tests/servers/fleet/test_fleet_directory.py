@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,25 @@ import pytest
 from agentgym_env.client.protocol import ServerPool
 from agentgym_env.errors import ConfigError
 from agentgym_servers.fleet import directory
-from agentgym_servers.fleet.directory import FleetDirectory
+from agentgym_servers.fleet.directory import FleetDirectory, _Watch
 from agentgym_servers.fleet.directory_server import serve_directory
 from waiting import until
+
+
+@pytest.fixture(autouse=True)
+def watches_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ends what follows controllers, which in a program lives as long as the process."""
+    made: list[_Watch] = []
+
+    class Watch(_Watch):
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            made.append(self)
+
+    monkeypatch.setattr(directory, "_Watch", Watch)
+    yield
+    for watch in made:
+        watch.close()
 
 
 def test_a_fleet_that_was_started_anew_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
