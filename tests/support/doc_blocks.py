@@ -34,6 +34,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from waiting import LIMIT_S
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(page for page in sorted(ROOT.glob("*.md")) if page.name != "CHANGELOG.md"),
@@ -181,7 +183,7 @@ class Page:
         if self.python is not None:
             assert self.python.stdin is not None
             self.python.stdin.close()
-            self.python.wait(30)
+            self.python.wait(LIMIT_S)
             assert self.python.stdout is not None
             self.python.stdout.close()
 
