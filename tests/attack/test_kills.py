@@ -69,9 +69,8 @@ def results(run: Path) -> tuple[dict, list[dict], dict[str, list]]:
             for t in found
         )
     assert not broken
-    scores = {
-        name: summary[name] | {"policy": ""} for name in ("before", "after")
-    }  # but its folder
+    # The policy is named by its folder.
+    scores = {name: summary[name] | {"policy": ""} for name in ("before", "after")}
     return scores, [{n: row.get(n) for n in names} for row in rows], episodes
 
 

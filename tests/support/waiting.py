@@ -10,10 +10,16 @@ LIMIT_S = 600.0
 """No test waits longer for one event. pytest ends a test after `timeout` of pyproject.toml."""
 
 
-def until(found: Callable[[], Any], what: str = "it did not happen") -> Any:
-    """The first true value of `found`; an AssertionError with `what` if there is none in time."""
+def until(found: Callable[[], Any], what: str = "it did not happen", process: Any = None) -> Any:
+    """The first true value of `found`; an AssertionError with `what` if there is none in time.
+
+    So too if there is none when `process` (a `Popen`, or the tests' `Command`) has ended.
+    """
     end = time.monotonic() + LIMIT_S
-    while not (value := found()):
+    while True:
+        ended = process is not None and process.poll() is not None
+        if value := found():
+            return value
+        assert not ended, process.communicate()[0]
         assert time.monotonic() < end, f"{what} within {LIMIT_S:.0f} s"
         time.sleep(0.01)
-    return value

@@ -218,8 +218,7 @@ def test_agents_end_with_a_run_that_is_ended_by_a_signal(model, tmp_path, how):
         "--max-tokens", "600", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
     with subprocess.Popen(words) as run:
-        until(lambda: (pids.exists() and pids.read_text().strip()) or run.poll() is not None)
-        assert run.poll() is None
+        until(lambda: pids.exists() and pids.read_text().strip(), process=run)
         run.send_signal(how)
         assert run.wait(LIMIT_S) == -how
     for pid in pids.read_text().split():

@@ -38,8 +38,7 @@ def lines_of(folder: Path, name: str = "random") -> list[bytes]:
 
 
 def until_kept(process: Command, store: Path, name: str, enough: int) -> None:
-    until(lambda: len(lines_of(store, name)) >= enough or process.poll() is not None)
-    assert process.poll() is None, process.communicate()
+    until(lambda: len(lines_of(store, name)) >= enough, process=process)
 
 
 def kill_when_half_done(folder: Path, store: Path, name: str, enough: int, *words: str) -> int:

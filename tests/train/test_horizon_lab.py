@@ -367,8 +367,7 @@ def test_a_killed_study_resumes_and_ends_with_the_same_numbers(tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         checkpoint = killed / name / "checkpoints" / "checkpoint-1" / "horizon.json"
-        until(lambda: checkpoint.is_file() or process.poll() is not None)
-        assert process.poll() is None
+        until(checkpoint.is_file, process=process)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -233,8 +233,7 @@ def texts(run: Path, name: str) -> list[tuple[object, ...]]:
 
 
 def wait_for(condition, process: Command) -> None:
-    until(lambda: condition() or process.poll() is not None)
-    assert process.poll() is None, process.communicate()[0]
+    until(condition, process=process)
 
 
 def test_the_process_ends_its_server():

@@ -101,7 +101,7 @@ def test_a_lost_machine_stops_the_run_with_a_reason_and_it_resumes_on_the_other(
     with ExitStack() as stack:
         first, _ = launched(machines, stack, config, 2, 2)
         state = run / "checkpoints" / "checkpoint-2" / "trainer_state.json"
-        until(lambda: state.exists() or first.poll() is not None)
+        until(state.exists, process=first)
         if way == "machine":
             lost.kill()
         else:

@@ -50,10 +50,7 @@ def test_a_run_on_a_fleet_with_vllm_outlives_its_server_and_keeps_its_weights(
         with machines.started("-m", "agentgym_train", config) as trainer:
             metrics = tmp_path / "run" / "metrics.jsonl"
             until(
-                lambda: (
-                    trainer.poll() is not None
-                    or (metrics.exists() and metrics.read_text().count("\n") >= 2)
-                )
+                lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, process=trainer
             )
             machines.kill_server(before["address"])
             output = trainer.communicate(timeout=500)[0]

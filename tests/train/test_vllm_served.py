@@ -55,12 +55,11 @@ def address():
     address = f"http://127.0.0.1:{port}"
 
     def answers():
-        assert server.poll() is None
         with suppress(requests.RequestException):
             return requests.get(f"{address}/health", timeout=5).ok
 
     try:
-        until(answers, "the server does not begin")
+        until(answers, "the server does not begin", server)
         yield address
     finally:
         os.killpg(server.pid, signal.SIGKILL)
