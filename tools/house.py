@@ -4,6 +4,9 @@ python tools/house.py             # the working tree
 python tools/house.py f6948e9     # a commit, and beside it the working tree
 python tools/house.py --changes   # the files of each typical change in CONTRIBUTING.md
 python tools/house.py --step      # the files of the trainer that one RL step uses; needs torch
+
+median and max are lines of a file, top the modules and packages directly in the package, cycles the
+modules that no order of imports allows.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class Figures:
 
 def main() -> None:
     """Print a table for each package."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("commit", nargs="?", help="a commit to compare with")
     parser.add_argument("--changes", action="store_true", help="files per typical change")
     parser.add_argument("--step", action="store_true", help="trainer files that one RL step uses")
@@ -63,6 +68,8 @@ def main() -> None:
     commit = arguments.commit
     sources = [("working tree", working_tree())]
     if commit is not None:
+        if git("rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}", check=False) == "":
+            parser.error(f"{commit} is not a commit of this repository")
         sources.insert(0, (commit, at_commit(commit)))
     print(
         f"{'package':<20}{'':<14}{'files':>7}{'lines':>8}{'median':>8}{'max':>6}{'top':>5}{'cycles':>8}"
@@ -192,10 +199,10 @@ def imported(text: str, modules: Mapping[str, str]) -> set[str]:
     return {n for n in names if not any(other.startswith(f"{n}.") for other in names)}
 
 
-def git(*words: str) -> str:
+def git(*words: str, check: bool = True) -> str:
     """The output of a git command."""
     return subprocess.run(
-        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=check
     ).stdout
 
 

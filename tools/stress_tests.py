@@ -4,6 +4,10 @@ python tools/stress_tests.py                       # ten runs beside four busy p
 python tools/stress_tests.py --runs 3 --busy 2 --out record.json
 python tools/stress_tests.py --at-once 3 --busy 0  # each beside the workers of two other runs
 python tools/stress_tests.py --instructions        # a run for each kind of vector instructions
+
+A run takes as long as `make test`, and beside four busy processes on two cores two to three times
+as long. Its output is in runs/stress-SEED.log. Files are in random order, and the tests of each
+file as well.
 """
 
 from __future__ import annotations
@@ -36,12 +40,20 @@ INSTRUCTIONS = [
 
 def main() -> int:
     """Run the tests, report each run, and return 1 if one failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--busy", type=int, default=4, help="processes that use a whole core each")
-    parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--instructions", action="store_true", help="one run for each kind")
-    parser.add_argument("--out", type=Path, help="JSON record")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--runs", type=int, default=10, help="how many; 10 by default")
+    add("--busy", type=int, default=4, help="processes that use a whole core each; 4 by default")
+    add("--at-once", type=int, default=1, help="runs at the same time; 1 by default")
+    add(
+        "--instructions",
+        action="store_true",
+        help=f"instead of --runs, one for each of {len(INSTRUCTIONS)} kinds of vector instructions "
+        "and threads: none or AVX2, one thread or two",
+    )
+    add("--out", type=Path, help="JSON record, written after each run")
     arguments = parser.parse_args()
     environments = INSTRUCTIONS if arguments.instructions else [{}] * arguments.runs
     record: dict[str, Any] = {

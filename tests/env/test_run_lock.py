@@ -21,6 +21,7 @@ from agentgym_env.errors import BadRequest, FolderInUse
 from agentgym_env.run_lock import LOCK_FILE, Holder, check_unlocked, folder_lock
 from agentgym_env.run_store import RunStore
 from processes import all_gone
+from waiting import LIMIT_S
 
 HOLD = """
 import sys
@@ -32,9 +33,6 @@ with folder_lock(Path(sys.argv[1]), "--out"):
     sys.stdin.readline()
 """
 FORK = "import os, time; os.fork() or time.sleep(300)"
-FOREVER = 240
-"""Seconds that are longer than any test waits."""
-
 
 Hold = Callable[..., "subprocess.Popen[str]"]
 
@@ -66,7 +64,7 @@ def let_go(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
-    assert process.wait(FOREVER) == 0
+    assert process.wait(LIMIT_S) == 0
 
 
 def named_in(folder: Path) -> dict[str, Any]:
@@ -265,13 +263,13 @@ ROUNDS, PROCESSES, TURNS = 12, 3, 40
 def _start_together(folder: Path, barrier: Any, winners: Any) -> None:
     """Each round: start at the same instant, and keep what was won until all have an answer."""
     for number in range(ROUNDS):
-        barrier.wait(FOREVER)
+        barrier.wait(LIMIT_S)
         try:
             with folder_lock(folder / str(number), "--out"):
                 winners.put(number)
-                barrier.wait(FOREVER)
+                barrier.wait(LIMIT_S)
         except FolderInUse:
-            barrier.wait(FOREVER)
+            barrier.wait(LIMIT_S)
 
 
 def _take_turns(folder: Path) -> None:
@@ -290,7 +288,7 @@ def _take_turns(folder: Path) -> None:
 
 def _compete(folder: Path, barrier: Any, winners: Any) -> None:
     # What settles late on a busy machine is looked at again until it has settled.
-    run_lock._SETTLE_S = FOREVER
+    run_lock._SETTLE_S = LIMIT_S
     _start_together(folder, barrier, winners)
     _take_turns(folder)
 
@@ -307,9 +305,9 @@ def test_of_processes_that_compete_for_a_lock_exactly_one_has_it(tmp_path):
     ]
     for process in processes:
         process.start()
-    won = [winners.get(timeout=FOREVER) for _ in range(ROUNDS)]
+    won = [winners.get(timeout=LIMIT_S) for _ in range(ROUNDS)]
     for process in processes:
-        process.join(FOREVER)
+        process.join(LIMIT_S)
         assert process.exitcode == 0, "two had the lock, or one waited for ever"
     assert sorted(won) == list(range(ROUNDS)) and winners.empty()
     assert list(tmp_path.rglob(LOCK_FILE)) == []
