@@ -89,7 +89,7 @@ def test_a_run_shows_a_table_and_three_commands_and_no_noise_of_libraries(whole_
     assert "success before" in output and "success after" in output
     assert "depth 1" in output
     assert output.count("\n  agentgym ") == 3
-    assert f"agentgym train {run}/config.yaml" in output.replace("\n", "")
+    assert f"agentgym train --resume {run} --steps 8" in output.replace("\n", "")
     for noise in ("Warning", "it/s]", "Traceback", "Loading weights"):
         assert noise not in output
 
