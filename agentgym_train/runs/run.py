@@ -231,8 +231,8 @@ def train(
     trainer.remove_callback(PrinterCallback)
     with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
         if trainer.is_world_process_zero():
-            trainer.add_callback(Metrics(store, progress, method.shown))
             trainer.add_callback(TrainedFurther(config, store))
+            trainer.add_callback(Metrics(store, progress, method.shown))
         trainer.add_callback(stop)
         trainer.add_callback(FinishedCheckpoints(config))
         for callback in method.callbacks(trainer, checkpoint, progress):

@@ -95,7 +95,8 @@ _RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summ
 class TrainedFurther(TrainerCallback):
     """Stores the steps of a run that is trained further, and moves what it had ended with.
 
-    That is no result of the run any more; it is in the folder `step-N` afterwards.
+    That is no result of the run any more; it is in the folder `step-N` afterwards, N being the last
+    step of the metrics. So this comes before `Metrics`, which removes those of steps to repeat.
     """
 
     def __init__(self, config: RunConfig, store: RunStore) -> None:
@@ -109,7 +110,9 @@ class TrainedFurther(TrainerCallback):
         if state.global_step >= state.max_steps:
             return
         _write_steps(self._config, self._store)
-        run, folder = self._store.path, f"step-{state.global_step}"
+        # A run whose last checkpoint is lost resumes from an earlier one than its results are of.
+        reached = [row["step"] for row in self._store.metrics()[0]]
+        run, folder = self._store.path, f"step-{max([state.global_step, *reached])}"
         self._store.set_aside(*_RESULTS, folder=folder)
         find_base_again(run / folder / "model", before=run / "model")
 

@@ -303,7 +303,7 @@ def test_a_resume_that_fails_or_is_refused_loses_nothing(whole_run, tmp_path):
     assert len(moved) == len(before) // 2
     # The model and the evaluation after training are new; those of the first time are set aside.
     for name in ("model", "eval_after.json", "trajectories/eval_after.jsonl"):
-        assert (run / name).exists() and (run / "repeated" / name).exists()
+        assert (run / name).exists() and (run / "step-4" / name).exists()
 
     shutil.rmtree(run / "checkpoints")
     args = replace(read_config(run / "config.yaml"), output_dir=str(run))
