@@ -101,7 +101,7 @@ FAILURES = [
     ("PlainDict", VALID, "tasks is a dict; use TaskSet"),
     ("BadAlias", VALID, "the alias 'first' names no task: 'z'"),
     ("NoStep", VALID, "the class has no _step"),
-    ("NoText", GYMNASIUM, "AttributeError"),
+    ("NoText", GYMNASIUM, "NoText._step returned (None, 0.0, False)"),
     ("OnlyTrain", "tasks are held out for evaluation", "every task is in 'train'"),
     ("NotANumberLate", FAILING, "gave the reward nan; rewards, scores and details are finite"),
     ("RaisesLate", FAILING, "IndexError: list index out of range (task 'a', turn 16)"),

@@ -282,4 +282,4 @@ def test_a_run_trains_and_evaluates_in_the_wrappers_of_its_config(tmp_path):
         assert played and not broken
         assert all("Available actions:" in episode.observation for episode in played)
     status, output = finish(Command("train", "--resume", str(store.path)))
-    assert status != 0 and f"wrappers[0]='{ACTIONS}'" in output.replace("\n", "")
+    assert status == 0 and "is complete" in output, "a wrapper of the SDK needs no --trust"
