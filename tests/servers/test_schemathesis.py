@@ -9,6 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_five_thousand_generated_calls_bring_no_server_error(run, tmp_path):
     served = run("worlds:Guess", "--port", "0")
     done = subprocess.run(

@@ -130,7 +130,7 @@ class SciWorld(TextEnv):
         Verb("{number:int}", "Choose one of the meanings of an ambiguous request.", "choose"),
     )
     isolated = True
-    step_timeout_s = 120.0  # a simulator has its own deadline; this one would end its neighbours
+    step_timeout_s = 360.0  # a simulator has its own deadline; this one would end its neighbours
     max_sessions = 64  # eight share a JVM
 
     def __init__(
