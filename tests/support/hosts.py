@@ -18,8 +18,9 @@ def why_not() -> str | None:
         return "network namespaces need Linux and root"
     if shutil.which("ip") is None:
         return "network namespaces need the program ip (Debian: iproute2)"
-    tried = subprocess.run(["ip", "netns", "add", "agtry"], capture_output=True, text=True)
-    subprocess.run(["ip", "netns", "del", "agtry"], capture_output=True)
+    name = f"agtry{os.getpid()}"  # other workers of the tests try it at the same time
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return (
         f"network namespaces cannot be made: {tried.stderr.strip()}" if tried.returncode else None
     )
