@@ -166,8 +166,8 @@ def test_a_turn_is_of_one_version_of_the_weights(stage, untied_server, kind):
     async def update_in_between():
         await engine.update_weights(old, 3)
         early = asyncio.create_task(engine.generate(TINY_PROMPTS[0], Sampling(300, 1.0, seed=1)))
-        while not engine._gate._turns:
-            await asyncio.sleep(0.005)
+        while not (engine._gate._turns if kind == "server" else engine._waiting):
+            await asyncio.sleep(0)
         assert not early.done()
         update = asyncio.create_task(engine.update_weights(new, 4))
         await asyncio.sleep(0)
@@ -186,7 +186,8 @@ def test_a_cancelled_turn_leaves_the_colocated_engine_free(stage):
 
     async def cancel():
         turn = asyncio.create_task(engine.generate(TINY_PROMPTS[0], Sampling(400, 1.0)))
-        await asyncio.sleep(0.05)
+        while not engine._waiting:
+            await asyncio.sleep(0)
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
         await engine.update_weights(tiny_model(), 1)
