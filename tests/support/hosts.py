@@ -9,9 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 
+@cache
 def why_not() -> str | None:
     """Why hosts cannot be made here; None if they can."""
     if sys.platform != "linux" or os.geteuid() != 0:

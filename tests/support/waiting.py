@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,3 +24,10 @@ def until(found: Callable[[], Any], what: str = "it did not happen", process: An
         assert not ended, process.communicate()[0]
         assert time.monotonic() < end, f"{what} within {LIMIT_S:.0f} s"
         time.sleep(0.01)
+
+
+async def turned(condition: Callable[[], Any]) -> None:
+    """Return when `condition` is true; the loop runs meanwhile. A TimeoutError if it never is."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0)

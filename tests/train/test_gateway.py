@@ -22,6 +22,7 @@ from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.gateway.server import Gateway
 from agentgym_train.rollout.chat import Chat
 from tests.train.templates import real_tokenizer
+from waiting import turned
 
 TOKENIZER = real_tokenizer("qwen2_5")
 ADD = {
@@ -217,8 +218,7 @@ async def connections_become(gateway, count):
         found = [one.transport for one in gateway._runner.server.connections]
         return [transport for transport in found if transport and not transport.is_closing()]
 
-    while len(there()) != count:
-        await asyncio.sleep(0.01)
+    await turned(lambda: len(there()) == count)
 
 
 async def test_a_wrong_base_url_gets_an_error_with_the_right_one():
@@ -261,8 +261,7 @@ async def test_a_client_that_leaves_loses_its_call_and_its_retry_gets_the_reply(
     async with gateway_of(engine) as gateway:
         episode = gateway.open_episode()
         leaving = asyncio.create_task(post(gateway, episode.key, "/chat/completions", body))
-        while not episode.running:
-            await asyncio.sleep(0.01)
+        await turned(lambda: episode.running)
         (pending,) = episode.pending.values()
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
@@ -271,8 +270,7 @@ async def test_a_client_that_leaves_loses_its_call_and_its_retry_gets_the_reply(
         retry = asyncio.create_task(
             post(gateway, episode.key, "/chat/completions", body, {"x-stainless-retry-count": "1"})
         )
-        while pending.waiting == before:
-            await asyncio.sleep(0.01)
+        await turned(lambda: pending.waiting != before)
         engine.release.set()
         status, found = await retry
         assert (status, found["choices"][0]["message"]["content"]) == (200, "one")
@@ -287,18 +285,16 @@ async def test_of_two_identical_requests_the_delivered_one_is_recorded():
     async with gateway_of(engine) as gateway:
         episode = gateway.open_episode()
         both, pending = [], []
-        for count in (1, 2):
+        for _ in range(2):
             both.append(asyncio.create_task(post(gateway, episode.key, "/chat/completions", body)))
-            while len(episode.running) < count:
-                await asyncio.sleep(0.01)
+            await turned(lambda: len(episode.running) >= len(both))
             pending += episode.pending.values()
         both[0].cancel()
         await asyncio.gather(both[0], return_exceptions=True)
         await connections_become(gateway, 1)
         engine.release.set()
         _, found = await both[1]
-        while pending[0].waiting or episode.running:
-            await asyncio.sleep(0.01)
+        await turned(lambda: not (pending[0].waiting or episode.running))
         finished = await gateway.close_episode(episode)
     assert [t.response for t in finished.turns] == [found["choices"][0]["message"]["content"]]
     assert finished.calls == 1
@@ -547,8 +543,7 @@ async def test_a_program_that_gave_up_its_claim_does_not_take_the_next_episode()
         headers = {"Authorization": f"Bearer {gateway.claim_key}"}
         url = f"{gateway.base_url}/episodes/claim"
         given_up = asyncio.create_task(post(gateway, gateway.claim_key, "/episodes/claim", {}))
-        while not gateway._offered._waiters:  # the request waits for an episode
-            await asyncio.sleep(0.01)
+        await turned(lambda: gateway._offered._waiters)  # the request waits for an episode
         given_up.cancel()
         await connections_become(gateway, 0)
         episode = gateway.open_episode()

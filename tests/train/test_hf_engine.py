@@ -14,6 +14,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.hf import HFEngine
 from tests.train.small import textcraft_tokenizer, tiny_model
+from waiting import turned
 
 PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13, 14, 15], [20], [9, 10, 11, 12]]
 
@@ -251,8 +252,7 @@ def test_turns_join_and_leave_while_another_goes_on():
             return await turn
 
         long = asyncio.create_task(engine.generate(PROMPTS[1], how[0], talk[0]))
-        while not forwards:
-            await asyncio.sleep(0.01)
+        await turned(lambda: forwards)
         first = await beside(PROMPTS[0], how[1], 2)
         longer = PROMPTS[0] + first.token_ids + [8, 9]
         second = await beside(longer, how[2], 40)

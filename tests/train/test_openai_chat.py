@@ -20,6 +20,7 @@ from agentgym_train.rollout.actors import chat_actors
 from agentgym_train.rollout.loop import EpisodeSpec
 from commands import agentgym
 from tests.train.inprocess import rollouts
+from waiting import turned
 
 KEY = "sk-very-secret"
 USER = [{"role": "user", "content": "hello"}]
@@ -184,8 +185,7 @@ async def test_no_more_requests_are_under_way_than_are_allowed():
     endpoint = Endpoint(slow)
     async with client(endpoint, concurrency=3) as made:
         asked = [asyncio.create_task(say(made)) for _ in range(9)]
-        while endpoint.under_way < 3:
-            await asyncio.sleep(0.01)
+        await turned(lambda: endpoint.under_way >= 3)
         gate.set()
         await asyncio.gather(*asked)
     assert endpoint.most == 3 and made.usage.requests == 9
@@ -309,8 +309,7 @@ async def test_a_pause_that_is_asked_of_one_request_is_kept_by_all():
     )
     async with client(endpoint, concurrency=8) as made:
         first = asyncio.ensure_future(say(made))
-        while not made.usage.retried:
-            await asyncio.sleep(0.005)
+        await turned(lambda: made.usage.retried)
         await asyncio.gather(first, *(say(made) for _ in range(6)))
     assert len(endpoint.at) == 8
     assert min(endpoint.at[1:]) - endpoint.at[0] >= 0.5

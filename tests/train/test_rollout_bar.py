@@ -11,17 +11,11 @@ from rich.console import Console
 from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec
 from agentgym_train.rollout.runner import ConcurrencyText, RolloutBar, progress_bar
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
-from waiting import LIMIT_S
+from waiting import turned
 
 
 def screen(terminal=True):
     return Console(file=io.StringIO(), force_terminal=terminal, width=160, color_system=None)
-
-
-async def turned(condition):
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def test_the_line_says_whom_the_episodes_wait_for_and_how_many_are_over(make_host):

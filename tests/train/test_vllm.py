@@ -32,7 +32,7 @@ from tests.train.vllm_engines import (
     untied_model,
     worst_logprob,
 )
-from waiting import until
+from waiting import turned, until
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here; `make setup-vllm`", allow_module_level=True)
@@ -166,8 +166,7 @@ def test_a_turn_is_of_one_version_of_the_weights(stage, untied_server, kind):
     async def update_in_between():
         await engine.update_weights(old, 3)
         early = asyncio.create_task(engine.generate(TINY_PROMPTS[0], Sampling(300, 1.0, seed=1)))
-        while not (engine._gate._turns if kind == "server" else engine._waiting):
-            await asyncio.sleep(0)
+        await turned(lambda: engine._gate._turns if kind == "server" else engine._waiting)
         assert not early.done()
         update = asyncio.create_task(engine.update_weights(new, 4))
         await asyncio.sleep(0)
@@ -186,8 +185,7 @@ def test_a_cancelled_turn_leaves_the_colocated_engine_free(stage):
 
     async def cancel():
         turn = asyncio.create_task(engine.generate(TINY_PROMPTS[0], Sampling(400, 1.0)))
-        while not engine._waiting:
-            await asyncio.sleep(0)
+        await turned(lambda: engine._waiting)
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
         await engine.update_weights(tiny_model(), 1)
@@ -231,8 +229,7 @@ def test_a_killed_server_loses_no_turn_and_comes_back_with_the_present_weights(
     async def play(kill):
         playing = asyncio.create_task(turns(engine, prompts, 1.0, max_tokens=480))
         if kill:
-            while victim.in_flight < 4:
-                await asyncio.sleep(0.005)
+            await turned(lambda: victim.in_flight >= 4)
             # At once: a turn may be short, and then it is no longer under way.
             assert victim.in_flight == 4
             os.killpg(victim.local.process.pid, signal.SIGKILL)
