@@ -1,4 +1,7 @@
-"""Action formats: how a policy's text contains its action. Parsing never raises."""
+"""Action formats: how a policy's text contains its action. Parsing never raises.
+
+Reasoning, which models mark in their own ways, is not part of what a format reads.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.reasoning import reply_of
 
 _ACTION = re.compile(r"^[ \t]*Action:", re.MULTILINE)
 
@@ -16,6 +20,12 @@ class ActionError:
     """Why a text contains no action; the message becomes the policy's next observation."""
 
     message: str
+
+
+UNFINISHED: Final = ActionError(
+    "The turn ended inside its reasoning, so it has no action. Reason more briefly, then act."
+)
+"""A text that is nothing but the beginning of reasoning."""
 
 
 class ActionFormat(Protocol):
@@ -48,8 +58,9 @@ class Plain:
     instructions: str = ""
 
     def parse(self, text: str) -> str | ActionError:
-        """The text without the space around it."""
-        return text.strip()
+        """The text without reasoning and the space around it."""
+        reply = reply_of(text)
+        return UNFINISHED if reply is None else reply.strip()
 
     def render(self, action: str, thought: str = "") -> str:
         """The action; the format has no place for a thought."""
@@ -127,11 +138,14 @@ def action_format(name: str) -> ActionFormat:
 
 
 def _after_the_marker(text: str) -> str | ActionError:
-    places = list(_ACTION.finditer(text))
+    reply = reply_of(text)
+    if reply is None:
+        return UNFINISHED
+    places = list(_ACTION.finditer(reply))
     if not places:
         return ActionError('There is no action. Write "Action:" and then one action.')
     if len(places) > 1:
         return ActionError(
             f'There are {len(places)} actions. Write "Action:" once and then one action.'
         )
-    return text[places[0].end() :].strip()
+    return reply[places[0].end() :].strip()

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agentgym_env.actions import ActionError
+from agentgym_env.actions import UNFINISHED, ActionError
 from agentgym_env.errors import ConfigError
+from agentgym_env.reasoning import reply_of
 from agentgym_env.tools import ACT, BadArguments, ToolSpec, call_of
 
 MAX_CALLS: Final = 32
@@ -227,7 +228,10 @@ class ToolFormat:
 
     def parse(self, text: str) -> str | ActionError:
         """`ToolCalls`; an error if there is no call."""
-        found = self.parse_calls(without_thinking(text))[:MAX_CALLS]
+        reply = reply_of(text)
+        if reply is None:
+            return UNFINISHED
+        found = self.parse_calls(reply)[:MAX_CALLS]
         if not found:
             return ActionError(f"There is no tool call. Call one of {', '.join(self._by_name)}.")
         return ToolCalls.of([self._planned(call) for call in found])
@@ -321,14 +325,6 @@ def _is_other(text: str, schema: Mapping[str, Any]) -> bool:
     kinds = {bool: "boolean", int: "integer", float: "number", type(None): "null"}
     kind = kinds.get(type(found))
     return kind is not None and schema.get("type") in (kind, "number" if kind == "integer" else "")
-
-
-def without_thinking(text: str) -> str:
-    """The text after the reasoning; a call inside it is not meant."""
-    if text.lstrip().startswith(("<tool_call>", "[TOOL_CALLS]", "{")):
-        return text  # it begins with a call, whose arguments may contain the mark
-    _, closed, rest = text.partition("</think>")
-    return rest if closed else text
 
 
 def _between(text: str, begin: str, end: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from agentgym_env.errors import BadRequest
+from agentgym_env.reasoning import reply_of
 from agentgym_env.text_env import TextEnv
 from agentgym_env.tools import Verb
 from agentgym_servers.host.logs import event
@@ -232,8 +233,8 @@ class Search(TextEnv):
     | `<search>QUERY</search>` | find the `topk` passages that fit the query best |
     | `<answer>TEXT</answer>` | answer the question |
 
-    The first of the two in a turn counts; text around it, such as `<think>...</think>`, is ignored.
-    A turn with neither changes nothing.
+    The first of the two in a turn counts; text around it is ignored, and so is what stands between
+    `<think>` and `</think>`. A turn with neither changes nothing.
 
     ## Rewards
     1 for an answer that equals a golden answer after SQuAD's normalisation (lower case, no
@@ -313,13 +314,14 @@ class Search(TextEnv):
         return f"Question: {self._item.question}"
 
     def _step(self, action: str) -> tuple[str, float, bool]:
-        parsed = parse_action(action)
+        reply = reply_of(action) or ""
+        parsed = parse_action(reply)
         self._invalid = parsed is None or (parsed.kind == "search" and not parsed.text)
         if parsed is None:
             return _NO_ACTION, 0.0, False
         if parsed.kind == "search":
             return self._search(parsed.text), 0.0, False
-        return self._answer(last_answer(action) if self._legacy else parsed.text)
+        return self._answer(last_answer(reply) if self._legacy else parsed.text)
 
     def _search(self, query: str) -> str:
         self._query, self._hits = query, None
