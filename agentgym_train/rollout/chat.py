@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from threading import current_thread, main_thread
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
+from agentgym_env.reasoning import MARKS, opens_reasoning, reply_of
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.rollout.agent import is_black_box
@@ -30,7 +31,6 @@ from agentgym_train.rollout.tool_calls import (
     ToolFormat,
     ToolResult,
     syntax_of,
-    without_thinking,
 )
 
 _INSTRUCTION = "XINSTRUCTIONX"
@@ -39,8 +39,12 @@ _REPLY = "XREPLYX"
 _SECOND = "XSECONDX"
 _REASONING = "XREASONINGX"
 _THOUGHT = f"<think>\n{_REASONING}\n</think>\n\n"
+_REASONED: Final = {"reasoning_content": _REASONING, "thinking": _REASONING}
+"""Reasoning as the fields of a message that templates read."""
 _QUOTED = 'XA"B\nCX'
 """A result that JSON writes in another way."""
+_CONTEXTS: Final = ("\n", "=", "x")
+"""Texts that a text can follow, so that a tokenizer does not take it for the beginning of one."""
 _MARK: Final = "XSPECIAL{}TOKENX"
 _MARKED: Final = re.compile(r"XSPECIAL(\d+)TOKENX")
 
@@ -101,8 +105,13 @@ class Chat:
         keep_reasoning: bool = False,
         template_kwargs: dict[str, Any] | None = None,
         tools: Sequence[ToolSpec] = (),
+        end_ids: Collection[int] = (),
     ) -> None:
-        """With `tools`, observations are their results, and a turn is a call of some of them."""
+        """With `tools`, observations are their results, and a turn is a call of some of them.
+
+        `end_ids` are the model's own end tokens, from its generation config; sampling stops at
+        them, at the tokenizer's, and where the template ends a reply or a call.
+        """
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat "
@@ -116,12 +125,17 @@ class Chat:
             self._kwargs["tools"] = [tool.as_function() for tool in tools]
         self._instruction = instruction
         self._control = _control_tokens(tokenizer)
+        self.end_ids = frozenset(end_ids)
+        """The model's own end tokens."""
+        self._adds_space = self._ids("\nx") != [*self._ids("\n"), *self._ids("x")]
+        """Whether the tokenizer puts a space before the first word of a text."""
         self._parse_calls: Parse | None = None
-        self._in_calls: frozenset[str] = frozenset()
-        """Special tokens that are part of a call."""
         self._probe: dict[str, Any] = {}
         """A turn with a call."""
         self._result_frames: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        self._reply = self._reply_frame()
+        self._in_replies = self._special_in_replies()
+        """Special tokens that are part of a turn: those of channels, reasoning and calls."""
         if tools:
             self._read_syntax(keep_reasoning)
         else:
@@ -129,10 +143,9 @@ class Chat:
         self._trims = f" {_FIRST}" not in self._render([_user(f" {_FIRST} ")])
         self._first = self._first_frame()
         self._next = self._next_frame()
-        self.end_id = self._end_of_turn()
-        stops = {self.end_id, self._next_end(), tokenizer.eos_token_id} - {None}
-        self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
-        """Token ids that end a turn."""
+        self._opened = opens_reasoning(self._first.after)
+        """What the prompt begins of the policy's reasoning."""
+        self._set_ends()
 
     def start(self, observation: str) -> list[int]:
         """The ids of the first prompt, up to the start of the policy's first turn."""
@@ -154,19 +167,47 @@ class Chat:
             ids = self._result_ids(results)
         else:
             ids = self._encode(self._next, observation)
-        ended = bool(response_ids) and response_ids[-1] == self.end_id
-        return ids[1:] if ended else ids
+        return self.without_end(response_ids, ids)
+
+    def without_end(self, response_ids: Sequence[int], ids: list[int]) -> list[int]:
+        """The ids after a turn, without the end token that the turn has itself.
+
+        Some templates end the last turn with another token than earlier ones, as harmony does.
+        """
+        if not response_ids or not ids:
+            return ids
+        end = response_ids[-1], ids[0]
+        return ids[1:] if end[0] == end[1] or end == self._last_and_earlier else ids
 
     def text_of(self, response_ids: Sequence[int]) -> str:
-        """The policy's text: the sampled ids, decoded without the token that ended the turn."""
+        """The policy's text: the sampled ids, decoded without the token that ended the turn.
+
+        Where the prompt opens a block of reasoning, the text begins with its mark.
+        """
         ids = list(response_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        return self._opened + str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def response_ids(self, text: str) -> list[int]:
-        """The ids of a demonstrated turn, including its end token."""
-        return [*self._plain_ids(text, self._in_calls), self.end_id]
+        """The ids of a turn with this text after the prompt, including its end token."""
+        mark = self._opened.strip()
+        if mark and text.lstrip().startswith(mark):
+            text = text.lstrip().removeprefix(self._opened).removeprefix(mark)
+        return [*self._plain_ids(text, self._in_replies, self._prompt_end), self.end_id]
+
+    def demonstration(self, text: str) -> str:
+        """The text of a turn that shows this reply: what the template renders after its prompt.
+
+        That is the reply in its channel, or after a block of reasoning without content. A text
+        that has these itself stays as it is.
+        """
+        before, after = self._reply.before, self._reply.after
+        structure = [token for token in self._control.values() if token in before]
+        if reply_of(text) != text or any(token in text for token in structure):
+            return text
+        text = text if text.startswith(before) else before + text
+        return text if text.endswith(after) else text + after
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of any conversation, up to where the policy speaks."""
@@ -183,7 +224,8 @@ class Chat:
         def after(further: Sequence[Mapping[str, Any]]) -> str:
             text = self._render([*opening, reply, *further])
             if not called:
-                return _cut_once(text, _REPLY)[1]
+                rest = _cut_once(text, _REPLY)[1]
+                return rest[self._place_of_special(rest) or 0 :]
             text = text[len(self._render(opening)) :]
             return text[self._end_after(text, str(PROBE.arguments["text"])) :]
 
@@ -211,9 +253,9 @@ class Chat:
         ids: list[int] = []
         for hole, content in holes.items():
             before, text = _cut_once(text, hole)
-            ids += self._structure_ids(before)
+            ids += self._structure_ids(before, is_first=not ids)
             ids += self._plain_ids(content.strip() if self._trims else content)
-        return [*ids, *self._structure_ids(text)]
+        return [*ids, *self._structure_ids(text, is_first=not ids)]
 
     def _named_apart(self, value: Any) -> Any:
         """Calls in which a mark, which every template keeps, is where a special token is named."""
@@ -227,7 +269,7 @@ class Chat:
             return {self._named_apart(key): self._named_apart(v) for key, v in value.items()}
         return value
 
-    def _structure_ids(self, text: str) -> list[int]:
+    def _structure_ids(self, text: str, *, is_first: bool) -> list[int]:
         """The ids of what a template wrote; what marks stand for stays plain text."""
         parts = [""]
         for number, piece in enumerate(_MARKED.split(text)):
@@ -240,11 +282,13 @@ class Chat:
                 half = max(1, len(token) // 2)
                 parts[-1] += token[:half]
                 parts.append(token[half:])
-        return [i for part in parts for i in self._tokenizer.encode(part, add_special_tokens=False)]
+        first = self._ids(parts[0]) if is_first else self._following(parts[0])
+        return [*first, *(i for part in parts[1:] for i in self._following(part))]
 
     def calls_in(self, text: str) -> list[Call | BadCall]:
         """The tool calls in a policy's text; empty without tools."""
-        return [] if self._parse_calls is None else self._parse_calls(without_thinking(text))
+        reply = reply_of(text)
+        return [] if self._parse_calls is None or reply is None else self._parse_calls(reply)
 
     def form(self, plain: ActionFormat) -> ActionFormat:
         """The action format of the conversation: `plain`, or with tools that of their calls."""
@@ -307,7 +351,34 @@ class Chat:
         opening = [*self._opening(_FIRST), _assistant(_REPLY)]
         _, rest = _cut_once(self._render([*opening, _user(_SECOND)]), _REPLY)
         before, after = _cut_once(rest, _SECOND)
-        return _Frame(before, after)
+        return _Frame(before[self._end_place(before) :], after)
+
+    def _reply_frame(self) -> _Frame:
+        """The template's text around a reply, from its prompt to the end of the turn.
+
+        A block of reasoning that the prompt opens is closed as the template closes one.
+        """
+        opening = self._opening(_FIRST)
+        start, plain = self._render(opening), _assistant(_REPLY)
+        thinking = ({**plain, **_REASONED}, _assistant(_THOUGHT + _REPLY))
+        for reply in (plain, *thinking):
+            whole = self._render([*opening, reply], generate=False)
+            if whole.startswith(start):
+                before, after = _cut_once(whole[len(start) :], _REPLY)
+                return _Frame(before.replace(_REASONING, ""), after[: self._end_place(after)])
+        # The template drops the reasoning of a reply, although its prompt asks for some.
+        after = _cut_once(self._render([*opening, plain], generate=False), _REPLY)[1]
+        opened = opens_reasoning(start)
+        closing = next((end for mark, end in MARKS if opened.startswith(mark)), "")
+        before = f"\n{closing}\n\n" if closing else ""
+        return _Frame(before, after[: self._end_place(after)])
+
+    def _special_in_replies(self) -> frozenset[str]:
+        opening, reply = self._opening(_FIRST), {**_assistant(_REPLY), **_REASONED}
+        start, whole = self._render(opening), self._render([*opening, reply], generate=False)
+        inside = whole[len(start) :].partition(_REPLY)[0] if whole.startswith(start) else ""
+        inside += self._reply.before
+        return frozenset(token for token in self._control.values() if token in inside)
 
     def _read_syntax(self, keep_reasoning: bool) -> None:
         """How the template writes calls and their results, and whether it changes earlier turns."""
@@ -328,7 +399,7 @@ class Chat:
         rendered = whole[len(start) : whole.index(_SECOND)]
         call = rendered[: self._end_after(rendered, str(PROBE.arguments["text"]))]
         self._parse_calls = syntax_of(call)
-        self._in_calls = frozenset(t for t in self._control.values() if t in call)
+        self._in_replies |= {token for token in self._control.values() if token in call}
         escaped = self._render([*opening, probe, _result(PROBE.name, PROBE.id, _QUOTED)], False)
         self._json_results = _QUOTED not in escaped and json.dumps(_QUOTED)[1:-1] in escaped
         self._trims_results = f" {_SECOND}" not in self._render(
@@ -363,14 +434,23 @@ class Chat:
     def _end_after(self, text: str, mark: str) -> int:
         """The place of the first special token after `mark`, which ends the turn."""
         begin = text.index(mark) + len(mark)
-        places = [text.find(token, begin) for token in self._control.values()]
-        found = [place for place in places if place >= 0]
-        if not found:
+        place = self._place_of_special(text[begin:])
+        if place is None:
             raise ConfigError(
                 "the chat template ends a tool call without a special token, so a policy could not "
                 "end its turn; use another template"
             )
-        return min(found)
+        return begin + place
+
+    def _place_of_special(self, text: str) -> int | None:
+        """The place of the first special token in a text."""
+        places = (text.find(token) for token in self._control.values())
+        return min((place for place in places if place >= 0), default=None)
+
+    def _end_place(self, text: str) -> int:
+        """The place of the special token that ends a turn, after nothing but spaces; else 0."""
+        place = self._place_of_special(text) or 0
+        return 0 if text[:place].strip() else place
 
     def _frame_of(self, calls: tuple[tuple[str, str], ...]) -> list[str]:
         """The texts before, between and after the results of calls with these names and ids."""
@@ -396,33 +476,48 @@ class Chat:
         parts = self._frame_of(tuple((result.name, result.id) for result in results))
         texts = [self._result_text(result.text) for result in results]
         if not any(map(self._names_control, texts)):
-            whole = parts[0] + "".join(t + p for t, p in zip(texts, parts[1:], strict=True))
-            return list(self._tokenizer.encode(whole, add_special_tokens=False))
-        ids = list(self._tokenizer.encode(parts[0], add_special_tokens=False))
+            return self._ids(
+                parts[0] + "".join(t + p for t, p in zip(texts, parts[1:], strict=True))
+            )
+        ids = self._ids(parts[0])
         for text, part in zip(texts, parts[1:], strict=True):
-            ids += self._plain_ids(text)
-            ids += self._tokenizer.encode(part, add_special_tokens=False)
+            ids += [*self._plain_ids(text), *self._following(part)]
         return ids
 
     def _result_text(self, text: str) -> str:
         text = text.strip() if self._trims_results else text
         return json.dumps(text, ensure_ascii=False)[1:-1] if self._json_results else text
 
-    def _next_end(self) -> int | None:
-        """The token that ends a turn without a call, if it is a special one."""
-        ids = self._tokenizer.encode(self._next.before, add_special_tokens=False)
-        return int(ids[0]) if ids and ids[0] in self._control else None
-
-    def _end_of_turn(self) -> int:
-        frame = self._frame_of(((self._tools[0].name, ""),))[0] if self._tools else None
-        ids = self._tokenizer.encode(frame or self._next.before, add_special_tokens=False)
-        if not ids or ids[0] not in self._control:
+    def _set_ends(self) -> None:
+        """Where a turn ends: a reply that is the last, an earlier one, and a call."""
+        opening = [*self._opening(_FIRST), _assistant(_REPLY)]
+        last = _cut_once(self._render(opening, generate=False), _REPLY)[1]
+        earlier = self._special_at_start(self._next.before)
+        answer = self._special_at_start(last[self._end_place(last) :])
+        answer = earlier if answer is None else answer
+        self._last_and_earlier = answer, earlier
+        call = self._frame_of(((self._tools[0].name, ""),))[0] if self._tools else ""
+        end = self._special_at_start(call) if self._tools else answer
+        if end is None:
             raise ConfigError(
                 f"the chat template ends a turn with {self._next.before[:40]!r}, which is not a "
                 "special token, so a policy could not end its turn. Use a template with an "
                 "end-of-turn token"
             )
-        return int(ids[0])
+        self.end_id: int = end
+        """The token that ends a demonstrated turn."""
+        stops = {end, answer, self._tokenizer.eos_token_id, *self.end_ids} - {None}
+        self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
+        """Token ids that end a turn."""
+        prompt = self._first.after
+        place = max((prompt.rfind(token) for token in self._control.values()), default=-1)
+        self._prompt_end = prompt[max(place, 0) :]
+        """The end of a prompt, which a turn follows."""
+
+    def _special_at_start(self, text: str) -> int | None:
+        """The special token that a text begins with, if it does."""
+        ids = self._ids(text)
+        return ids[0] if ids and ids[0] in self._control else None
 
     def _check_history(self, keep_reasoning: bool) -> None:
         start = self._render(self._opening(_FIRST))
@@ -430,38 +525,58 @@ class Chat:
         second = self._render(reply)
         third = self._render([*reply, _assistant(_REPLY), _user(_SECOND)])
         delta = second[len(start) :]
-        if not second.startswith(start + _REPLY) or third != second + delta:
+        if not second.startswith(start + self._reply.before + _REPLY) or third != second + delta:
             problem = "changes earlier turns"
         else:
-            thought = _assistant(_THOUGHT + _REPLY)
-            again = self._render([*self._opening(_FIRST), thought, _user(_SECOND)])
-            if _REASONING in again:
+            thoughts = _assistant(_THOUGHT + _REPLY), {**_assistant(_REPLY), **_REASONED}
+            if not any(map(self._drops_reasoning, thoughts)):
                 return
             problem = "drops the reasoning of earlier turns"
         if not keep_reasoning:
             raise TemplateRewritesHistory(_rewrites(problem))
 
+    def _drops_reasoning(self, reply: Mapping[str, Any]) -> bool:
+        """Whether a reply is rendered with its reasoning only while it is the last message."""
+        conversation = [*self._opening(_FIRST), reply]
+        shown = _REASONING in self._render(conversation, generate=False)
+        return shown and _REASONING not in self._render([*conversation, _user(_SECOND)])
+
     def _encode(self, frame: _Frame, observation: str) -> list[int]:
         text = observation.strip() if self._trims else observation
         if not self._names_control(text):
-            return list(self._tokenizer.encode(frame.fill(text), add_special_tokens=False))
+            return self._ids(frame.fill(text))
         # Special tokens in an observation stay plain text: it must not end or start a turn.
-        outer = [
-            self._tokenizer.encode(part, add_special_tokens=False)
-            for part in (frame.before, frame.after)
-        ]
-        return [*outer[0], *self._plain_ids(text), *outer[1]]
+        after = self._following(frame.after)
+        return [*self._ids(frame.before), *self._plain_ids(text), *after]
 
     def _names_control(self, text: str) -> bool:
         return any(token in text for token in self._control.values())
 
-    def _plain_ids(self, text: str, special: AbstractSet[str] = frozenset()) -> list[int]:
-        """Tokenize a text and treat the names of other special tokens in it as plain text."""
+    def _plain_ids(
+        self, text: str, special: AbstractSet[str] = frozenset(), before: str = ""
+    ) -> list[int]:
+        """The ids of a text after `before`, in which names of other special tokens stay text."""
         parts = [text]
         for token in self._control.values():
             if token not in special:
                 parts = [piece for part in parts for piece in _break_up(part, token)]
-        return [i for part in parts for i in self._tokenizer.encode(part, add_special_tokens=False)]
+        further = [i for part in parts[1:] for i in self._following(part)]
+        return [*self._following(parts[0], before), *further]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _following(self, text: str, before: str = "") -> list[int]:
+        """The ids of a text that follows another one, which is not the beginning of a text.
+
+        Many tokenizers put a space before the first word of what they are given.
+        """
+        for context in (before, *(_CONTEXTS if self._adds_space else ())):
+            head = self._ids(context)
+            whole = self._ids(context + text) if head else []
+            if head and whole[: len(head)] == head:
+                return whole[len(head) :]
+        return self._ids(text)
 
 
 def _control_tokens(tokenizer: Any) -> dict[int, str]:
@@ -473,11 +588,16 @@ def _control_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def chat_of(
-    config: PolicyConfig, tokenizer: Any, system_prompt: str, tools: Sequence[ToolSpec] = ()
+    config: PolicyConfig,
+    tokenizer: Any,
+    system_prompt: str,
+    tools: Sequence[ToolSpec] = (),
+    end_ids: Collection[int] = (),
 ) -> Chat:
     """The chat of a policy with a complete system prompt.
 
-    `tools` are those of the environment, which the action format `tools` uses.
+    `tools` are those of the environment, which the action format `tools` uses. `end_ids` are the
+    model's own end tokens.
     """
     return Chat(
         tokenizer,
@@ -486,6 +606,7 @@ def chat_of(
         keep_reasoning=config.keep_reasoning or is_black_box(config.agent),
         template_kwargs=config.chat_template_kwargs,
         tools=(tools or [ACT]) if config.form.name == "tools" else (),
+        end_ids=end_ids,
     )
 
 
