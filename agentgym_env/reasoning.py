@@ -47,7 +47,7 @@ def reply_of(text: str) -> str | None:
 
 
 def opens_reasoning(text: str) -> str:
-    """The end of a prompt from where it opens a block of reasoning; empty if it leaves none open."""
+    """The end of a prompt from where it opens a block of reasoning; empty if it opens none."""
     for opening, closing in MARKS:
         begin = text.rfind(opening)
         if begin >= 0 and closing not in text[begin:]:

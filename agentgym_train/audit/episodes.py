@@ -41,6 +41,7 @@ from agentgym_train.config.methods import RLConfig
 from agentgym_train.data.tokenize import tools_of
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
 from agentgym_train.engines.hf import HFEngine
+from agentgym_train.models.loading import end_ids
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
 from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec, Rollouts
 from agentgym_train.rollout.policy import Policy
@@ -383,6 +384,7 @@ class Subject:
         self._engine = engine
         self.instruction = settings.system_prompt()
         tools = [ACT] if settings.form.name == "tools" else []
+        self.end_ids = end_ids(model.generation_config)
         self.template = Template(tokenizer, self.instruction, settings.chat_template_kwargs, tools)
         self._views: dict[tuple[str, str], tuple[Chat, Template]] = {}
         self.kept_reasoning = False
@@ -429,8 +431,11 @@ class Subject:
         return self.chat
 
     def reply(self, action: str) -> str:
-        """The text of a reply with an action: with tools, a call."""
-        return self.form.render(action) if self.template.tools else action
+        """The text of a turn with an action, as the template has it: with tools, a call."""
+        if self.template.tools:
+            return self.form.render(action)
+        found = (self.template.turn(action, thinking=thinking) for thinking in (False, True))
+        return next((text for text in found if text is not None), action)
 
     @property
     def form(self) -> ActionFormat:
@@ -449,7 +454,7 @@ class Subject:
             kept = self.kept_reasoning or self.settings.keep_reasoning
             settings = replace(self.settings, keep_reasoning=kept)
             self._views[key] = (
-                chat_of(settings, self.tokenizer, prompt, tools),
+                chat_of(settings, self.tokenizer, prompt, tools, self.end_ids),
                 Template(self.tokenizer, prompt, values, tools),
             )
         return self._views[key]
@@ -465,18 +470,18 @@ class Subject:
 
     def _make_chat(self) -> Chat:
         try:
-            chat = chat_of(
-                replace(self.settings, keep_reasoning=False), self.tokenizer, self.instruction
-            )
+            chat = self._chat_that(keep_reasoning=False)
         except TemplateRewritesHistory as error:
             # Apply the other rules with reasoning kept; the rule `chat` reports this error.
-            chat = chat_of(
-                replace(self.settings, keep_reasoning=True), self.tokenizer, self.instruction
-            )
+            chat = self._chat_that(keep_reasoning=True)
             self.kept_reasoning = True
             if not self.settings.keep_reasoning:
                 self.chat_error = str(error)
         return chat
+
+    def _chat_that(self, *, keep_reasoning: bool) -> Chat:
+        settings = replace(self.settings, keep_reasoning=keep_reasoning)
+        return chat_of(settings, self.tokenizer, self.instruction, (), self.end_ids)
 
     def _policy(self) -> Policy:
         if self.chat is None:

@@ -201,6 +201,26 @@ class Template:
         """The message of a reply, or of a call of the first tool with this text."""
         return _call(self.tools[0].name, text) if self.tools else message("assistant", text)
 
+    def turn(self, reply: str, *, thinking: bool = False) -> str | None:
+        """The text of a turn with a reply, from the prompt to the end of the turn.
+
+        `thinking` has it reason, with no content. None if it follows another prompt than the
+        template gives.
+        """
+        opening, reasoning = self.opening(PLAIN), {"reasoning_content": _MARK, "thinking": _MARK}
+        said = {**message("assistant", _MARK[1:]), **(reasoning if thinking else {})}
+        prompt, whole = self.render(opening), self.render([*opening, said], False)
+        if not whole.startswith(prompt):
+            return None
+        before, _, after = whole[len(prompt) :].replace(_MARK, "").partition(_MARK[1:])
+        return before + reply + after[: len(after) - len(self._from_end(after))]
+
+    def _from_end(self, text: str) -> str:
+        """A text from its first special token on, if only spaces come before."""
+        places = (text.find(token) for token in self.control_tokens().values() if token)
+        place = min((place for place in places if place >= 0), default=0)
+        return text if text[:place].strip() else text[place:]
+
     def _answers(
         self, observation: str, results: Sequence[ToolResult] = ()
     ) -> list[dict[str, Any]]:
@@ -221,10 +241,10 @@ class Template:
         reply = _call(called, _MARK) if self.tools else message("assistant", _MARK)
         messages = [*self.opening(_MARK[1:]), reply, *self._answers(observation, results)]
         after = self.render(messages).partition(_MARK)[2]
-        if self.tools:
-            places = (after.find(token) for token in self.control_tokens().values() if token)
-            after = after[min(place for place in places if place >= 0) :]
-        return after
+        if not self.tools:
+            return self._from_end(after)
+        places = (after.find(token) for token in self.control_tokens().values() if token)
+        return after[min(place for place in places if place >= 0) :]
 
     def ids(self, text: str) -> list[int]:
         """The ids of a rendering, tokenized as a whole."""

@@ -127,7 +127,7 @@ def stored_tokens_are_the_episodes(subject: Subject) -> Passed:
         raise NotApplicable(f"none of the {total} stored episodes has tokens")
     for row in rows:
         _check_shape(row)
-        check_mask(row, row.turns, chat, subject.decode)
+        check_mask(row, row.turns, chat)
     rebuilt: list[Tokens] = []
     for row in rows:
         if row.number == 0:

@@ -140,7 +140,7 @@ def deltas_are_the_templates(subject: Subject) -> Passed:
         turns = [("look around", observation), ("get 2 oak logs", observation), ("inventory", "")]
         found = chat.start(observation)
         for reply, answer in turns:
-            ids = chat.response_ids(subject.reply(reply))
+            ids = chat.response_ids(chat.demonstration(subject.reply(reply)))
             found += ids + chat.delta(ids, answer)
         if subject.kept_reasoning:
             expected = _piece_by_piece(subject, observation, turns)
@@ -164,8 +164,9 @@ def _piece_by_piece(subject: Subject, observation: str, turns: list[tuple[str, s
     template, chat = subject.template, subject.require_chat()
     ids = template.ids(template.render(template.opening(observation)))
     for reply, answer in turns:
-        between = template.after_reply(answer)
-        ids += chat.response_ids(subject.reply(reply))[:-1] + template.ids(between)
+        response = chat.response_ids(chat.demonstration(subject.reply(reply)))
+        between = template.ids(template.after_reply(answer))
+        ids += response + chat.without_end(response, between)
     return ids
 
 
@@ -179,22 +180,60 @@ def a_turn_has_an_end(subject: Subject) -> Passed:
             "mark it as special in the tokenizer, or use a template with an end-of-turn token",
         )
     cut, ended = chat.delta([], "No."), chat.delta([chat.end_id], "No.")
-    reply = chat.response_ids(subject.reply("look"))
-    if cut != [chat.end_id, *ended] or reply.count(chat.end_id) != 1:
+    reply = chat.response_ids(chat.demonstration(subject.reply("look")))
+    if cut[1:] != ended or cut[0] not in control or reply.count(chat.end_id) != 1:
         raise Drift(
             "the ids after a truncated turn and after a finished turn differ",
             "report a bug in chat.py with the tokenizer's name",
             subject.place("after a reply", 0, [chat.end_id, *ended], cut),
         )
     notes = []
-    config = getattr(subject.model, "generation_config", None)
-    known = getattr(config, "eos_token_id", None)
-    known = known if isinstance(known, list) else [known]
-    if config is not None and chat.end_id not in known:
+    if chat.end_id not in subject.end_ids:
         end = control[chat.end_id]
         notes.append(f"the model's generation_config does not stop at {end}; agentgym does")
+    ignored = [i for i in subject.end_ids if i not in chat.stop_ids]
+    if ignored:
+        text = ", ".join(f"{i} ({subject.decode([i])!r})" for i in ignored)
+        notes.append(f"ends of the generation_config that are ordinary tokens are ignored: {text}")
     names = ", ".join(f"{control.get(i, '?')} ({i})" for i in chat.stop_ids)
+    _check_stops_inside(subject, names)
     return Passed(f"a turn ends with {control[chat.end_id]}; sampling stops at {names}", notes)
+
+
+def _check_stops_inside(subject: Subject, names: str) -> None:
+    """Raise `Drift` if sampling would stop in a turn with reasoning before the turn's end."""
+    chat, template = subject.require_chat(), subject.template
+    if template.tools:
+        return
+    turn = template.ids(template.turn("look", thinking=True) or "")
+    stop = next((number for number, i in enumerate(turn) if i in chat.stop_ids), None)
+    if stop is not None:
+        raise Drift(
+            f"sampling stops at {names}, of which one is inside a turn with reasoning",
+            "remove it from the model's generation_config",
+            subject.place("a turn with reasoning", stop, turn, turn[: stop + 1]),
+        )
+
+
+def demonstrations_are_rendered(subject: Subject) -> Passed:
+    """A demonstrated action is trained as the template renders it after its prompt."""
+    chat, template = subject.require_chat(), subject.template
+    action, notes = "get 2 oak logs", []
+    bare = subject.form.render(action) if template.tools else action
+    found = subject.decode(chat.response_ids(chat.demonstration(bare)))
+    expected = subject.reply(action) + subject.decode([chat.end_id])
+    renders = template.tools or any(
+        template.turn("", thinking=t) is not None for t in (True, False)
+    )
+    if not renders:
+        notes.append("the template renders no action after the prompt that it gives")
+    elif found != expected:
+        raise Drift(
+            "a demonstrated action is not trained as the template renders it",
+            "report a bug in chat.py with the template",
+            text_place(f"the action {action!r}", expected, found),
+        )
+    return Passed(f"an action is trained as {found!r}", notes)
 
 
 def observations_hold_no_control_tokens(subject: Subject) -> Passed:
@@ -221,6 +260,14 @@ def observations_hold_no_control_tokens(subject: Subject) -> Passed:
             Place("an observation", ids.index(number), (), [number], "plain text", obeyed[0]),
             obeyed=len(obeyed),
         )
+    text = "a " + " b ".join(added) + " c"
+    for where, ids in (("first prompt", chat.start(text)), ("delta", chat.delta([], text))):
+        if text not in subject.decode(ids):
+            raise Drift(
+                "names of control tokens in an observation get other spaces",
+                "report a bug in text_ids.py with the tokenizer's name",
+                text_place(where, text, subject.decode(ids)),
+            )
     notes = []
     if single:
         text = ", ".join(single[:6])
@@ -250,6 +297,11 @@ RULES: list[Rule[Subject]] = [
     ),
     Rule(
         "end of turn", "The policy can end its turn, and generation stops there.", a_turn_has_an_end
+    ),
+    Rule(
+        "demonstrations",
+        "A demonstrated action is trained in the form that the template gives it.",
+        demonstrations_are_rendered,
     ),
     Rule(
         "observation text",

@@ -62,7 +62,8 @@ class EpisodeTokenizer:
             return []
         chat = self.chat_of(trajectory)
         form = chat.form(self._config.form)
-        responses = [chat.response_ids(response_in(turn, form)) for turn in trajectory.turns]
+        texts = [chat.demonstration(response_in(turn, form)) for turn in trajectory.turns]
+        responses = [chat.response_ids(text) for text in texts]
         actor = ModelActor(
             ScriptedEngine(lambda _, number: responses[number]),
             chat,
@@ -200,7 +201,7 @@ def tokens_in(trajectory: Trajectory, chat: Chat) -> int:
     """The tokens of an episode as one conversation, without the last observation."""
     total = len(chat.start(trajectory.observation))
     for number, turn in enumerate(trajectory.turns, 1):
-        ids = chat.response_ids(turn.response)
+        ids = chat.response_ids(chat.demonstration(turn.response))
         total += len(ids)
         if number < len(trajectory.turns):
             total += len(chat.delta(ids, turn.observation))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from agentgym_env.reasoning import reply_of
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Tokens
 from agentgym_train.config.base import PolicyConfig
@@ -85,9 +86,10 @@ def _parsed(arguments: Any) -> Any:
 class Chats:
     """The chats of one policy, by the tools that a request has."""
 
-    def __init__(self, tokenizer: Any, config: PolicyConfig) -> None:
+    def __init__(self, tokenizer: Any, config: PolicyConfig, end_ids: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._config = config
+        self._end_ids = end_ids
         self._chats: OrderedDict[str, Chat] = OrderedDict()
 
     def of(self, tools: Sequence[ToolSpec]) -> Chat:
@@ -100,6 +102,7 @@ class Chats:
                 keep_reasoning=True,
                 template_kwargs=self._config.chat_template_kwargs,
                 tools=tools,
+                end_ids=self._end_ids,
             )
             if len(self._chats) > _MAX_CHATS:
                 self._chats.popitem(last=False)
@@ -189,10 +192,9 @@ class EpisodeRecorder:
             after = self._calls.get(digests[count])
             if after is None:
                 continue
-            suffix = chat.suffix(shown[count:], called=after.calls_tools)
             before = after.ids
-            if before[-1] == suffix[0]:
-                suffix = suffix[1:]
+            suffix = chat.suffix(shown[count:], called=after.calls_tools)
+            suffix = chat.without_end(before, suffix)
             prompt = [*before, *suffix]
             if after.reasons and not self._keep_reasoning and self._rewrites(chat, shown, prompt):
                 break
@@ -232,7 +234,7 @@ class EpisodeRecorder:
             digest=_extended(prepared.digest, reply),
             end=len(row.tokens.completion_ids),
             calls_tools=bool(reply.get("tool_calls")),
-            reasons="</think>" in text or (after is not None and after.reasons),
+            reasons=reply_of(text) != text or (after is not None and after.reasons),
             row=row,
             size=size,
         )

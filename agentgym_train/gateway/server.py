@@ -14,7 +14,7 @@ import random
 import secrets
 import string
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -79,10 +79,12 @@ class Gateway:
         *,
         model: str,
         settings: GatewaySettings | None = None,
+        end_ids: Collection[int] = (),
     ) -> None:
         """`config` has the limits of tokens, the temperature and the chat template's arguments.
 
         `settings` default to those in `config`. `model` is the name that the endpoint reports.
+        `end_ids` are the model's own end tokens.
         """
         self._engine = engine
         self._tokenizer = tokenizer
@@ -93,7 +95,7 @@ class Gateway:
         self._settings = settings or GatewaySettings.of(config.gateway)
         named = self._settings.address_file
         self._address_file = None if named is None else user_path(named)
-        self._chats = Chats(tokenizer, config)
+        self._chats = Chats(tokenizer, config, end_ids)
         self._episodes: dict[str, GatewayEpisode] = {}
         self._offers: list[tuple[GatewayEpisode, Mapping[str, str]]] = []
         self._offered = asyncio.Event()

@@ -21,6 +21,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
 )
 from transformers import logging as hf_logging
 from transformers.core_model_loading import revert_weight_conversion
@@ -391,6 +392,21 @@ def _load_errors(name: str) -> Iterator[None]:
         raise ConfigError(
             f"cannot load {name!r} as a causal language model with its tokenizer: {reason}"
         ) from error
+
+
+def end_ids(generation_config: Any) -> tuple[int, ...]:
+    """The ids that end a turn by a model's generation config: none, one or several."""
+    found = getattr(generation_config, "eos_token_id", None)
+    several = found if isinstance(found, list | tuple) else [found]
+    return tuple(int(number) for number in several if number is not None)
+
+
+def served_end_ids(source: str) -> tuple[int, ...]:
+    """As `end_ids`, of a model that runs elsewhere; empty if its generation config is not here."""
+    try:
+        return end_ids(GenerationConfig.from_pretrained(source))
+    except OSError:
+        return ()
 
 
 def _with_padding(tokenizer: Any) -> Any:

@@ -284,7 +284,7 @@ class ModelActor(AgentActor):
 
     def insert(self, text: str) -> None:
         """Append the ids of a response that was not sampled here, without loss."""
-        ids = self._chat.response_ids(text)
+        ids = self._chat.response_ids(self._chat.demonstration(text))
         self._rows[-1].add_observation(ids)
         self._exchanges.append((ids, []))
 

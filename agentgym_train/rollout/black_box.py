@@ -14,7 +14,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -448,7 +448,9 @@ def _too_slow(clock: Deadline, world_s: float) -> DeadlinePassed:
     )
 
 
-def gateway_of(engine: GenerationEngine, tokenizer: Any, config: PolicyConfig) -> Gateway | None:
+def gateway_of(
+    engine: GenerationEngine, tokenizer: Any, config: PolicyConfig, end_ids: Collection[int]
+) -> Gateway | None:
     """The gateway of a policy whose agent is a black box; None for other agents.
 
     Raises `ConfigError` if the agent cannot be started.
@@ -458,7 +460,7 @@ def gateway_of(engine: GenerationEngine, tokenizer: Any, config: PolicyConfig) -
         return None
     found.program()
     name = config.model.rstrip("/").rpartition("/")[2] or "policy"
-    return Gateway(engine, tokenizer, config, model=name)
+    return Gateway(engine, tokenizer, config, model=name, end_ids=end_ids)
 
 
 def gateway_actors(

@@ -8,10 +8,8 @@ delta. Nothing is tokenized twice. Knows nothing about models or environments.
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from threading import current_thread, main_thread
 from types import FrameType
@@ -23,6 +21,7 @@ from agentgym_env.reasoning import MARKS, opens_reasoning, reply_of
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.rollout.agent import is_black_box
+from agentgym_train.rollout.text_ids import TextIds
 from agentgym_train.rollout.tool_calls import (
     PROBE,
     BadCall,
@@ -43,10 +42,6 @@ _REASONED: Final = {"reasoning_content": _REASONING, "thinking": _REASONING}
 """Reasoning as the fields of a message that templates read."""
 _QUOTED = 'XA"B\nCX'
 """A result that JSON writes in another way."""
-_CONTEXTS: Final = ("\n", "=", "x")
-"""Texts that a text can follow, so that a tokenizer does not take it for the beginning of one."""
-_MARK: Final = "XSPECIAL{}TOKENX"
-_MARKED: Final = re.compile(r"XSPECIAL(\d+)TOKENX")
 
 TEMPLATE_S: Final = 10.0
 """Seconds that a chat template may take to render a conversation."""
@@ -124,11 +119,11 @@ class Chat:
         if tools:
             self._kwargs["tools"] = [tool.as_function() for tool in tools]
         self._instruction = instruction
-        self._control = _control_tokens(tokenizer)
-        self.end_ids = frozenset(end_ids)
-        """The model's own end tokens."""
-        self._adds_space = self._ids("\nx") != [*self._ids("\n"), *self._ids("x")]
-        """Whether the tokenizer puts a space before the first word of a text."""
+        self._texts = TextIds(tokenizer)
+        self._control = self._texts.control
+        added = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+        self.end_ids = added.intersection(end_ids)
+        """The model's own end tokens; a config's default may name an ordinary piece of text."""
         self._parse_calls: Parse | None = None
         self._probe: dict[str, Any] = {}
         """A turn with a call."""
@@ -149,7 +144,7 @@ class Chat:
 
     def start(self, observation: str) -> list[int]:
         """The ids of the first prompt, up to the start of the policy's first turn."""
-        if self._names_control(observation):
+        if self._texts.names_special(observation):
             return self._encode(self._first, observation)
         # Render both: instruction and observation may share a message, which is trimmed as one.
         text = self._render(self._opening(observation))
@@ -194,7 +189,7 @@ class Chat:
         mark = self._opened.strip()
         if mark and text.lstrip().startswith(mark):
             text = text.lstrip().removeprefix(self._opened).removeprefix(mark)
-        return [*self._plain_ids(text, self._in_replies, self._prompt_end), self.end_id]
+        return [*self._texts.plain(text, self._in_replies, self._prompt_end), self.end_id]
 
     def demonstration(self, text: str) -> str:
         """The text of a turn that shows this reply: what the template renders after its prompt.
@@ -225,7 +220,7 @@ class Chat:
             text = self._render([*opening, reply, *further])
             if not called:
                 rest = _cut_once(text, _REPLY)[1]
-                return rest[self._place_of_special(rest) or 0 :]
+                return rest[self._texts.place_of_special(rest) or 0 :]
             text = text[len(self._render(opening)) :]
             return text[self._end_after(text, str(PROBE.arguments["text"])) :]
 
@@ -241,49 +236,22 @@ class Chat:
         shown = []
         for number, message in enumerate(messages):
             content = message.get("content")
-            if isinstance(content, str) and self._names_control(content):
+            if isinstance(content, str) and self._texts.names_special(content):
                 hole = f"XCONTENT{number}X"
                 is_result = message["role"] == "tool" and self._tools
                 holes[hole] = self._result_text(content) if is_result else content
                 message = {**message, "content": hole}
             if message.get("tool_calls"):
-                message = {**message, "tool_calls": self._named_apart(message["tool_calls"])}
+                message = {**message, "tool_calls": self._texts.marked(message["tool_calls"])}
             shown.append(message)
         text = render(shown)
         ids: list[int] = []
         for hole, content in holes.items():
             before, text = _cut_once(text, hole)
-            ids += self._structure_ids(before, is_first=not ids)
-            ids += self._plain_ids(content.strip() if self._trims else content)
-        return [*ids, *self._structure_ids(text, is_first=not ids)]
-
-    def _named_apart(self, value: Any) -> Any:
-        """Calls in which a mark, which every template keeps, is where a special token is named."""
-        if isinstance(value, str):
-            for number, token in self._control.items():
-                value = value.replace(token, _MARK.format(number))
-            return value
-        if isinstance(value, list):
-            return [self._named_apart(each) for each in value]
-        if isinstance(value, Mapping):
-            return {self._named_apart(key): self._named_apart(v) for key, v in value.items()}
-        return value
-
-    def _structure_ids(self, text: str, *, is_first: bool) -> list[int]:
-        """The ids of what a template wrote; what marks stand for stays plain text."""
-        parts = [""]
-        for number, piece in enumerate(_MARKED.split(text)):
-            token = self._control.get(int(piece)) if number % 2 else None
-            if number % 2 and token is None:
-                parts[-1] += _MARK.format(piece)
-            elif token is None:
-                parts[-1] += piece
-            else:
-                half = max(1, len(token) // 2)
-                parts[-1] += token[:half]
-                parts.append(token[half:])
-        first = self._ids(parts[0]) if is_first else self._following(parts[0])
-        return [*first, *(i for part in parts[1:] for i in self._following(part))]
+            ids += self._texts.structure(before, is_first=not ids)
+            content = content.strip() if self._trims else content
+            ids += self._texts.plain(content, before=self._texts.since_special(before))
+        return [*ids, *self._texts.structure(text, is_first=not ids)]
 
     def calls_in(self, text: str) -> list[Call | BadCall]:
         """The tool calls in a policy's text; empty without tools."""
@@ -299,7 +267,7 @@ class Chat:
     def _written(self, calls: Sequence[Call]) -> str:
         """The text of a response with these calls, up to its end token."""
         given = json.dumps([dict(call.arguments) for call in calls], ensure_ascii=False)
-        if self._names_control(given):
+        if self._texts.names_special(given):
             raise ConfigError(
                 f"a tool call with the arguments {given[:120]} cannot be written: they contain a "
                 "special token of the tokenizer"
@@ -434,7 +402,7 @@ class Chat:
     def _end_after(self, text: str, mark: str) -> int:
         """The place of the first special token after `mark`, which ends the turn."""
         begin = text.index(mark) + len(mark)
-        place = self._place_of_special(text[begin:])
+        place = self._texts.place_of_special(text[begin:])
         if place is None:
             raise ConfigError(
                 "the chat template ends a tool call without a special token, so a policy could not "
@@ -442,14 +410,9 @@ class Chat:
             )
         return begin + place
 
-    def _place_of_special(self, text: str) -> int | None:
-        """The place of the first special token in a text."""
-        places = (text.find(token) for token in self._control.values())
-        return min((place for place in places if place >= 0), default=None)
-
     def _end_place(self, text: str) -> int:
         """The place of the special token that ends a turn, after nothing but spaces; else 0."""
-        place = self._place_of_special(text) or 0
+        place = self._texts.place_of_special(text) or 0
         return 0 if text[:place].strip() else place
 
     def _frame_of(self, calls: tuple[tuple[str, str], ...]) -> list[str]:
@@ -475,13 +438,14 @@ class Chat:
     def _result_ids(self, results: Sequence[ToolResult]) -> list[int]:
         parts = self._frame_of(tuple((result.name, result.id) for result in results))
         texts = [self._result_text(result.text) for result in results]
-        if not any(map(self._names_control, texts)):
-            return self._ids(
+        if not any(map(self._texts.names_special, texts)):
+            return self._texts.ids(
                 parts[0] + "".join(t + p for t, p in zip(texts, parts[1:], strict=True))
             )
-        ids = self._ids(parts[0])
-        for text, part in zip(texts, parts[1:], strict=True):
-            ids += [*self._plain_ids(text), *self._following(part)]
+        ids = self._texts.ids(parts[0])
+        for before, text, part in zip(parts, texts, parts[1:], strict=False):
+            ids += self._texts.plain(text, before=self._texts.since_special(before))
+            ids += self._texts.following(part)
         return ids
 
     def _result_text(self, text: str) -> str:
@@ -492,12 +456,12 @@ class Chat:
         """Where a turn ends: a reply that is the last, an earlier one, and a call."""
         opening = [*self._opening(_FIRST), _assistant(_REPLY)]
         last = _cut_once(self._render(opening, generate=False), _REPLY)[1]
-        earlier = self._special_at_start(self._next.before)
-        answer = self._special_at_start(last[self._end_place(last) :])
+        earlier = self._texts.special_at_start(self._next.before)
+        answer = self._texts.special_at_start(last[self._end_place(last) :])
         answer = earlier if answer is None else answer
         self._last_and_earlier = answer, earlier
         call = self._frame_of(((self._tools[0].name, ""),))[0] if self._tools else ""
-        end = self._special_at_start(call) if self._tools else answer
+        end = self._texts.special_at_start(call) if self._tools else answer
         if end is None:
             raise ConfigError(
                 f"the chat template ends a turn with {self._next.before[:40]!r}, which is not a "
@@ -509,15 +473,8 @@ class Chat:
         stops = {end, answer, self._tokenizer.eos_token_id, *self.end_ids} - {None}
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
         """Token ids that end a turn."""
-        prompt = self._first.after
-        place = max((prompt.rfind(token) for token in self._control.values()), default=-1)
-        self._prompt_end = prompt[max(place, 0) :]
+        self._prompt_end = self._texts.since_special(self._first.after)
         """The end of a prompt, which a turn follows."""
-
-    def _special_at_start(self, text: str) -> int | None:
-        """The special token that a text begins with, if it does."""
-        ids = self._ids(text)
-        return ids[0] if ids and ids[0] in self._control else None
 
     def _check_history(self, keep_reasoning: bool) -> None:
         start = self._render(self._opening(_FIRST))
@@ -543,48 +500,12 @@ class Chat:
 
     def _encode(self, frame: _Frame, observation: str) -> list[int]:
         text = observation.strip() if self._trims else observation
-        if not self._names_control(text):
-            return self._ids(frame.fill(text))
+        if not self._texts.names_special(text):
+            return self._texts.ids(frame.fill(text))
         # Special tokens in an observation stay plain text: it must not end or start a turn.
-        after = self._following(frame.after)
-        return [*self._ids(frame.before), *self._plain_ids(text), *after]
-
-    def _names_control(self, text: str) -> bool:
-        return any(token in text for token in self._control.values())
-
-    def _plain_ids(
-        self, text: str, special: AbstractSet[str] = frozenset(), before: str = ""
-    ) -> list[int]:
-        """The ids of a text after `before`, in which names of other special tokens stay text."""
-        parts = [text]
-        for token in self._control.values():
-            if token not in special:
-                parts = [piece for part in parts for piece in _break_up(part, token)]
-        further = [i for part in parts[1:] for i in self._following(part)]
-        return [*self._following(parts[0], before), *further]
-
-    def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def _following(self, text: str, before: str = "") -> list[int]:
-        """The ids of a text that follows another one, which is not the beginning of a text.
-
-        Many tokenizers put a space before the first word of what they are given.
-        """
-        for context in (before, *(_CONTEXTS if self._adds_space else ())):
-            head = self._ids(context)
-            whole = self._ids(context + text) if head else []
-            if head and whole[: len(head)] == head:
-                return whole[len(head) :]
-        return self._ids(text)
-
-
-def _control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Ids and names of all special tokens, including those without a role such as eos."""
-    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-    added = tokenizer.added_tokens_decoder.items()
-    found = [*named, *((number, token) for number, token in added if token.special)]
-    return {int(number): str(token) for number, token in found if str(token)}
+        ids, after = self._texts.ids(frame.before), self._texts.following(frame.after)
+        before = self._texts.since_special(frame.before)
+        return [*ids, *self._texts.plain(text, before=before), *after]
 
 
 def chat_of(
@@ -645,14 +566,3 @@ def _cut_once(text: str, hole: str) -> tuple[str, str]:
             "another template"
         )
     return before, after
-
-
-def _break_up(text: str, token: str) -> list[str]:
-    """Split `text` inside every `token`, so that no piece contains the token."""
-    pieces = text.split(token)
-    if len(pieces) == 1:
-        return pieces
-    half = max(1, len(token) // 2)
-    joined = [pieces[0] + token[:half]]
-    joined += [token[half:] + piece + token[:half] for piece in pieces[1:-1]]
-    return [*joined, token[half:] + pieces[-1]]

@@ -14,7 +14,7 @@ from agentgym_train.config.engines import EngineSettings, HFSettings
 from agentgym_train.engines.base import GenerationEngine, make_engine
 from agentgym_train.engines.vllm_server import served_engine, served_model
 from agentgym_train.gateway.server import Gateway
-from agentgym_train.models.loading import load_policy
+from agentgym_train.models.loading import end_ids, load_policy, served_end_ids
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import AgentFactory
 from agentgym_train.rollout.black_box import gateway_actors, gateway_of
@@ -77,7 +77,7 @@ class Policy:
         if instruction is not None:
             config = replace(config, instruction=instruction)
         prompt = config.system_prompt(env_instruction)
-        chat = chat_of(config, self.tokenizer, prompt, tools)
+        chat = chat_of(config, self.tokenizer, prompt, tools, self.chat.end_ids)
         return replace(self, chat=chat, instruction=prompt, tools=tools)
 
 
@@ -117,15 +117,16 @@ def policy_of(
         max_tokens=config.max_tokens,
         dtype=config.compute_dtype,
     )
+    ends = end_ids(model.generation_config)
     return Policy(
         config=config,
         model=model,
         tokenizer=tokenizer,
-        chat=chat_of(config, tokenizer, prompt, tools),
+        chat=chat_of(config, tokenizer, prompt, tools, ends),
         engine=made,
         instruction=prompt,
         tools=tools,
-        gateway=gateway_of(made, tokenizer, config),
+        gateway=gateway_of(made, tokenizer, config, ends),
     )
 
 
@@ -144,7 +145,8 @@ def served_policy(
     Raises `ConfigError` if the server or the tokenizer is not available.
     """
     served = served_model(name.url, model=name.model or None, api_key=api_key)
-    loaded = _tokenizer(tokenizer or served.source, name)
+    source = tokenizer or served.source
+    loaded, ends = _tokenizer(source, name), served_end_ids(source)
     engine = served_engine(
         name.url, loaded, max_tokens=config.max_tokens, model=served.name, api_key=api_key
     )
@@ -154,11 +156,11 @@ def served_policy(
         config=config,
         model=None,
         tokenizer=loaded,
-        chat=chat_of(config, loaded, prompt, tools),
+        chat=chat_of(config, loaded, prompt, tools, ends),
         engine=engine,
         instruction=prompt,
         tools=tools,
-        gateway=gateway_of(engine, loaded, config),
+        gateway=gateway_of(engine, loaded, config, ends),
     )
 
 

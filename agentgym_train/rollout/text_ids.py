@@ -1,0 +1,121 @@
+"""Token ids of pieces of a conversation, as the tokenizer sees them in the whole.
+
+Names of special tokens in a piece stay plain text, since no observation may end a turn. Knows
+nothing about chat templates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
+
+_CONTEXTS: Final = ("\n", "=", "x")
+"""Texts that a text can follow, so that a tokenizer does not take it for the beginning of one."""
+_MARK: Final = "XSPECIAL{}TOKENX"
+_MARKED: Final = re.compile(r"XSPECIAL(\d+)TOKENX")
+
+
+class TextIds:
+    """Encodes texts with one tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.control = _control_tokens(tokenizer)
+        """Ids and names of the special tokens."""
+        self._adds_space = self.ids("\nx") != [*self.ids("\n"), *self.ids("x")]
+        """Whether the tokenizer puts a space before the first word of a text."""
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text that begins a conversation, or begins with a special token."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def marked(self, value: Any) -> Any:
+        """Calls in which a mark, which every template keeps, is where a special token is named."""
+        if isinstance(value, str):
+            for number, token in self.control.items():
+                value = value.replace(token, _MARK.format(number))
+            return value
+        if isinstance(value, list):
+            return [self.marked(each) for each in value]
+        if isinstance(value, Mapping):
+            return {self.marked(key): self.marked(v) for key, v in value.items()}
+        return value
+
+    def structure(self, text: str, *, is_first: bool) -> list[int]:
+        """The ids of what a template wrote; what marks stand for stays plain text."""
+        parts = [""]
+        for number, piece in enumerate(_MARKED.split(text)):
+            token = self.control.get(int(piece)) if number % 2 else None
+            if number % 2 and token is None:
+                parts[-1] += _MARK.format(piece)
+            elif token is None:
+                parts[-1] += piece
+            else:
+                half = max(1, len(token) // 2)
+                parts[-1] += token[:half]
+                parts.append(token[half:])
+        first = self.ids(parts[0]) if is_first else self.following(parts[0])
+        return [*first, *(i for part in parts[1:] for i in self.following(part))]
+
+    def place_of_special(self, text: str) -> int | None:
+        """The place of the first special token in a text."""
+        places = (text.find(token) for token in self.control.values())
+        return min((place for place in places if place >= 0), default=None)
+
+    def special_at_start(self, text: str) -> int | None:
+        """The special token that a text begins with, if it does."""
+        ids = self.ids(text)
+        return ids[0] if ids and ids[0] in self.control else None
+
+    def since_special(self, text: str) -> str:
+        """The end of a text from its last special token on."""
+        place = max((text.rfind(token) for token in self.control.values()), default=-1)
+        return text[max(place, 0) :]
+
+    def names_special(self, text: str) -> bool:
+        """Whether a text has the name of a special token in it."""
+        return any(token in text for token in self.control.values())
+
+    def plain(
+        self, text: str, special: AbstractSet[str] = frozenset(), before: str = ""
+    ) -> list[int]:
+        """The ids of a text after `before`, in which names of other special tokens stay text."""
+        parts = [text]
+        for token in self.control.values():
+            if token not in special:
+                parts = [piece for part in parts for piece in _break_up(part, token)]
+        further = [i for part in parts[1:] for i in self.following(part)]
+        return [*self.following(parts[0], before), *further]
+
+    def following(self, text: str, before: str = "") -> list[int]:
+        """The ids of a text that follows another one, which is not the beginning of a text.
+
+        Many tokenizers put a space before the first word of what they are given.
+        """
+        for context in (before, *(_CONTEXTS if self._adds_space else ())):
+            head = self.ids(context)
+            whole = self.ids(context + text) if head else []
+            if head and whole[: len(head)] == head:
+                return whole[len(head) :]
+        return self.ids(text)
+
+
+def _control_tokens(tokenizer: Any) -> dict[int, str]:
+    """Ids and names of all special tokens, including those without a role such as eos."""
+    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+    added = tokenizer.added_tokens_decoder.items()
+    found = [*named, *((number, token) for number, token in added if token.special)]
+    return {int(number): str(token) for number, token in found if str(token)}
+
+
+def _break_up(text: str, token: str) -> list[str]:
+    """Split `text` inside every `token`, so that no piece contains the token."""
+    pieces = text.split(token)
+    if len(pieces) == 1:
+        return pieces
+    half = max(1, len(token) // 2)
+    joined = [pieces[0] + token[:half]]
+    joined += [token[half:] + piece + token[:half] for piece in pieces[1:-1]]
+    return [*joined, token[half:] + pieces[-1]]
