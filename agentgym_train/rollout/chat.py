@@ -135,7 +135,7 @@ class Chat:
             self._read_syntax(keep_reasoning)
         else:
             self._check_history(keep_reasoning)
-        self._trims = f" {_FIRST}" not in self._render([_user(f" {_FIRST} ")])
+        self._trims = _spaced(_FIRST) not in self._render([_user(_spaced(_FIRST))])
         self._first = self._first_frame()
         self._next = self._next_frame()
         self._opened = opens_reasoning(self._first.after)
@@ -370,8 +370,8 @@ class Chat:
         self._in_replies |= {token for token in self._control.values() if token in call}
         escaped = self._render([*opening, probe, _result(PROBE.name, PROBE.id, _QUOTED)], False)
         self._json_results = _QUOTED not in escaped and json.dumps(_QUOTED)[1:-1] in escaped
-        self._trims_results = f" {_SECOND}" not in self._render(
-            [*opening, probe, _result(PROBE.name, PROBE.id, f" {_SECOND} ")], False
+        self._trims_results = _spaced(_SECOND) not in self._render(
+            [*opening, probe, _result(PROBE.name, PROBE.id, _spaced(_SECOND))], False
         )
         thought = {**probe, "content": _THOUGHT}
         now = self._render([*opening, thought], generate=False)
@@ -556,6 +556,11 @@ def _user(content: str) -> dict[str, str]:
 
 def _assistant(content: str) -> dict[str, str]:
     return {"role": "assistant", "content": content}
+
+
+def _spaced(text: str) -> str:
+    """A text after more spaces than a template writes itself."""
+    return f"    {text}"
 
 
 def _cut_once(text: str, hole: str) -> tuple[str, str]:

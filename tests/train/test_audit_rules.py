@@ -11,6 +11,7 @@ from agentgym_train.engines.base import EngineLost
 from agentgym_train.models.loading import CHATML
 from agentgym_train.rollout.actors import EpisodeTokens
 from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.text_ids import TextIds
 from agentgym_train.trainers import batch
 from tests.train.auditing import QUICK, Wrapped, failed, findings, subject_with
 from tests.train.templates import DROPS_REASONING, LLAMA3, tokenizer_with
@@ -114,7 +115,7 @@ def test_a_separator_that_is_lost_fails_with_both_texts(monkeypatch):
 
 
 def test_control_tokens_that_a_world_can_write_fail(monkeypatch):
-    monkeypatch.setattr(Chat, "_names_control", lambda self, text: False)
+    monkeypatch.setattr(TextIds, "names_special", lambda self, text: False)
     found = findings(subject_with(), "observation text")["observation text"]
     assert found.status == "FAIL"
     assert "<|im_end|>" in found.detail and "could end or forge a turn" in found.detail
