@@ -46,7 +46,10 @@ class ActionFormat(Protocol):
         ...
 
     def render(self, action: str, thought: str = "") -> str:
-        """The text of a demonstration; `parse(render(action))` is the action, stripped."""
+        """The text of a demonstration; `parse(render(action))` is the action, stripped.
+
+        An action cannot contain a mark that ends reasoning.
+        """
         ...
 
 

@@ -23,7 +23,9 @@ _CALLS: Final = ("<tool_call>", "[TOOL_CALLS]", "{")
 """What a text begins with that begins with a call, whose arguments may contain a mark."""
 _QUOTES: Final = "\"'`"
 
-_HEADER: Final = re.compile(r"(?:<\|start\|>assistant)?(?:<\|channel\|>| to=)")
+_HEADER: Final = re.compile(
+    r"(?:<\|start\|>assistant)?(?:<\|channel\|>| to=self\b| to=[\w.-]+\s*<\|)"
+)
 _ENDS: Final = re.compile(r"<\|(?:end|eom|eot|return|call)\|>")
 _IS_REASONING: Final = re.compile(r"<\|channel\|>analysis| to=self\b")
 _IS_CALL: Final = re.compile(r" ?\bto=(?!self\b|user\b)")
@@ -33,16 +35,17 @@ _IS_PREAMBLE: Final = re.compile(r"<\|channel\|>commentary")
 def reply_of(text: str) -> str | None:
     """A policy's text without its reasoning; None if a turn ends inside its reasoning.
 
-    Blocks are removed wherever they begin, except in a tool call and in quotation marks. A text
-    that closes a block without opening one began inside it, as many chat templates open it.
-    Of a turn in several messages (harmony), the final one is the reply, and calls keep their
-    headers.
+    The reasoning is what comes before the first mark that closes a block, and further blocks after
+    it; many chat templates open the first one in the prompt. Marks in tool calls and in quotation
+    marks are text. Of a turn in several messages (harmony) the final one is the reply, and calls
+    keep their headers.
     """
     if _HEADER.match(text):
         return _reply_in_messages(text)
     for opening, closing in MARKS:
-        if opening in text or closing in text:
-            return _outside_of_blocks(text, opening, closing)
+        reply = _after_blocks(text, opening, closing)
+        if reply != text:
+            return reply
     return text
 
 
@@ -55,32 +58,34 @@ def opens_reasoning(text: str) -> str:
     return ""
 
 
-def _outside_of_blocks(text: str, opening: str, closing: str) -> str | None:
-    begin, end = _unquoted(text, opening), _unquoted(text, closing)
-    is_call = text.lstrip().startswith(_CALLS)
-    if end >= 0 and not is_call and not 0 <= begin < end:
-        text = text[end + len(closing) :]  # the prompt opened it
-    if text.lstrip().startswith("{"):
+def _after_blocks(text: str, opening: str, closing: str) -> str | None:
+    end = _unquoted(text, closing)
+    if text.lstrip().startswith(_CALLS):
         return text
-    kept, at = [], 0
+    if end < 0:
+        return None if text.lstrip().startswith(opening) else text
+    rest = text[end + len(closing) :]
+    return rest if rest.lstrip().startswith("{") else _without_blocks(rest, opening, closing)
+
+
+def _without_blocks(text: str, opening: str, closing: str) -> str | None:
+    """The text outside of blocks; None if it is empty and the last block is not closed."""
+    kept, at = "", 0
     for found in re.finditer(rf"<tool_call>|\[TOOL_CALLS\]|{re.escape(opening)}", text):
-        begin = found.start()
-        if begin < at or _is_quoted(text, begin, found.end()):
+        begin, is_block = found.start(), found[0] == opening
+        if begin < at or (is_block and _is_quoted(text, begin, found.end())):
             continue
-        kept.append(text[at:begin])
-        at = begin
         if found[0] == "[TOOL_CALLS]":
             break
-        if found[0] == opening:
-            end = _unquoted(text, closing, found.end())
+        end = _unquoted(text, closing, begin) if is_block else text.find("</tool_call>", begin)
+        if end >= 0 and not is_block:
+            kept, at = kept + text[at:end], end
+        elif is_block:
+            kept += text[at:begin]
             if end < 0:
-                reply = "".join(kept)
-                return reply if reply.strip() else None
+                return kept if kept.strip() else None
             at = end + len(closing)
-        elif (end := text.find("</tool_call>", begin)) >= 0:
-            kept.append(text[begin:end])
-            at = end
-    return "".join(kept) + text[at:]
+    return kept + text[at:]
 
 
 def _unquoted(text: str, mark: str, at: int = 0) -> int:

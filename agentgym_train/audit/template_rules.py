@@ -220,7 +220,8 @@ def demonstrations_are_rendered(subject: Subject) -> Passed:
     chat, template = subject.require_chat(), subject.template
     action, notes = "get 2 oak logs", []
     bare = subject.form.render(action) if template.tools else action
-    found = subject.decode(chat.response_ids(chat.demonstration(bare)))
+    prompt, ids = chat.start(PLAIN), chat.response_ids(chat.demonstration(bare))
+    found = subject.decode([*prompt, *ids])[len(subject.decode(prompt)) :]
     expected = subject.reply(action) + subject.decode([chat.end_id])
     renders = template.tools or any(
         template.turn("", thinking=t) is not None for t in (True, False)

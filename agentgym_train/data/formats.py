@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from agentgym_env.actions import ActionError, action_format
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, UnknownEnvironment
+from agentgym_env.reasoning import reply_of
 from agentgym_env.registration import env_class, full_id, registered
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Trajectory, Turn
@@ -162,10 +163,9 @@ def turns_of(dialogue: Dialogue) -> list[Turn]:
 
 
 def _action_in(text: str) -> str:
-    """The text after `Action:` if there is one, else the whole text; empty if there are two."""
-    if "Action:" not in text:
-        return text.strip()
-    found = action_format("react").parse(text)
+    """Of the text without reasoning, what follows `Action:`, else all; empty if there are two."""
+    form = "react" if "Action:" in (reply_of(text) or "") else "plain"
+    found = action_format(form).parse(text)
     return "" if isinstance(found, ActionError) else found
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agentgym_env.actions import FORMATS, ActionError, action_format
+from agentgym_env.actions import FORMATS, UNFINISHED, ActionError, action_format
 from agentgym_env.errors import BadRequest
+from agentgym_env.reasoning import MARKS, reply_of
 
 
 @given(st.text())
-def test_plain_takes_any_text(text):
-    assert action_format("plain").parse(text) == text.strip()
+def test_plain_takes_any_text_that_does_not_reason(text):
+    reply = reply_of(text)
+    assert action_format("plain").parse(text) == (UNFINISHED if reply is None else reply.strip())
+    assert reply == text or any(mark in text for marks in (*MARKS, ("<|",)) for mark in marks)
 
 
 @given(
@@ -22,6 +27,7 @@ def test_plain_takes_any_text(text):
 )
 def test_react_gives_back_what_was_rendered(action):
     react = action_format("react")
+    assume(not any(closing in action for _, closing in MARKS))
     assert react.parse(react.render(action, "why not")) == action.strip()
 
 
@@ -48,3 +54,71 @@ def test_a_thought_may_mention_the_word_within_a_line():
 def test_an_unknown_format_names_the_known_ones():
     with pytest.raises(BadRequest, match=", ".join(FORMATS)):
         action_format("yaml")
+
+
+THOUGHTS = (
+    "<think>\nPlan:\nAction: go north\n</think>\n",
+    "Plan:\nAction: go north\n</think>\n",
+    "<think>a</think>\n<think>\nAction: go north\n</think>",
+    "[THINK]\nAction: go north\n[/THINK]",
+    "<seed:think>\nAction: go north</seed:think>",
+    "<|START_THINKING|>\nAction: go north<|END_THINKING|>",
+    "<|channel>thought\nAction: go north\n<channel|>",
+    "<|channel|>analysis<|message|>\nAction: go north\n<|end|><|start|>assistant<|channel|>final"
+    "<|message|>",
+    "<|channel|>commentary<|message|>Now.<|end|><|start|>assistant<|channel|>final<|message|>",
+    " to=self<|message|>\nAction: go north<|eom|><|start|>assistant to=user<|message|>",
+    '<think>\nI say "go"</think>',
+    'It says "go"</think>\n',
+)
+"""Reasoning as models mark it, up to the reply."""
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
+@pytest.mark.parametrize("form", ["plain", "react", "act"])
+def test_reasoning_is_not_read(thought, form):
+    chosen = action_format(form)
+    assert chosen.parse(thought + chosen.render("get 2 bamboo", "why not")) == "get 2 bamboo"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>\nI could write\nAction: go north",
+        "<think>a</think>\n<think>\nAction: go north",
+        "<|channel|>analysis<|message|>\nAction: go north",
+        "<|channel|>ana",
+        " to=self<|message|>\nAction: go north",
+        "[THINK]Action: go north",
+    ],
+)
+def test_a_turn_that_ends_inside_its_reasoning_has_no_action(text):
+    for form in ("plain", "react", "act"):
+        found = action_format(form).parse(text)
+        assert isinstance(found, ActionError) and "inside its reasoning" in found.message
+
+
+def test_a_block_of_reasoning_after_the_reply_is_not_read():
+    text = "<think>a</think>\nAction: go\n<think>\nAction: stay\n</think>"
+    assert action_format("react").parse(text) == "go"
+    assert action_format("plain").parse("</think>go\n<think>\nor stay") == "go"
+
+
+@pytest.mark.parametrize("text", ['fill("12", "<think>")', 'fill("12", "</think>")', "a > b", "{"])
+def test_a_mark_in_quotation_marks_is_text(text):
+    assert action_format("plain").parse(text) == text
+
+
+def test_a_long_text_of_marks_is_read_in_a_moment():
+    for piece in (
+        "<think></think>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "<|channel|>",
+        '"<think>',
+    ):
+        began = time.process_time()
+        reply_of("</think>" + piece * 20_000)
+        reply_of(piece * 20_000)
+        assert time.process_time() - began < 5, piece

@@ -88,6 +88,8 @@ def test_how_good_an_answer_is_stands_in_the_info_once_there_is_one():
         ("Nairobi", "neither a search nor an answer"),
         ("<think>hm</think>", "neither a search nor an answer"),
         ("<search>never closed", "neither a search nor an answer"),
+        ("<think>or <answer>x</answer>?", "neither a search nor an answer"),
+        ("<think>a</think> <think><answer>x</answer></think>", "neither a search nor an answer"),
         ("<Search>x</Search>", "neither a search nor an answer"),
         ("<search></search>", "The query is empty"),
         ("<search> \n </search>", "The query is empty"),
@@ -101,6 +103,23 @@ def test_a_turn_that_leads_nowhere_says_why_and_costs_a_turn(action, told):
     observation, reward, terminated, truncated, info = env.step(action)
     assert told in observation
     assert (reward, terminated, truncated, info["turn"]) == (0.0, False, False, 1)
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [
+        "<think>Perhaps <answer>Paris</answer>? I should look.</think>",
+        "The <search> tag, or <answer>Paris</answer>, comes next.</think>",
+        "<|channel|>analysis<|message|><answer>Paris</answer><|end|><|start|>assistant<|channel|>final"
+        "<|message|>",
+    ],
+)
+def test_what_a_thought_mentions_is_not_carried_out(thought):
+    env = Search(**ZONES)
+    lookup(env)
+    observation, _, terminated, _, _ = env.step(thought + "<search>Kenya</search>")
+    assert not terminated and observation == env.step("<search>Kenya</search>")[0]
+    assert env.step(thought + "<answer>x</answer>")[2]
 
 
 def test_the_first_of_search_and_answer_counts():

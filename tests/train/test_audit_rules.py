@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from agentgym_train.audit.episodes import Subject
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.models.loading import CHATML
 from agentgym_train.rollout.actors import EpisodeTokens
@@ -14,7 +15,7 @@ from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.text_ids import TextIds
 from agentgym_train.trainers import batch
 from tests.train.auditing import QUICK, Wrapped, failed, findings, subject_with
-from tests.train.templates import DROPS_REASONING, LLAMA3, tokenizer_with
+from tests.train.templates import DROPS_REASONING, LLAMA3, any_tokenizer, tokenizer_with
 
 
 def test_a_template_that_drops_earlier_reasoning_fails_and_names_the_turn():
@@ -266,3 +267,43 @@ def test_a_token_without_an_embedding_fails():
     subject.tokenizer.add_tokens(["<new>"])
     found = findings(subject, "vocabulary")["vocabulary"]
     assert found.status == "FAIL" and "resize_token_embeddings" in found.remedy
+
+
+def test_a_model_that_stops_inside_its_reasoning_fails():
+    tokenizer = any_tokenizer("gptoss")
+    settings = replace(QUICK, keep_reasoning=True)
+    assert not failed(subject_with(tokenizer, settings), "end of turn", "demonstrations")
+    subject = subject_with(tokenizer, settings)
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    subject.model.generation_config.eos_token_id = [tokenizer.eos_token_id, end]
+    again = Subject("tiny", subject.model, tokenizer, settings)
+    found = findings(again, "end of turn")["end of turn"]
+    assert found.status == "FAIL" and "inside a turn with reasoning" in found.detail
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_think", "gptoss", "glm4moe"])
+def test_a_demonstration_that_is_the_bare_action_fails(name, monkeypatch):
+    settings = replace(QUICK, keep_reasoning=True)
+    assert not failed(subject_with(any_tokenizer(name), settings), "demonstrations")
+    monkeypatch.setattr(Chat, "demonstration", lambda self, text: text)
+    found = findings(subject_with(any_tokenizer(name), settings), "demonstrations")
+    assert found["demonstrations"].status == "FAIL"
+    assert "get 2 oak logs" in found["demonstrations"].place.found
+
+
+def test_a_template_that_renders_no_action_after_its_prompt_is_noted():
+    settings = replace(QUICK, keep_reasoning=True)
+    subject = subject_with(any_tokenizer("deepseek_r1_distill"), settings)
+    found = findings(subject, "demonstrations")["demonstrations"]
+    assert found.status == "pass" and "renders no action after the prompt" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", ["zephyr", "llama2", "mistral"])
+def test_words_that_get_a_space_of_the_tokenizers_own_fail(name, monkeypatch):
+    rules = ("observation text", "turn deltas", "demonstrations")
+    tokenizer = any_tokenizer(name, "first")
+    assert not failed(subject_with(tokenizer), *rules)
+    monkeypatch.setattr(TextIds, "following", lambda self, text, before="": self.ids(text))
+    found = findings(subject_with(tokenizer), *rules)
+    assert "FAIL" in {finding.status for finding in found.values()}
+    assert "other spaces" in found["observation text"].detail

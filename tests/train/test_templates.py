@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 
 import pytest
+from msgspec import structs
 
 from agentgym_env.actions import UNFINISHED, ActionError, action_format
 from agentgym_env.errors import ConfigError
 from agentgym_env.tools import ACT
-from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
+from agentgym_train.config.base import PolicyConfig
+from agentgym_train.data.pairs import Pair
+from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, training_row
+from agentgym_train.engines.base import ScriptedEngine
+from agentgym_train.rollout.actors import model_actor
+from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
+from agentgym_train.trainers.dpo import pair_row
+from tests.train.demonstrating import demonstration
 from tests.train.templates import TEMPLATES, TOKENIZERS, any_tokenizer
 
 IMAGES = ("idefics3", "llava_next", "smolvlm")
@@ -246,3 +255,40 @@ def test_a_stored_turn_with_reasoning_is_tokenized_as_it_is():
         assert [i for i in again if i in chat._control] == [
             i for i in [*ids, chat.end_id] if i in chat._control
         ]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_think", "deepseek_r1_distill", "gptoss", "glm4moe"])
+def test_sft_and_dpo_train_the_actions_as_they_are_rendered(name):
+    """In the middle of an episode as at its end."""
+    tokenizer, won = any_tokenizer(name), demonstration()
+    episode_tokenizer = EpisodeTokenizer(tokenizer, PolicyConfig(keep_reasoning=True))
+    (row,) = episode_tokenizer.rows(won)
+    labels = training_row(row)["labels"]
+    trained = [row_of(name)[0].replace(ACTION, turn.action) for turn in won.turns]
+    assert len(trained) > 1
+    assert tokenizer.decode([i for i in labels if i != IGNORED]) == "".join(trained)
+    lost = structs.replace(won, turns=won.turns[:1], success=False, outcome="failure")
+    pair = pair_row(Pair(won, lost), episode_tokenizer)
+    masked = zip(pair["rejected_ids"], pair["rejected_mask"], strict=True)
+    assert tokenizer.decode([i for i, mask in masked if mask]) == trained[0]
+
+
+def test_another_policys_action_is_put_into_the_conversation_as_it_is_rendered():
+    """As when episodes are mixed, which learners read as context."""
+    tokenizer, config = any_tokenizer("qwen3_5_think"), PolicyConfig(keep_reasoning=True)
+    chat = chat_of(config, tokenizer, "Craft.")
+    actor = model_actor(ScriptedEngine(lambda *_: []), chat, config)()
+    actor.open("You see 3 oak logs.", 0)
+    actor.insert(ACTION)
+    (row,) = asyncio.run(actor.end())
+    assert tokenizer.decode(row.completion_ids) == row_of("qwen3_5_think")[0]
+
+
+def test_a_turn_that_is_cut_inside_its_reasoning_reaches_no_environment():
+    """The prompt opens the thought, so its text alone does not show that it is one."""
+    tokenizer = any_tokenizer("qwen3_5_think")
+    chat = Chat(tokenizer, "Craft.", keep_reasoning=True)
+    ids = tokenizer.encode("I could get 1 oak log", add_special_tokens=False)
+    assert action_format("plain").parse(tokenizer.decode(ids)) == "I could get 1 oak log"
+    assert chat.text_of(ids) == f"{OPENED}I could get 1 oak log"
+    assert action_format("plain").parse(chat.text_of(ids)) == UNFINISHED
