@@ -14,6 +14,7 @@ from agentgym_adapters.starts import Starts, starts_of
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import EpisodeFailure, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
+from agentgym_env.reasoning import reply_of
 from agentgym_env.server_token import NO_TOKEN
 
 try:
@@ -70,7 +71,7 @@ class AgentGymMultiTurnEnv(MultiTurnEnv):
     async def env_response(self, messages: Messages, state: State, **options: Any) -> Messages:
         """Take the policy's last reply as an action; its reward is the trajectory step's."""
         try:
-            reply = await state[_SESSION].step(_text_of(messages[-1]))
+            reply = await state[_SESSION].step(reply_of(_text_of(messages[-1])) or "")
         except EpisodeFailure as failure:
             raise vf.InfraError(str(failure)) from failure
         state["trajectory"][-1]["reward"] = reply.reward

@@ -18,6 +18,7 @@ from agentgym_adapters.starts import starts_of
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import MissingExtra
 from agentgym_env.launch import LocalServer, local_server
+from agentgym_env.reasoning import reply_of
 from agentgym_env.server_token import NO_TOKEN
 from agentgym_env.wire import StepReply
 
@@ -145,7 +146,7 @@ class AgentGymEnv(vf.Env[AgentGymEnvConfig]):
             if said.terminated:
                 # A limit of verifiers' own: turns or tokens.
                 break
-            reply = await session.step(said.last_reply)
+            reply = await session.step(reply_of(said.last_reply) or "")
             rewards.append(reply.reward)
             told = reply.observation
             over = reply.terminated or reply.truncated or len(rewards) == self.config.horizon

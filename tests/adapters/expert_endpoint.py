@@ -17,7 +17,8 @@ from tests.adapters.native_road import Played
 class ExpertEndpoint:
     """Answers a conversation by the native episode that began with its first user message."""
 
-    def __init__(self, episodes: Sequence[Played]) -> None:
+    def __init__(self, episodes: Sequence[Played], thought: str = "") -> None:
+        self._thought = thought
         self._actions = {played.first: played.actions for played in episodes}
         assert len(self._actions) == len(episodes), "episodes are told apart by how they begin"
         self.requests: list[dict[str, Any]] = []
@@ -39,7 +40,8 @@ class ExpertEndpoint:
     def answer(self, messages: Sequence[dict[str, Any]]) -> str:
         """The expert's next action."""
         first = next(m["content"] for m in messages if m["role"] == "user")
-        return self._actions[first][sum(m["role"] == "assistant" for m in messages)]
+        action = self._actions[first][sum(m["role"] == "assistant" for m in messages)]
+        return self._thought + action
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -30,8 +30,8 @@ def endpoint():
     """Starts an endpoint for episodes."""
     started = []
 
-    def start(episodes) -> ExpertEndpoint:
-        started.append(ExpertEndpoint(episodes))
+    def start(episodes, thought="") -> ExpertEndpoint:
+        started.append(ExpertEndpoint(episodes, thought))
         return started[-1]
 
     yield start
@@ -73,6 +73,14 @@ def test_twenty_expert_episodes_give_the_rewards_of_the_native_road(endpoint):
         said = [m["content"] for m in output["completion"] if m["role"] == "assistant"]
         assert said == list(one.actions)
         assert output["completion"][-1]["content"] == one.observations[-1]
+
+
+def test_reasoning_of_the_model_is_no_action(endpoint):
+    starts = starts_of(TEXTCRAFT, "test", 3, 5)
+    native = expert_episodes_of(starts.rows)
+    url = endpoint(native, "<think>\nI could get 9 diamonds.\n</think>\n\n").url
+    outputs = evaluate(url, env=TEXTCRAFT, n=3, seed=5)
+    assert [output["reward"] for output in outputs] == [1.0] * 3
 
 
 def test_the_horizon_is_a_truncation_whose_last_action_still_counts(endpoint, serve):

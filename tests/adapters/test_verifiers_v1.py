@@ -29,8 +29,8 @@ def endpoint():
     """Starts an endpoint for episodes."""
     started = []
 
-    def start(episodes) -> ExpertEndpoint:
-        started.append(ExpertEndpoint(episodes))
+    def start(episodes, thought="") -> ExpertEndpoint:
+        started.append(ExpertEndpoint(episodes, thought))
         return started[-1]
 
     yield start
@@ -74,6 +74,15 @@ def test_twenty_expert_episodes_give_the_rewards_of_the_native_road(endpoint, tm
         assert trace.messages[0].content == starts.instruction
     (traces,) = tmp_path.rglob("traces.jsonl")
     assert len(traces.read_text().splitlines()) == 20
+
+
+def test_reasoning_of_the_model_is_no_action(endpoint, tmp_path):
+    starts = starts_of(TEXTCRAFT, "test", 3, 5)
+    native = expert_episodes_of(starts.rows)
+    expert = endpoint(native, "<think>\nI could get 9 diamonds.\n</think>\n\n")
+    taskset = {"env": TEXTCRAFT, "split": "test", "tasks": 3, "seed": 5}
+    episodes = evaluate(expert.url, tmp_path, taskset)
+    assert [episode.traces[0].reward for episode in episodes] == [1.0] * 3
 
 
 def guessed(served, guesses: list[str]) -> list[Played]:
