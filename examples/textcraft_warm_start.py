@@ -104,7 +104,8 @@ def fit(model: Any, tokenizer: Any, stage: Stage, seed: int, out: Path) -> dict[
         rows_per_step=ROWS_PER_STEP,
         shuffle=False,
         seed=seed,
-        trainer_args={"bf16": True, "adam_beta2": 0.98, "weight_decay": 0.01},
+        compute_dtype="bfloat16",
+        trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01},
     )
     metrics = imitate(model, tokenizer, rows, settings)
     return {

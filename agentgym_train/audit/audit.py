@@ -36,12 +36,8 @@ RULES: Final[Sequence[Rule[Subject]]] = [
     *stored_rules.RULES,
 ]
 
-_SCORING: Final = frozenset(
-    {"bf16", "fp16", "tf32", "cast_lm_head_to_fp32", "mask_truncated_completions"}
-    | {"pad_to_multiple_of", "disable_dropout"}
-)
-
-"""TRL's settings that affect masks and log-probabilities."""
+_SCORING: Final = frozenset({"tf32"})
+"""TRL's settings that affect log-probabilities."""
 
 _IMPORTED: Final = ("env", "agent", "horizon_schedule")
 

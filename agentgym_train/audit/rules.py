@@ -152,7 +152,7 @@ class Settings(PolicyConfig):
     tolerance: float | None = None
     """Tolerance of a log-probability; None chooses it for the data type."""
     trainer_args: dict[str, Any] = field(default_factory=dict)
-    """TRL's settings of the run that affect precision and masks."""
+    """TRL's settings of the run that affect precision."""
 
 
 _MARK = "XMARKX"

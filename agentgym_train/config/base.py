@@ -16,6 +16,7 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.engines import EngineSettings, GatewaySettings, engine_settings
+from agentgym_train.config.trainer_args import check_trainer_args
 from agentgym_train.config.values import (
     RolloutLimits,
     check_keys,
@@ -241,6 +242,7 @@ class RunConfig(PolicyConfig):
         for name, value in (self.lora or {}).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 check_number(f"lora.{name}", value, minimum=1 if name == "r" else 0)
+        check_trainer_args(self.method, self.trainer_args)
         for name, value in self.trainer_args.items():
             if isinstance(value, float):  # TRL gives a meaning to some negative numbers
                 check_number(f"trainer_args.{name}", value, minimum=-inf)
@@ -367,18 +369,6 @@ def choices_of(error: Exception, kind: type) -> str:
     named = next((f.type for f in fields(kind) if f.name == key), None)
     hint = get_type_hints(kind)[key] if named is not None else None
     return f"; choose from {', '.join(get_args(hint))}" if get_origin(hint) is Literal else ""
-
-
-def check_trainer_args(trainer_args: Mapping[str, Any], **ours: str) -> None:
-    """Raise `ConfigError` for a key of `trainer_args` that one of our own keys sets.
-
-    `ours` has the key, or all that is to be written instead, such as `algorithm_args: {scale: X}`.
-    """
-    for name, own in ours.items():
-        if name in trainer_args:
-            key, colon, _ = own.partition(":")
-            instead = own if colon else f"{own}: VALUE"
-            raise ConfigError(f"trainer_args.{name} is set by {key}; write {instead} instead")
 
 
 def check_data(sources: Sequence[str], collect: str) -> None:

@@ -12,15 +12,11 @@ from agentgym_env.errors import TEACHES, ConfigError
 from agentgym_train.config.base import (
     RunConfig,
     check_data,
-    check_trainer_args,
     converted,
     not_sampled,
     read_values,
 )
 from agentgym_train.config.values import (
-    SET_BY_ALL,
-    SET_BY_RL,
-    SET_BY_ROWS,
     EpisodeFilter,
     PairRules,
     trained_outcomes,
@@ -150,7 +146,6 @@ class RLConfig(RunConfig):
         is_staged = bool(self.envs) and any(len(world.horizon) > 1 for world in self.worlds)
         self.make_horizon(self.horizon if is_staged else ())
         trained_outcomes(self.train_outcomes)
-        check_trainer_args(self.trainer_args, **SET_BY_RL)
         self._check_sampling()
         if self.max_staleness < 1 + self.async_steps:
             raise ConfigError(
@@ -324,7 +319,6 @@ class SFTConfig(RunConfig):
         self.check_common()
         not_sampled(self)
         _ = self.keep
-        check_trainer_args(self.trainer_args, **SET_BY_ROWS)
 
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
@@ -400,7 +394,6 @@ class AgentEvolConfig(RunConfig):
         if bool(self.env) == bool(self.envs):
             raise ConfigError("name the environments with envs, or one with env")
         check_once([world.env for world in self.worlds])
-        check_trainer_args(self.trainer_args, **SET_BY_ROWS)
 
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
@@ -480,15 +473,6 @@ class DPOConfig(RunConfig):
         self.check_common()
         not_sampled(self)
         _ = self.pair_rules
-        check_trainer_args(
-            self.trainer_args,
-            beta="beta",
-            max_length="max_tokens",
-            per_device_train_batch_size="pairs_per_step",
-            gradient_accumulation_steps="max_tokens_per_microbatch: TOKENS",
-            num_train_epochs="epochs",
-            max_steps="steps",
-        )
 
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
@@ -555,56 +539,7 @@ def stored_config(
 
 def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The config of any method from a YAML file, with `key=value` overrides applied."""
-    config = method_config(read_values(path, overrides))
-    check_effective(config)
-    return config
-
-
-_ALSO_SET_BY_RL: Final = {
-    "entropy_coef_min": "entropy_floor",
-    "entropy_coef_max": "entropy_floor",
-    "entropy_coef_delta": "entropy_floor",
-    "entropy_target": "entropy_floor",
-    "ref_model_sync_steps": "reset_reference_every",
-    "ref_model_mixup_alpha": "reset_reference_every",
-    "mask_truncated_completions": "train_outcomes: [success, failure]",
-    "vllm_importance_sampling_correction": "importance_sampling_correction",
-    "vllm_importance_sampling_mode": "importance_sampling_correction",
-    "vllm_importance_sampling_cap": "importance_sampling_cap",
-    "vllm_importance_sampling_clip_max": "importance_sampling_cap",
-    "vllm_importance_sampling_clip_min": "importance_sampling_band",
-}
-_FIXED: Final = {
-    "logging_steps": "metrics are written at every step",
-    "use_liger_kernel": "the LM head is computed at trained tokens only, without Liger's kernels",
-}
-_UNUSED_BY_RL: Final = frozenset(
-    {
-        "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs",
-        "cache_implementation", "num_generations_eval", "chat_template_kwargs", "shuffle_dataset",
-        "max_tool_calling_iterations", "reward_weights", "multi_objective_aggregation",
-        "use_transformers_continuous_batching", "use_transformers_paged",
-        "transformers_continuous_batching_config",
-    }
-)  # fmt: skip
-"""Keys of TRL that belong to its own sampling and rewards, which our rollouts replace."""
-
-
-def check_effective(config: RunConfig) -> None:
-    """Raise `ConfigError` for keys of `trainer_args` that have no effect or contradict our own.
-
-    For what a user writes: our own code sets some of them, and so may configs of earlier versions.
-    """
-    given, is_rl = config.trainer_args, isinstance(config, RLConfig)
-    check_trainer_args(given, **SET_BY_ALL, **(_ALSO_SET_BY_RL if is_rl else {}))
-    for name in given:
-        if name in _FIXED:
-            raise ConfigError(f"trainer_args.{name} cannot be changed: {_FIXED[name]}")
-        if is_rl and (name in _UNUSED_BY_RL or name.startswith("vllm_")):
-            raise ConfigError(
-                f"trainer_args.{name} has no effect: episodes are sampled by the engine, with "
-                "temperature alone; see engine and engine_args"
-            )
+    return method_config(read_values(path, overrides))
 
 
 TRAINERS: Final = {

@@ -61,6 +61,19 @@ SET_BY_RL: Final[Mapping[str, str]] = {
     "entropy_coef": "entropy_bonus",
     "use_adaptive_entropy": "entropy_floor",
     "sync_ref_model": "reset_reference_every",
+    "ref_model_sync_steps": "reset_reference_every",
+    "ref_model_mixup_alpha": "reset_reference_every",
+    "entropy_coef_min": "entropy_floor",
+    "entropy_coef_max": "entropy_floor",
+    "entropy_coef_delta": "entropy_floor",
+    "entropy_target": "entropy_floor",
+    "mask_truncated_completions": "train_outcomes: [success, failure]",
+    "chat_template_kwargs": "chat_template_kwargs",
+    "vllm_importance_sampling_correction": "importance_sampling_correction",
+    "vllm_importance_sampling_mode": "importance_sampling_correction",
+    "vllm_importance_sampling_cap": "importance_sampling_cap",
+    "vllm_importance_sampling_clip_max": "importance_sampling_cap",
+    "vllm_importance_sampling_clip_min": "importance_sampling_band",
 }
 """TRL's names for what our own keys of RL set, or what to write instead."""
 
@@ -75,12 +88,28 @@ SET_BY_ROWS: Final[Mapping[str, str]] = {
 }
 """The same of SFT and AgentEvol."""
 
+SET_BY_DPO: Final[Mapping[str, str]] = {
+    "beta": "beta",
+    "max_length": "max_tokens",
+    "per_device_train_batch_size": "pairs_per_step",
+    "gradient_accumulation_steps": "max_tokens_per_microbatch: TOKENS",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+}
+"""The same of DPO."""
+
 SET_BY_ALL: Final[Mapping[str, str]] = {
     "learning_rate": "learning_rate",
     "warmup_steps": "warmup_steps",
     "save_steps": "save_every",
     "seed": "seed",
+    "data_seed": "seed",
     "output_dir": "output_dir",
+    "bf16": "compute_dtype: bfloat16",
+    "torch_compile": "compile: true",
+    "torch_compile_backend": "compile: true",
+    "torch_compile_mode": "compile: true",
+    "auto_find_batch_size": "max_tokens_per_microbatch: TOKENS",
 }
 """The same of every method."""
 
@@ -231,7 +260,8 @@ def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 def _hint_for_trl(name: str, valid: Sequence[str]) -> str:
     """What to write instead of a key of TRL; empty for other names."""
     rl = "minibatches_per_rollout" in valid
-    instead = {**SET_BY_ALL, **(SET_BY_RL if rl else SET_BY_ROWS)}.get(name, "")
+    own = SET_BY_RL if rl else SET_BY_DPO if "pairs_per_step" in valid else SET_BY_ROWS
+    instead = {**SET_BY_ALL, **own}.get(name, "")
     if instead.partition(":")[0] in valid:
         return f"{name} is TRL's; write {instead}"
     if "trainer_args" in valid and (name in _IN_TRAINER_ARGS or (rl and name in _IN_GRPO_ARGS)):

@@ -14,30 +14,27 @@ from typing import Any, Final, Literal
 from agentgym_env.errors import BadRequest
 from agentgym_env.spaces import clean_text
 from agentgym_env.tools import ToolSpec
+from agentgym_train.gateway.fields import LOGPROBS, Api, check_fields
 
 _ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
-_REJECTED: Final[Mapping[str, tuple[Any, ...]]] = {
-    "stop": (None, [], ""),
-    "n": (None, 1),
-    "response_format": (None, {"type": "text"}),
-    "text": (None, {}, {"format": {"type": "text"}}),
-    "logit_bias": (None, {}),
-    "top_logprobs": (None, 0),
-}
-"""Fields that would change what is sampled, and the values that do not."""
+_UNSEEN: Final = ("function_call", "audio", "prefix", "partial")
+"""Fields of a message that would change what the policy sees, and that no template shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request of either API."""
 
-    api: Literal["chat", "responses"]
+    api: Api
     model: str
     messages: list[dict[str, Any]]
     tools: list[ToolSpec]
     max_tokens: int | None
     temperature: float | None
     stream: bool
+    parallel_tool_calls: bool
+    """Whether a reply may have several calls; otherwise only the first one is returned."""
+    logprobs: bool
     include_usage: bool = False
 
 
@@ -53,6 +50,8 @@ class Reply:
     finish_reason: Literal["stop", "length", "tool_calls"] = "stop"
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    logprobs: list[dict[str, Any]] | None = None
+    """Of each sampled token, if they were asked for."""
 
     @property
     def message(self) -> dict[str, Any]:
@@ -61,10 +60,13 @@ class Reply:
         return {"role": "assistant", "content": self.text or None, **calls}
 
 
-def read_chat(body: Any) -> Request:
-    """A request of `/v1/chat/completions`; raises `BadRequest` with what is wrong."""
+def read_chat(body: Any, template_kwargs: Mapping[str, Any]) -> Request:
+    """A request of `/v1/chat/completions`; raises `BadRequest` with what is wrong.
+
+    `template_kwargs` are the run's arguments of the chat template.
+    """
     values = _object(body, "the body")
-    _check_unsupported(values)
+    check_fields("chat", values, template_kwargs)
     messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list with at least one message")
@@ -77,14 +79,18 @@ def read_chat(body: Any) -> Request:
         max_tokens=_count(values, "max_completion_tokens") or _count(values, "max_tokens"),
         temperature=_number(values, "temperature"),
         stream=_flag(values, "stream"),
+        parallel_tool_calls=_flag(values, "parallel_tool_calls", default=True),
+        logprobs=_flag(values, "logprobs"),
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
     )
 
 
-def read_response(body: Any, earlier: Mapping[str, list[dict[str, Any]]]) -> Request:
+def read_response(
+    body: Any, template_kwargs: Mapping[str, Any], earlier: Mapping[str, list[dict[str, Any]]]
+) -> Request:
     """A request of `/v1/responses`; `earlier` has the messages up to each earlier response."""
     values = _object(body, "the body")
-    _check_unsupported(values)
+    check_fields("responses", values, template_kwargs)
     messages: list[dict[str, Any]] = []
     before = values.get("previous_response_id")
     if before is not None:
@@ -106,14 +112,16 @@ def read_response(body: Any, earlier: Mapping[str, list[dict[str, Any]]]) -> Req
         max_tokens=_count(values, "max_output_tokens"),
         temperature=_number(values, "temperature"),
         stream=_flag(values, "stream"),
+        parallel_tool_calls=_flag(values, "parallel_tool_calls", default=True),
+        logprobs=LOGPROBS in (values.get("include") or ()),
     )
 
 
-def _flag(values: Mapping[str, Any], name: str) -> bool:
+def _flag(values: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     found = values.get(name)
     if found not in (None, True, False):
         raise BadRequest(f"{name} must be true or false, got {str(found)[:40]!r}")
-    return bool(found)
+    return default if found is None else bool(found)
 
 
 def _items(items: Sequence[Any]) -> list[dict[str, Any]]:
@@ -157,6 +165,9 @@ def _message(number: int, message: Any) -> dict[str, Any]:
     role = values.get("role")
     if role not in _ROLES:
         raise BadRequest(f"message {number} has the role {str(role)[:40]!r}")
+    for name in _UNSEEN:
+        if values.get(name):
+            raise BadRequest(f"{name} of message {number} cannot be shown to the policy")
     content = values.get("content")
     text = _parts(content) if isinstance(content, list) else _text(content)
     found: dict[str, Any] = {"role": role, "content": text}
@@ -249,24 +260,13 @@ def _number(values: Mapping[str, Any], name: str) -> float | None:
     return float(value)
 
 
-def _check_unsupported(values: Mapping[str, Any]) -> None:
-    given = dict(values)
-    if isinstance(text := given.get("text"), dict):
-        given["text"] = {key: value for key, value in text.items() if key != "verbosity"}
-    for name, harmless in _REJECTED.items():
-        if given.get(name) not in harmless:
-            raise BadRequest(
-                f"{name} would change what is sampled, and what is trained on; leave it out"
-            )
-
-
 def chat_body(request: Request, reply: Reply) -> dict[str, Any]:
     """The body of a chat completion."""
     choice = {
         "index": 0,
         "message": {**reply.message, "refusal": None},
         "finish_reason": reply.finish_reason,
-        "logprobs": None,
+        "logprobs": _chat_logprobs(reply),
     }
     return {
         "id": reply.id,
@@ -294,10 +294,14 @@ def chat_events(request: Request, reply: Reply) -> Iterator[dict[str, Any] | str
     for delta in deltas:
         yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
     last = {"index": 0, "delta": {}, "finish_reason": reply.finish_reason}
-    yield {**head, "choices": [last]}
+    yield {**head, "choices": [{**last, "logprobs": _chat_logprobs(reply)}]}
     if request.include_usage:
         yield {**head, "choices": [], "usage": _chat_usage(reply)}
     yield "[DONE]"
+
+
+def _chat_logprobs(reply: Reply) -> dict[str, Any] | None:
+    return None if reply.logprobs is None else {"content": reply.logprobs, "refusal": None}
 
 
 def _chat_usage(reply: Reply) -> dict[str, int]:
@@ -312,7 +316,10 @@ def _output(reply: Reply, status: str = "completed") -> list[dict[str, Any]]:
     """The output items of a response."""
     items: list[dict[str, Any]] = []
     if reply.text or not reply.tool_calls:
-        part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
+        part = {
+            "type": "output_text", "text": reply.text, "annotations": [],
+            "logprobs": reply.logprobs or [],
+        }  # fmt: skip
         items.append(
             {
                 "id": f"msg_{reply.id}", "type": "message", "role": "assistant",
@@ -352,7 +359,7 @@ def response_body(
         "metadata": {},
         "model": request.model,
         "output": _output(reply) if output else [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.parallel_tool_calls,
         "previous_response_id": None,
         "temperature": request.temperature,
         "tool_choice": "auto",
@@ -379,11 +386,13 @@ def response_events(request: Request, reply: Reply) -> Iterator[dict[str, Any]]:
         if item["type"] == "message":
             (part,) = item["content"]
             text = {**at, "content_index": 0}
+            scores = part["logprobs"]
             opened = {**item, "status": "in_progress", "content": []}
+            empty = {**part, "text": "", "logprobs": []}
             yield event("response.output_item.added", output_index=place, item=opened)
-            yield event("response.content_part.added", **text, part={**part, "text": ""})
-            yield event("response.output_text.delta", **text, delta=part["text"], logprobs=[])
-            yield event("response.output_text.done", **text, text=part["text"], logprobs=[])
+            yield event("response.content_part.added", **text, part=empty)
+            yield event("response.output_text.delta", **text, delta=part["text"], logprobs=scores)
+            yield event("response.output_text.done", **text, text=part["text"], logprobs=scores)
             yield event("response.content_part.done", **text, part=part)
         else:
             opened = {**item, "status": "in_progress", "arguments": ""}

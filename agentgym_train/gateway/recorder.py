@@ -274,6 +274,25 @@ class EpisodeRecorder:
         return rows, [call for row in self.rows for call in row.calls]
 
 
+def token_logprobs(tokenizer: Any, generation: Generation) -> list[dict[str, Any]]:
+    """The sampled tokens with their log-probabilities, as OpenAI returns them.
+
+    The texts add up to the decoded reply: where several tokens are one character, the last has it.
+    """
+    ids, found, start, end = generation.token_ids, [], 0, 0
+    for place, logprob in enumerate(generation.logprobs, 1):
+        # Decoded after the tokens before it, since a tokenizer may drop a first space.
+        before, text = (tokenizer.decode(ids[start:stop]) for stop in (end, place))
+        text = text[len(before) :]
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and place < len(ids):
+            text = ""
+        else:
+            start, end = end, place
+        given = {"token": text, "bytes": list(text.encode()), "logprob": logprob}
+        found.append({**given, "top_logprobs": []})
+    return found
+
+
 def _digests(seed: bytes, messages: Sequence[Message]) -> list[bytes]:
     """(n + 1) digests: of the tools, and of the messages up to each one."""
     found = [hashlib.blake2b(seed, digest_size=16).digest()]

@@ -16,13 +16,13 @@ import string
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, EpisodeFailure
-from agentgym_env.spaces import clean_text
 from agentgym_env.tools import BadArguments, ToolSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import GatewaySettings
@@ -36,6 +36,7 @@ from agentgym_train.gateway.episode import (
     Sampled,
     turns_of,
 )
+from agentgym_train.gateway.fields import read_json
 from agentgym_train.gateway.messages import (
     Reply,
     Request,
@@ -47,7 +48,7 @@ from agentgym_train.gateway.messages import (
     response_body,
     response_events,
 )
-from agentgym_train.gateway.recorder import Chats, EpisodeRecorder, Prepared
+from agentgym_train.gateway.recorder import Chats, EpisodeRecorder, Prepared, token_logprobs
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.tool_calls import BadCall, Call, typed_arguments
 
@@ -289,7 +290,7 @@ class Gateway:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
         raw = await request.read()
-        asked = _read(read_chat, _json(raw))
+        asked = _read(read_chat, read_json(raw), self._config.chat_template_kwargs)
         answer, pending = await self._answer(episode, request, raw, asked)
         if asked.stream:
             events = [encoded(event) for event in chat_events(asked, answer.reply)]
@@ -300,7 +301,8 @@ class Gateway:
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
         raw = await request.read()
-        asked = _read(read_response, _json(raw), episode.responses)
+        kwargs = self._config.chat_template_kwargs
+        asked = _read(read_response, read_json(raw), kwargs, episode.responses)
         answer, pending = await self._answer(episode, request, raw, asked)
         episode.responses[answer.reply.id] = [*asked.messages, answer.reply.message]
         if asked.stream:
@@ -342,6 +344,10 @@ class Gateway:
             prepared, generation = await self._sample(episode, asked)
         tools = {tool.name: tool for tool in asked.tools}
         reply, text = self._reply(episode, prepared, generation, tools)
+        if not asked.parallel_tool_calls:
+            reply = replace(reply, tool_calls=reply.tool_calls[:1])
+        if asked.logprobs:
+            reply = replace(reply, logprobs=token_logprobs(self._tokenizer, generation))
         answer = Answer(reply, Sampled(prepared, generation, text))
         self._record(episode, answer)
         return answer
@@ -504,7 +510,7 @@ class Gateway:
 
     async def _step(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
-        body = _json(await request.read())
+        body = read_json(await request.read())
         values = body if isinstance(body, dict) else {}
         action, turn = _action(values, episode.tools), values.get("turn")
         if episode.session is None:
@@ -551,7 +557,7 @@ class Gateway:
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
-        body = _json(await request.read())
+        body = read_json(await request.read())
         values = body if isinstance(body, dict) else {}
         reward, success = values.get("reward"), values.get("success")
         is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
@@ -597,6 +603,8 @@ class Gateway:
 
 def _action(values: Mapping[str, Any], tools: Mapping[str, ToolSpec]) -> str:
     """The action of a step; raises `BadRequest` with what is wrong."""
+    if others := values.keys() - {"action", "tool", "arguments", "turn"}:
+        raise BadRequest(f"a step has no {', '.join(sorted(others))[:80]}")
     action, name = values.get("action"), values.get("tool")
     if isinstance(action, str):
         return action
@@ -634,25 +642,6 @@ def _write_private(path: Path, text: str) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        found = json.loads(raw)
-        # Half a character, which no text can contain that is sent on.
-        return _whole(found) if b"\\ud" in raw.lower() else found
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from error
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean_text(value)
-    if isinstance(value, list):
-        return [_whole(each) for each in value]
-    if isinstance(value, dict):
-        return {clean_text(key): _whole(each) for key, each in value.items()}
-    return value
 
 
 def _read(parse: Callable[..., Request], *arguments: Any) -> Request:

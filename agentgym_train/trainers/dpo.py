@@ -155,12 +155,11 @@ class AgentDPOTrainer(DPOTrainer):
         steps = config.steps_of(len(rows))
         order = row_order(len(rows), steps * config.pairs_per_step, config.seed)
         args = dpo_config(config, steps, checkpoints)
-        # The reference is the model without adapters, or log-probabilities computed beforehand.
-        needs_copy = config.lora is None and not args.precompute_ref_log_probs
         self._max_tokens = config.max_tokens_per_microbatch
         super().__init__(
             model=model,
-            ref_model=copy.deepcopy(model) if needs_copy else None,
+            # With adapters, the reference is the model without them.
+            ref_model=copy.deepcopy(model) if config.lora is None else None,
             processing_class=tokenizer,
             train_dataset=Dataset.from_list([dict(row) for row in rows]).select(order),
             args=args,
@@ -227,15 +226,11 @@ class PairCollator:
                 prompt = row["prompt_ids"]
                 ids.append(torch.tensor([*prompt, *row[f"{side}_ids"]]))
                 masks.append(torch.tensor([*[0] * len(prompt), *row[f"{side}_mask"]]))
-        given = {
+        return {
             "input_ids": pad_sequence(ids, batch_first=True, padding_value=self._pad_id),
             "attention_mask": pad_sequence([torch.ones_like(i) for i in ids], batch_first=True),
             "completion_mask": pad_sequence(masks, batch_first=True),
         }
-        for name in ("ref_chosen_logps", "ref_rejected_logps"):
-            if name in examples[0]:
-                given[name] = torch.tensor([row[name] for row in examples])
-        return given
 
 
 def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig:

@@ -36,6 +36,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.trainer_args import check_needs
 from agentgym_train.config.values import check_arguments, trained_outcomes
 from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pieces
 from agentgym_train.engines.hf import HFEngine
@@ -645,7 +646,8 @@ def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPO
 
 
 def _check(config: RLConfig) -> None:
-    make_algorithm(config.algorithm, config.algorithm_args)
+    algorithm = make_algorithm(config.algorithm, config.algorithm_args)
+    check_needs(config.trainer_args, {"loss_type": algorithm.loss.loss_type})
     check_arguments("trainer_args", config.trainer_args, GRPOConfig)
     lora_config(config.lora)
 

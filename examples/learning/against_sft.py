@@ -214,7 +214,7 @@ class Runs:
             model=arm.config.model, data=[arm.name], output_dir=str(self.out / "sft"),
             learning_rate=self.setting.rates[arm.name], warmup_steps=min(20, steps // 5),
             rows_per_step=rows_per_step, steps=steps, seed=seed,
-            trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01, "logging_strategy": "no"},
+            trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01},
         )  # fmt: skip
         model, _ = load_policy(arm.config.model)
         began = time.process_time()

@@ -102,7 +102,8 @@ def fit(model: Any, tokenizer: Any, args: argparse.Namespace) -> dict[str, Any]:
         rows_per_step=ROWS_PER_STEP,
         shuffle=False,
         seed=args.seed,
-        trainer_args={"bf16": True, "adam_beta2": 0.98, "weight_decay": 0.01},
+        compute_dtype="bfloat16",
+        trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01},
     )
     metrics = imitate(model, tokenizer, textcraft.by_length(rows, ROWS_PER_STEP, rng), settings)
     return {"worlds": counts, "train_loss": round(metrics["train_loss"], 4)}

@@ -13,7 +13,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.config.methods import RLConfig, check_effective
+from agentgym_train.config.methods import RLConfig
 from agentgym_train.trainers.batch import OverlongPenalty, token_batch
 from agentgym_train.trainers.sampler import StepSampler, StepWorld, TaskContrast
 from agentgym_train.trainers.trainer import RLTrainer
@@ -251,4 +251,4 @@ def step_inputs_of(inputs, row):
 )
 def test_options_that_do_nothing_together_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
-        check_effective(RLConfig(**NEEDED, **changes))
+        RLConfig(**NEEDED, **changes)

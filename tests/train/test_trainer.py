@@ -37,7 +37,8 @@ def train_one_step(tmp_path, script, **changes):
         model="tiny", env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[2],
         prompts_per_step=1, num_generations=4, steps=1, learning_rate=LEARNING_RATE,
         temperature=TEMPERATURE, instruction="", turn_max_tokens=8, max_tokens=512,
-        trainer_args={"optim": "sgd", "max_grad_norm": 1e9, "save_strategy": "no", "bf16": False},
+        compute_dtype="float32",
+        trainer_args={"optim": "sgd", "max_grad_norm": 1e9, "save_strategy": "no"},
     )  # fmt: skip
     config = replace(config, **changes)
     model, tokenizer = tiny_model(), textcraft_tokenizer()
