@@ -49,6 +49,12 @@ def reply_of(text: str) -> str | None:
     return text
 
 
+def reasoning_in(text: str) -> str:
+    """The blocks with which a text begins, up to its reply; empty if it has them elsewhere."""
+    reply = "" if _HEADER.match(text) else reply_of(text)
+    return text[: len(text) - len(reply)] if reply and text.endswith(reply) else ""
+
+
 def opens_reasoning(text: str) -> str:
     """The end of a prompt from where it opens a block of reasoning; empty if it opens none."""
     for opening, closing in MARKS:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agentgym_env.reasoning import reply_of
+from agentgym_env.reasoning import reasoning_in, reply_of
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Tokens
 from agentgym_train.config.base import PolicyConfig
@@ -131,6 +131,8 @@ class RecordedCall:
     end: int
     """Completion tokens of the row up to the reply's last one."""
     calls_tools: bool
+    reasoning: str
+    """What the text has before the reply that the agent got."""
     reasons: bool
     """Whether the text or an earlier one of the row contains reasoning."""
     row: Row
@@ -187,7 +189,7 @@ class EpisodeRecorder:
         chat = self._chats.of(tools)
         seed = json.dumps([tool.as_function() for tool in tools], sort_keys=True).encode()
         digests = _digests(seed, messages)
-        shown = for_template(messages)
+        shown = self._with_reasoning(for_template(messages), digests)
         for count in range(len(messages) - 1, 0, -1):
             after = self._calls.get(digests[count])
             if after is None:
@@ -200,6 +202,16 @@ class EpisodeRecorder:
                 break
             return Prepared(chat, prompt, suffix, digests[-1], after, self._named(after))
         return Prepared(chat, chat.prompt(shown), [], digests[-1], None, self._named(None))
+
+    def _with_reasoning(
+        self, shown: list[dict[str, Any]], digests: Sequence[bytes]
+    ) -> list[dict[str, Any]]:
+        """Messages in which our replies reason again; the template decides what of it is shown."""
+        for message, digest in zip(shown, digests[1:], strict=True):
+            call = self._calls.get(digest)
+            if call is not None and call.reasoning not in message["content"]:
+                message["content"] = call.reasoning + message["content"]
+        return shown
 
     def _named(self, after: RecordedCall | None) -> object:
         name = object()
@@ -234,6 +246,7 @@ class EpisodeRecorder:
             digest=_extended(prepared.digest, reply),
             end=len(row.tokens.completion_ids),
             calls_tools=bool(reply.get("tool_calls")),
+            reasoning=reasoning_in(text),
             reasons=reply_of(text) != text or (after is not None and after.reasons),
             row=row,
             size=size,

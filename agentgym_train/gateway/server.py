@@ -23,6 +23,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, EpisodeFailure
+from agentgym_env.reasoning import reply_of
 from agentgym_env.tools import BadArguments, ToolSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import GatewaySettings
@@ -426,16 +427,18 @@ class Gateway:
         generation: Generation,
         tools: Mapping[str, ToolSpec],
     ) -> tuple[Reply, str]:
-        """(the reply, the sampled text). Calls that cannot be carried out stay text."""
+        """(the reply without reasoning, the sampled text).
+
+        Calls that cannot be carried out stay text.
+        """
         chat: Chat = prepared.chat
         text = chat.text_of(generation.token_ids)
-        found = chat.calls_in(text)
+        shown, found = reply_of(text) or "", chat.calls_in(text)
         good = [call for call in found if isinstance(call, Call)]
         calls: list[dict[str, Any]] = []
-        shown = text
         bad = any(isinstance(call, BadCall) or call.name not in tools for call in found)
         if good and not bad:
-            shown = _text_before_calls(text)
+            shown = _text_before_calls(shown)
             calls = [_api_call(call, tools[call.name], episode.draws) for call in good]
         stopped = generation.finish_reason == "stop"
         reply = Reply(
