@@ -433,7 +433,8 @@ class Gateway:
         """
         chat: Chat = prepared.chat
         text = chat.text_of(generation.token_ids)
-        shown, found = reply_of(text) or "", chat.calls_in(text)
+        said, found = reply_of(text) or "", chat.calls_in(text)
+        shown = text if said == text else said.strip()
         good = [call for call in found if isinstance(call, Call)]
         calls: list[dict[str, Any]] = []
         bad = any(isinstance(call, BadCall) or call.name not in tools for call in found)
