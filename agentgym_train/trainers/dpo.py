@@ -24,7 +24,6 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.methods import DPOConfig
-from agentgym_train.config.values import check_arguments
 from agentgym_train.data.datasets import describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
@@ -47,7 +46,7 @@ from agentgym_train.trainers.run_summary import (
     plot_learning,
 )
 from agentgym_train.trainers.sampler import row_order
-from agentgym_train.trainers.sft import callbacks, warn_of_shown_tasks
+from agentgym_train.trainers.sft import callbacks, check_libraries, warn_of_shown_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +254,7 @@ def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
 
 
 def _check(config: DPOConfig) -> None:
-    """Raise `ConfigError` for arguments that the libraries do not take."""
-    check_arguments("trainer_args", config.trainer_args, TrlDPOConfig)
-    lora_config(config.lora)
+    check_libraries(config, TrlDPOConfig)
 
 
 def _prepare(

@@ -20,7 +20,9 @@ from transformers import TrainerCallback
 from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
+from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import AgentEvolConfig, SFTConfig
 from agentgym_train.config.values import check_arguments
 from agentgym_train.data.datasets import SFTDataset, check_rows, warnings_of_shown_tasks
@@ -185,8 +187,17 @@ def _inputs(layout: Layout) -> dict[str, Any]:
 
 
 def _check(config: SFTConfig | AgentEvolConfig) -> None:
-    """Raise `ConfigError` for arguments that the libraries do not take."""
-    check_arguments("trainer_args", config.trainer_args, TrlSFTConfig)
+    check_libraries(config, TrlSFTConfig)
+
+
+def check_libraries(config: RunConfig, kind: type) -> None:
+    """Raise `ConfigError` for arguments that the libraries do not take; `kind` is TRL's config."""
+    check_arguments("trainer_args", config.trainer_args, kind)
+    if config.trainer_args.get("activation_offloading") and not torch.cuda.is_available():
+        raise ConfigError(
+            "trainer_args.activation_offloading moves activations from a GPU, and there is none "
+            "here; leave it out"
+        )
     lora_config(config.lora)
 
 

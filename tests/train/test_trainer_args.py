@@ -20,7 +20,9 @@ from agentgym_train.config.methods import (
     read_method_config,
 )
 from agentgym_train.config.trainer_args import ALLOWED, REJECTED, SET_BY
+from agentgym_train.trainers.dpo import METHOD as DPO
 from agentgym_train.trainers.dpo import AgentDPOTrainer
+from agentgym_train.trainers.sft import METHOD as SFT
 from agentgym_train.trainers.sft import AgentSFTTrainer
 from agentgym_train.trainers.trainer import METHOD
 from agentgym_train.trainers.update import Counts, PackedUpdate
@@ -110,6 +112,14 @@ def test_an_argument_of_another_loss_than_the_algorithms_is_rejected(algorithm, 
     config = RLConfig(**NEEDED["rl"][1], algorithm=algorithm, trainer_args=given)
     with pytest.raises(ConfigError, match="has no effect with the loss_type"):
         METHOD.check(config)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(("method", "check"), [("sft", SFT.check), ("dpo", DPO.check)])
+def test_offloading_without_a_gpu_is_rejected(method, check):
+    kind, needed = NEEDED[method]
+    with pytest.raises(ConfigError, match="activation_offloading moves activations from a GPU"):
+        check(kind(**needed, trainer_args={"activation_offloading": True}))
 
 
 def weights_after(method, trainer_args) -> torch.Tensor:
