@@ -217,7 +217,9 @@ def test_reasoning_is_no_action_and_neither_is_a_turn_that_ends_inside_it():
     assert {"gemma4_v5", "muse_glimmer", "nemotron_3_nano", "lfm2_2_5"} <= set(thinking)
 
 
-FAMILIES = ("qwen2_5", "qwen3", "llama3_1", "mistral", "gptoss", "qwen3_5_think", "glm4moe")
+FAMILIES = (
+    "qwen2_5", "qwen3", "llama3_1", "mistral", "gptoss", "qwen3_5_think", "glm4moe", "nemotron_3_nano",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAMILIES)
