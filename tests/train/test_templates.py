@@ -10,6 +10,7 @@ from msgspec import structs
 
 from agentgym_env.actions import UNFINISHED, ActionError, action_format
 from agentgym_env.errors import ConfigError
+from agentgym_env.reasoning import reply_of
 from agentgym_env.tools import ACT
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.data.pairs import Pair
@@ -218,7 +219,8 @@ def test_reasoning_is_no_action_and_neither_is_a_turn_that_ends_inside_it():
 
 
 FAMILIES = (
-    "qwen2_5", "qwen3", "llama3_1", "mistral", "gptoss", "qwen3_5_think", "glm4moe", "nemotron_3_nano",
+    "qwen2_5", "qwen3", "llama3_1", "mistral", "gptoss", "qwen3_5_think", "glm4moe",
+    "nemotron_3_nano", "nemotron_3_ultra",
 )  # fmt: skip
 
 
@@ -231,8 +233,7 @@ def test_a_call_inside_reasoning_is_not_carried_out(name):
     if name == "gptoss":
         opening = "<|channel|>analysis<|message|>"
         closing = "<|end|><|start|>assistant"
-    bare = call.removeprefix(chat._opened).replace("<think>\n\n</think>\n\n", "")
-    bare = bare.removeprefix("\n<think></think>\n").removeprefix("\n</think>\n\n")
+    bare = reply_of(chat.text_of(chat.response_ids(call))).lstrip("\n")
     parse = form.parse
     assert parse(chat.text_of(chat.response_ids(call))) == "look"
     assert parse(opening + bare + closing + bare.replace("look", "go")) == "go"
