@@ -147,8 +147,7 @@ class Chat:
         if self._texts.names_special(observation):
             return self._encode(self._first, observation)
         # Render both: instruction and observation may share a message, which is trimmed as one.
-        text = self._render(self._opening(observation))
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._texts.ids(self._render(self._opening(observation)))
 
     def delta(
         self, response_ids: Sequence[int], observation: str, results: Sequence[ToolResult] = ()
@@ -186,9 +185,9 @@ class Chat:
 
     def response_ids(self, text: str) -> list[int]:
         """The ids of a turn with this text after the prompt, including its end token."""
-        mark = self._opened.strip()
-        if mark and text.lstrip().startswith(mark):
-            text = text.lstrip().removeprefix(self._opened).removeprefix(mark)
+        bare, mark = text.lstrip(), self._opened.strip()
+        if mark and bare.startswith(mark):
+            text = bare[len(self._opened if bare.startswith(self._opened) else mark) :]
         return [*self._texts.plain(text, self._in_replies, self._prompt_end), self.end_id]
 
     def demonstration(self, text: str) -> str:
