@@ -7,7 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -26,6 +26,13 @@ from agentgym_train.rollout.wrapping import WrappedSession, Wrapping
 
 Party = Literal["policy", "environment"]
 
+logger = logging.getLogger(__name__)
+
+REPORT_AFTER_S: Final = 20.0
+"""A call to an environment that takes longer is logged."""
+_NAMED = 3
+"""Calls that such a line names."""
+
 
 class Deadline:
     """The deadline of an episode, and how long it waited for policy and environment.
@@ -34,8 +41,12 @@ class Deadline:
     limited.
     """
 
-    def __init__(self, timeout_s: float = 0.0) -> None:
+    def __init__(self, timeout_s: float = 0.0, episode: str = "") -> None:
         self.waited: dict[Party, float] = {"policy": 0.0, "environment": 0.0}
+        self.episode = episode
+        """Environment and task."""
+        self.running: tuple[Party, str, float] | None = None
+        """The call that is running: to whom, for what, and since when by the loop's clock."""
         self.timeout_s = timeout_s
         self._left_s = timeout_s
         self._timeout: asyncio.Timeout | None = None
@@ -92,7 +103,7 @@ class Limiter:
         """Episodes in a call or waiting for a slot."""
 
     @asynccontextmanager
-    async def call(self, deadline: Deadline) -> AsyncIterator[None]:
+    async def call(self, deadline: Deadline, what: str = "a step") -> AsyncIterator[None]:
         """Enter when a slot is free and calls are not paused."""
         self.waiting += 1
         with deadline.waiting(self._party):
@@ -101,8 +112,10 @@ class Limiter:
                     await self._slots.acquire()
                 try:
                     async with self._concurrency_limits.running():
+                        deadline.running = (self._party, what, asyncio.get_running_loop().time())
                         yield
                 finally:
+                    deadline.running = None
                     if self._slots is not None:
                         self._slots.release()
             finally:
@@ -130,16 +143,51 @@ class ConcurrencyLimits:
         self._open.set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._reported: tuple[float, float] = (0.0, 0.0)
+        """When the longest call that was reported began, and after how long it was."""
 
     @contextmanager
-    def episode(self) -> Iterator[Deadline]:
-        """The deadline of an episode, which pauses with the calls."""
-        deadline = Deadline(self.limits.episode_timeout_s)
+    def episode(self, name: str = "") -> Iterator[Deadline]:
+        """The deadline of an episode, which pauses with the calls; `name` is for the log."""
+        deadline = Deadline(self.limits.episode_timeout_s, name)
+        if self._timer is None:
+            self._look_later()
         self._deadlines.add(deadline)
         try:
             yield deadline
         finally:
             self._deadlines.discard(deadline)
+            if self._timer is not None and not self._deadlines:
+                self._timer.cancel()
+                self._timer = None
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(REPORT_AFTER_S / 4, self._look)
+
+    def _look(self) -> None:
+        """Log which environment is waited for: after 20 s, 40 s, 80 s and so on."""
+        now = asyncio.get_running_loop().time()
+        late = sorted(
+            (since, f"{what} of {deadline.episode}")
+            for deadline in self._deadlines
+            for party, what, since in filter(None, [deadline.running])
+            if party == "environment" and now - since >= REPORT_AFTER_S
+        )
+        if late:
+            since, after_s = late[0][0], REPORT_AFTER_S
+            if since == self._reported[0]:
+                after_s = 2 * self._reported[1]
+            if now - since >= after_s:
+                self._reported = (since, now - since)
+                names = list(dict.fromkeys(name for _, name in late))
+                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                logger.warning(
+                    "waiting for the environment for %.0f s: %s%s",
+                    now - since, ", ".join(names[:_NAMED]), more,
+                )  # fmt: skip
+        self._look_later()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -270,7 +318,7 @@ class EpisodeRun:
         try:
             try:
                 async with self._clock.limit() as limit:
-                    async with self._concurrency_limits.environment.call(self._clock):
+                    async with self._world("a new session"):
                         session = await client.open()
                         if self._wrapping is not None:
                             session = self._wrapping.wrap(session)
@@ -313,8 +361,11 @@ class EpisodeRun:
             outcome = await self._take_turns(session, -(-self._left // trials))
         return outcome
 
+    def _world(self, what: str) -> AbstractAsyncContextManager[None]:
+        return self._concurrency_limits.environment.call(self._clock, what)
+
     async def _reset(self, session: AsyncSession) -> str:
-        async with self._concurrency_limits.environment.call(self._clock):
+        async with self._world("the reset"):
             reply = await session.reset(seed=self._start.seed, task=self._start.task)
         self._info = reply.info
         return reply.observation
@@ -373,7 +424,7 @@ class EpisodeRun:
                 continue
             if taken == most or ending is not None:
                 break
-            async with self._concurrency_limits.environment.call(self._clock):
+            async with self._world(f"turn {len(self._turns) + 1}"):
                 reply = await session.step(call.action)
             taken, info = taken + 1, reply.info
             rejected |= bool(reply.info.get("invalid_action"))
@@ -405,7 +456,7 @@ class EpisodeRun:
             )
             return None
         self._unanswered = output
-        async with self._concurrency_limits.environment.call(self._clock):
+        async with self._world(f"turn {len(self._turns) + 1}"):
             reply = await session.step(action)
         self._unanswered = None
         self._turns.append(
@@ -463,8 +514,6 @@ def _unpaid(turn: Turn) -> Turn:
 
 __all__ = ["EpisodeSpec", "RolloutLimits", "Rollouts"]
 
-logger = logging.getLogger(__name__)
-
 
 class Rollouts:
     """Runs concurrent episodes of one environment; none waits for another.
@@ -516,7 +565,8 @@ class Rollouts:
     async def play(self, start: EpisodeSpec, horizon: int, step: int) -> Trajectory:
         """Run one episode as soon as a slot is free."""
         async with self._slots:
-            with self.concurrency_limits.episode() as clock:
+            name = f"task {one_line(start.task)} of {self._env_id}"
+            with self.concurrency_limits.episode(name) as clock:
                 return await self._play_with_retries(start, horizon, step, clock)
 
     async def _play_once(
