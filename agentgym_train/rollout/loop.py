@@ -355,7 +355,7 @@ class EpisodeRun:
             # Only the last trial counts: failing first must not be rewarded.
             self._turns = [_unpaid(turn) for turn in self._turns]
             again = await self._reset(session)
-            self._turns.append(Turn(reflection, "", again))
+            self._turns.append(Turn(reflection, "", again, cut=self._actor.was_cut))
             await self._actor.begin_again(reflection, again)
             trials = max(1, trials - 1)
             outcome = await self._take_turns(session, -(-self._left // trials))
@@ -387,7 +387,7 @@ class EpisodeRun:
                         f"the agent of {self._actor.name} took {non_action_turns} turns in a row "
                         "without an environment step; let it act in between"
                     )
-                self._turns.append(Turn(output.response, "", output.answer))
+                self._turns.append(Turn(output.response, "", output.answer, cut=output.cut))
                 continue
             non_action_turns = 0
             if isinstance(output.action, ToolCalls):
@@ -441,7 +441,8 @@ class EpisodeRun:
             info = {**info, **WITHOUT_LOSS}
         observation = "\n\n".join(row["observation"] for row in made)
         reward = sum(row["reward"] for row in made)
-        self._turns.append(Turn(output.response, str(calls), observation, reward, info))
+        turn = Turn(output.response, str(calls), observation, reward, info, output.cut)
+        self._turns.append(turn)
         return max(1, taken), ending
 
     async def _step(
@@ -451,9 +452,8 @@ class EpisodeRun:
         context = {} if output.trained else WITHOUT_LOSS
         if isinstance(action, ActionError):
             # The response has no action: the observation says so, and the turn counts.
-            self._turns.append(
-                Turn(output.response, "", action.message, info={**INVALID, **context})
-            )
+            info = {**INVALID, **context}
+            self._turns.append(Turn(output.response, "", action.message, info=info, cut=output.cut))
             return None
         self._unanswered = output
         async with self._world(f"turn {len(self._turns) + 1}"):
@@ -466,6 +466,7 @@ class EpisodeRun:
                 reply.observation,
                 reply.reward,
                 {**reply.info, **context} if context else reply.info,
+                output.cut,
             )
         )
         if reply.terminated:
@@ -486,7 +487,13 @@ class EpisodeRun:
         if isinstance(self._unanswered, ActorOutput) and isinstance(self._unanswered.action, str):
             # Its tokens were sampled; the observation is unknown.
             info = {} if self._unanswered.trained else WITHOUT_LOSS
-            turn = Turn(self._unanswered.response, self._unanswered.action, "", info=info)
+            turn = Turn(
+                self._unanswered.response,
+                self._unanswered.action,
+                "",
+                info=info,
+                cut=self._unanswered.cut,
+            )
             self._turns.append(turn)
         return "policy_timeout"
 
