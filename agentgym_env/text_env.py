@@ -167,8 +167,8 @@ class TextEnv(gymnasium.Env[str, str]):
     isolated: ClassVar[bool] = False
     """Whether a server steps it in separate processes: for environments that block or may crash."""
     step_timeout_s: ClassVar[float] = 60.0
-    """Timeout of one reset or step of an isolated environment, after which its process is killed; a
-    server may set another."""
+    """Timeout of one reset or step on a server, after which its episode is lost; a server may set
+    another. It ends the code by an exception, or kills the process of an isolated environment."""
 
     max_sessions: ClassVar[int] = 16_384
     """Maximum sessions per server, for environments with expensive sessions; a server may set

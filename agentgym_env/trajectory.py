@@ -20,6 +20,9 @@ class Turn(Struct, frozen=True, omit_defaults=True):
     """The environment's answer; empty if there was none."""
     reward: float = 0.0
     info: dict[str, Any] = {}
+    cut: bool = False
+    """Whether the response ended at `turn_max_tokens` and not by itself. One that ended because the
+    episode had no tokens left is not cut: its episode ends as `token_budget`."""
 
 
 class Tokens(Struct, frozen=True):

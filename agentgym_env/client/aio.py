@@ -46,12 +46,16 @@ class AsyncEnvClient:
         token: str | None = None,
         timeout_s: float = 60.0,
         retries: int = 3,
+        remedy: str = "increase timeout_s",
     ) -> None:
+        """`remedy` is what a user can do about a timeout, for its message."""
         self._limits = CallLimits(timeout_s, retries)
 
         def connect(address: str, token: str | None) -> AsyncTransport:
             token = resolve_token(token)
-            return AsyncHttpTransport(address, token=token, timeout_s=timeout_s, retries=retries)
+            return AsyncHttpTransport(
+                address, token=token, timeout_s=timeout_s, retries=retries, remedy=remedy
+            )
 
         self._pool: ServerPool[AsyncTransport] = ServerPool(servers, connect, token)
         self._card: EnvCard | None = None

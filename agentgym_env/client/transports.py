@@ -32,7 +32,10 @@ _jitter = random.Random()  # not the global one, whose draws a seeded program co
 class Attempts:
     """Counts the attempts at a call and computes the pauses between them."""
 
-    def __init__(self, address: str, retries: int, timeout_s: float) -> None:
+    def __init__(
+        self, address: str, retries: int, timeout_s: float, remedy: str = "increase timeout_s"
+    ) -> None:
+        self._remedy = remedy
         self._address = address
         self._left = retries
         self._made = 0
@@ -57,7 +60,7 @@ class Attempts:
         if time.monotonic() + pause_s >= self._deadline:
             raise EnvironmentLost(
                 f"{self._address} did not answer within {self._timeout_s:g} s ({failure}); "
-                "check whether it is overloaded, or increase timeout_s",
+                f"check whether it is overloaded, or {self._remedy}",
                 code="timeout",
             )
         if final:
@@ -227,9 +230,17 @@ class AsyncHttpTransport:
     """`HttpTransport` for coroutines, with the same rules."""
 
     def __init__(
-        self, address: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 3
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 3,
+        remedy: str = "increase timeout_s",
     ) -> None:
+        """`remedy` is what a user can do about a timeout."""
         self.address = checked_address(address)
+        self._remedy = remedy
         self._token = token
         self._timeout_s = timeout_s
         self._retries = retries
@@ -238,7 +249,7 @@ class AsyncHttpTransport:
 
     async def send(self, call: Call) -> Answer:
         """Return the server's answer; raises `EnvironmentLost`."""
-        attempts = Attempts(self.address, self._retries, self._timeout_s)
+        attempts = Attempts(self.address, self._retries, self._timeout_s, self._remedy)
         while True:
             http = await self._session()
             try:

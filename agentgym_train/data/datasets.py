@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +109,23 @@ class SFTDataset:
     def read(cls, config: SFTConfig, tokenizer: Any) -> SFTDataset:
         """Read and tokenize the data of a config."""
         filtered, reading = read_demonstrations(config.data, config.keep)
-        return cls.of(config, tokenizer, filtered, reading.broken)
+        return cls.of(config, tokenizer, filtered, reading.broken, config.turn_max_tokens)
 
     @classmethod
     def of(
-        cls, config: RunConfig, tokenizer: Any, filtered: FilteredEpisodes, broken: list[BrokenLine]
+        cls,
+        config: RunConfig,
+        tokenizer: Any,
+        filtered: FilteredEpisodes,
+        broken: list[BrokenLine],
+        turn_max_tokens: int | None = None,
     ) -> SFTDataset:
-        """Tokenize the selected episodes."""
+        """Tokenize the selected episodes; raises `ConfigError` if a turn exceeds the limit."""
         episode_tokenizer = EpisodeTokenizer(tokenizer, config)
         every = [episode_tokenizer.rows(episode) for episode in filtered.selected]
         fitting = [rows for rows in every if all(_length(r) <= config.max_tokens for r in rows)]
+        if turn_max_tokens is not None:
+            check_turns(fitting, turn_max_tokens)
         rows = [training_row(row) for rows in fitting for row in rows if any(row.loss_mask)]
         too_long = len(every) - len(fitting)
         dataset = cls(rows, filtered, broken, too_long, config.max_tokens)
@@ -160,6 +168,27 @@ def warnings_of_shown_tasks(
 
 def _length(row: Tokens) -> int:
     return len(row.prompt_ids) + len(row.completion_ids)
+
+
+def check_turns(episodes: Iterable[Sequence[Tokens]], turn_max_tokens: int) -> None:
+    """Raise `ConfigError` if the policy could not sample a turn that it is to learn.
+
+    `episodes` are the rows of each. Turns without loss, which are context, do not count.
+    """
+    lengths = [
+        length
+        for rows in episodes
+        for row in rows
+        for begin, end in pairwise([0, *row.turn_ends])
+        if (length := sum(row.loss_mask[begin:end]))
+    ]
+    too_long = sum(length > turn_max_tokens for length in lengths)
+    if too_long:
+        raise ConfigError(
+            f"{too_long} of {len(lengths)} demonstrated turns exceed "
+            f"turn_max_tokens={turn_max_tokens}; the longest has {max(lengths)}. The policy would "
+            f"be cut before their end: set turn_max_tokens: {max(lengths)}"
+        )
 
 
 def check_rows(rows: Sequence[Any], details: str = "") -> None:

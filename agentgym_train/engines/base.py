@@ -40,6 +40,10 @@ class Generation:
     version: int
     """Version of the weights that sampled the tokens."""
 
+    def is_cut_at(self, turn_max_tokens: int) -> bool:
+        """Whether it ended at this limit, and not at a lower one of the episode."""
+        return self.finish_reason == "length" and len(self.token_ids) >= turn_max_tokens
+
 
 class GenerationEngine(Protocol):
     """Samples turns of conversations; the interface that rollouts use."""

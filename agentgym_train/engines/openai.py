@@ -91,6 +91,8 @@ class Reply:
     completion_tokens: int
     tool_calls: Sequence[Mapping[str, Any]] = ()
     """As the API has them, each with `id` and `function`."""
+    reached_limit: bool = False
+    """Whether it ended at `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,8 @@ class ChatEndpoint:
     def _reply(self, raw: bytes) -> Reply | _Failure:
         try:
             body = json.loads(raw)
-            message = body["choices"][0]["message"]
+            choice = body["choices"][0]
+            message = choice["message"]
             calls = message.get("tool_calls") or []
             text = message.get("content") if calls else message["content"]
             usage = body.get("usage") or {}
@@ -243,7 +246,13 @@ class ChatEndpoint:
         self.usage.requests += 1
         self.usage.prompt_tokens += prompt
         self.usage.completion_tokens += completion
-        return Reply(clean_text(text or ""), prompt + completion, completion, calls)
+        return Reply(
+            clean_text(text or ""),
+            prompt + completion,
+            completion,
+            calls,
+            choice.get("finish_reason") == "length",
+        )
 
     def _without_key(self, raw: bytes) -> str:
         text = raw.decode("utf-8", "replace")

@@ -173,6 +173,8 @@ class EpisodeFigures:
     """Sampled by the policy."""
     invalid: tuple[int, int] | None
     """(invalid actions, actions); None if the world does not report it."""
+    cut: int = 0
+    """Turns that ended at `turn_max_tokens`."""
     usage: Mapping[str, int] = field(default_factory=dict)
     """As counted by an endpoint."""
     error: str | None = None
@@ -196,6 +198,7 @@ class CategoryReport:
     score: float = 0.0
     tokens: float = 0.0
     invalid_actions: float | None = None
+    cut_turns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +244,8 @@ class EvalReport:
     invalid_actions: float | None = None
     """Share of invalid actions: no action in the response, or one that the world does not
     understand or rejects. None if the world does not report it."""
+    cut_turns: float = 0.0
+    """Share of turns that ended at `turn_max_tokens`."""
     usage: dict[str, int] = field(default_factory=dict)
     """As counted by an endpoint, in all finished episodes."""
 
@@ -273,8 +278,23 @@ def figures_of(trajectory: Trajectory) -> EpisodeFigures:
         turns=len(trajectory.turns),
         tokens=sampled or trajectory.usage.get("completion_tokens", 0),
         invalid=_invalid(trajectory),
+        cut=sum(turn.cut for turn in trajectory.turns),
         usage=trajectory.usage,
         error=trajectory.error,
+    )
+
+
+MANY_CUT: Final = 0.1
+"""Share of cut turns above which there is a warning."""
+
+
+def warn_of_cuts(share: float | None, turn_max_tokens: int) -> str | None:
+    """What to do about cut turns, if there are many."""
+    if share is None or not share > MANY_CUT:
+        return None
+    return (
+        f"{share:.0%} of the turns were cut at turn_max_tokens={turn_max_tokens}, so they may end "
+        "before their action; raise turn_max_tokens"
     )
 
 
@@ -332,6 +352,7 @@ def report_of(
         turns_interval=bootstrap_interval(_by_task(counted, "turns"), seed),
         tokens=fmean(e.tokens for e in counted),
         invalid_actions=_invalid_rate(counted),
+        cut_turns=_cut_rate(counted),
         usage=dict(sorted(usage.items())),
     )
 
@@ -384,6 +405,7 @@ def _category(episodes: Sequence[EpisodeFigures], seed: int) -> CategoryReport:
         score=fmean(e.score for e in episodes),
         tokens=fmean(e.tokens for e in episodes),
         invalid_actions=_invalid_rate(episodes),
+        cut_turns=_cut_rate(episodes),
     )
 
 
@@ -405,3 +427,7 @@ def _invalid_rate(episodes: Iterable[EpisodeFigures]) -> float | None:
             return None
         invalid, taken = invalid + episode.invalid[0], taken + episode.invalid[1]
     return invalid / taken if taken else None
+
+
+def _cut_rate(episodes: Sequence[EpisodeFigures]) -> float:
+    return sum(e.cut for e in episodes) / max(1, sum(e.turns for e in episodes))

@@ -30,6 +30,7 @@ from agentgym_train.evaluation.report import (
     compare,
     holm,
     report_of,
+    warn_of_cuts,
     why_none_counts,
 )
 
@@ -215,7 +216,7 @@ Reports = Mapping[str, EvalReport]
 _CSV_COLUMNS: Final = (
     "policy", "category", "tasks", "samples", "episodes", "lost", "success", "success_low",
     "success_high", "avg_at_k", "score", "score_low", "score_high", "reward", "turns", "turns_low",
-    "turns_high", "tokens", "invalid_actions",
+    "turns_high", "tokens", "invalid_actions", "cut_turns",
 )  # fmt: skip
 
 
@@ -291,6 +292,8 @@ def policy_grid(reports: Reports) -> Grid:
         columns["tokens"] = lambda r: f"{r.tokens:,.0f}"
     if any(report.invalid_actions is not None for report in reports.values()):
         columns["invalid"] = lambda r: _share(r.invalid_actions)
+    if any(report.cut_turns for report in reports.values()):
+        columns["cut"] = lambda r: _share(r.cut_turns)
     columns["episodes"] = lambda r: str(r.episodes)
     if any(report.lost for report in reports.values()):
         columns["lost"] = lambda r: str(r.lost)
@@ -379,7 +382,9 @@ def with_interval(value: float, interval: Interval | None) -> str:
 def _csv_row(
     label: str, category: str, part: EvalReport | CategoryReport, samples: int
 ) -> dict[str, Any]:
-    same = ("tasks", "episodes", "success", "score", "turns", "tokens", "invalid_actions")
+    same = (
+        "tasks", "episodes", "success", "score", "turns", "tokens", "invalid_actions", "cut_turns",
+    )  # fmt: skip
     return {
         "policy": _no_formula(label),
         "category": _no_formula(category),
@@ -540,6 +545,8 @@ def conclude(
     for label, report in reports.items():
         if report.lost:
             console.print(Text(f"{one_line(label)}: {_lost(report)}", "yellow"), soft_wrap=True)
+        if warning := warn_of_cuts(report.cut_turns, plan.policy.turn_max_tokens):
+            console.print(Text(f"{one_line(label)}: {warning}", "yellow"), soft_wrap=True)
         if report.usage:
             console.print(Text(f"{one_line(label)}: used {_used(report)}"), soft_wrap=True)
     paper = paper_grid(plan.env)

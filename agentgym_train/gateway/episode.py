@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from agentgym_env.errors import Outcome
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Tokens, Turn
@@ -159,20 +161,18 @@ def turns_of(calls: Sequence[RecordedCall], episode: GatewayEpisode) -> list[Tur
     first = calls[0] if calls else None
     for call in calls:
         steps = [*episode.early, *call.steps] if call is first else call.steps
-        turns.append(_turn(call.text, steps))
+        turns.append(_turn(call.text, steps, call.cut))
     if not calls and episode.early:
         turns = [_turn("", episode.early)]
     if turns and episode.reward is not None:
         latest = [number for number, call in enumerate(calls) if call is episode.last]
         index = latest[0] if latest else -1
         last = turns[index]
-        turns[index] = Turn(
-            last.response, last.action, last.observation, last.reward + episode.reward, last.info
-        )
+        turns[index] = msgspec.structs.replace(last, reward=last.reward + episode.reward)
     return turns
 
 
-def _turn(text: str, steps: Sequence[Mapping[str, Any]]) -> Turn:
+def _turn(text: str, steps: Sequence[Mapping[str, Any]], cut: bool = False) -> Turn:
     info = dict(steps[-1]["info"]) if steps else {}
     if len(steps) > 1:
         names = ("action", "observation", "reward")
@@ -183,4 +183,5 @@ def _turn(text: str, steps: Sequence[Mapping[str, Any]]) -> Turn:
         observation="\n\n".join(step["observation"] for step in steps),
         reward=sum(step["reward"] for step in steps),
         info=info,
+        cut=cut,
     )

@@ -140,6 +140,8 @@ class RecordedCall:
     """Completion tokens and turns of the row before this call."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     """The steps in the environment that followed it."""
+    cut: bool = False
+    """Whether the text ended at `turn_max_tokens`."""
 
     @property
     def ids(self) -> list[int]:

@@ -416,6 +416,7 @@ class Gateway:
         answer.call = episode.recorder.add(
             sampled.prepared, sampled.generation, sampled.text, answer.reply.message
         )
+        answer.call.cut = sampled.generation.is_cut_at(self._config.turn_max_tokens)
         episode.sampled.append(answer.call)
         episode.calls += 1
         episode.tokens += len(sampled.generation.token_ids)

@@ -91,6 +91,8 @@ class ActorOutput:
     """False for a turn that is only context for those who learn from the episode."""
     thought: str = ""
     """Why, if the policy is an oracle that says so."""
+    cut: bool = False
+    """Whether the response ended at `turn_max_tokens`."""
 
 
 class Actor(Protocol):
@@ -99,6 +101,8 @@ class Actor(Protocol):
     name: str
     trials: int = 1
     """Trials that an episode is planned for; they share its horizon."""
+    was_cut: bool = False
+    """Whether the last sampled turn ended at `turn_max_tokens`."""
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
         """Receive the first observation. `seed` is for the actor's own sampling."""
@@ -164,10 +168,10 @@ class AgentActor(Actor):
         if self._acts:
             action = self.agent.format.parse(text)
             self._calls = action.calls if isinstance(action, ToolCalls) else ()
-            return ActorOutput(text, action, tokens=tokens)
+            return ActorOutput(text, action, tokens=tokens, cut=self.was_cut)
         message = self.agent.after_non_action(text)
         self._send(message)
-        return ActorOutput(text, None, message.text, tokens)
+        return ActorOutput(text, None, message.text, tokens, cut=self.was_cut)
 
     async def adopt(self, output: ActorOutput) -> None:
         """Put another policy's action into the conversation, in the agent's format."""
@@ -279,6 +283,7 @@ class ModelActor(AgentActor):
         )
         generation = await self._engine.generate(row.ids, sampling, self._conversation)
         row.add_response(generation)
+        self.was_cut = generation.is_cut_at(self._config.turn_max_tokens)
         self._exchanges.append((generation.token_ids, []))
         return self._chat.text_of(generation.token_ids), len(generation.token_ids)
 
@@ -488,6 +493,7 @@ class ChatActor(AgentActor):
             )
         except ContextFull:
             return None
+        self.was_cut = reply.reached_limit and room == self._config.turn_max_tokens
         self._used = reply.total_tokens
         self._usage["requests"] += 1
         self._usage["prompt_tokens"] += reply.total_tokens - reply.completion_tokens

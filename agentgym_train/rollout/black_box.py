@@ -346,7 +346,8 @@ class GatewayActor(EpisodeActor):
         session: AsyncSession | None = None
         try:
             try:
-                async with clock.limit() as limit, concurrency_limits.environment.call(clock):
+                environment = partial(concurrency_limits.environment.call, clock)
+                async with clock.limit() as limit, environment("the reset"):
                     session = await client.open()
                     if wrapping is not None:
                         session = wrapping.wrap(session)
@@ -364,7 +365,7 @@ class GatewayActor(EpisodeActor):
                 horizon=horizon,
                 tools=self.tools,
                 policy=partial(concurrency_limits.policy.call, clock),
-                environment=partial(concurrency_limits.environment.call, clock),
+                environment=environment,
             )
             world_s = 0.0
             try:

@@ -7,7 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -26,6 +26,13 @@ from agentgym_train.rollout.wrapping import WrappedSession, Wrapping
 
 Party = Literal["policy", "environment"]
 
+logger = logging.getLogger(__name__)
+
+REPORT_AFTER_S: Final = 20.0
+"""A call to an environment that takes longer is logged."""
+_NAMED = 3
+"""Calls that such a line names."""
+
 
 class Deadline:
     """The deadline of an episode, and how long it waited for policy and environment.
@@ -34,8 +41,12 @@ class Deadline:
     limited.
     """
 
-    def __init__(self, timeout_s: float = 0.0) -> None:
+    def __init__(self, timeout_s: float = 0.0, episode: str = "") -> None:
         self.waited: dict[Party, float] = {"policy": 0.0, "environment": 0.0}
+        self.episode = episode
+        """Environment and task."""
+        self.running: tuple[Party, str, float] | None = None
+        """The call that is running: to whom, for what, and since when by the loop's clock."""
         self.timeout_s = timeout_s
         self._left_s = timeout_s
         self._timeout: asyncio.Timeout | None = None
@@ -92,7 +103,7 @@ class Limiter:
         """Episodes in a call or waiting for a slot."""
 
     @asynccontextmanager
-    async def call(self, deadline: Deadline) -> AsyncIterator[None]:
+    async def call(self, deadline: Deadline, what: str = "a step") -> AsyncIterator[None]:
         """Enter when a slot is free and calls are not paused."""
         self.waiting += 1
         with deadline.waiting(self._party):
@@ -101,8 +112,10 @@ class Limiter:
                     await self._slots.acquire()
                 try:
                     async with self._concurrency_limits.running():
+                        deadline.running = (self._party, what, asyncio.get_running_loop().time())
                         yield
                 finally:
+                    deadline.running = None
                     if self._slots is not None:
                         self._slots.release()
             finally:
@@ -130,16 +143,51 @@ class ConcurrencyLimits:
         self._open.set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._reported: tuple[float, float] = (0.0, 0.0)
+        """When the longest call that was reported began, and after how long it was."""
 
     @contextmanager
-    def episode(self) -> Iterator[Deadline]:
-        """The deadline of an episode, which pauses with the calls."""
-        deadline = Deadline(self.limits.episode_timeout_s)
+    def episode(self, name: str = "") -> Iterator[Deadline]:
+        """The deadline of an episode, which pauses with the calls; `name` is for the log."""
+        deadline = Deadline(self.limits.episode_timeout_s, name)
+        if self._timer is None:
+            self._look_later()
         self._deadlines.add(deadline)
         try:
             yield deadline
         finally:
             self._deadlines.discard(deadline)
+            if self._timer is not None and not self._deadlines:
+                self._timer.cancel()
+                self._timer = None
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(REPORT_AFTER_S / 4, self._look)
+
+    def _look(self) -> None:
+        """Log which environment is waited for: after 20 s, 40 s, 80 s and so on."""
+        now = asyncio.get_running_loop().time()
+        late = sorted(
+            (since, f"{what} of {deadline.episode}")
+            for deadline in self._deadlines
+            for party, what, since in filter(None, [deadline.running])
+            if party == "environment" and now - since >= REPORT_AFTER_S
+        )
+        if late:
+            since, after_s = late[0][0], REPORT_AFTER_S
+            if since == self._reported[0]:
+                after_s = 2 * self._reported[1]
+            if now - since >= after_s:
+                self._reported = (since, now - since)
+                names = list(dict.fromkeys(name for _, name in late))
+                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                logger.warning(
+                    "waiting for the environment for %.0f s: %s%s",
+                    now - since, ", ".join(names[:_NAMED]), more,
+                )  # fmt: skip
+        self._look_later()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -270,7 +318,7 @@ class EpisodeRun:
         try:
             try:
                 async with self._clock.limit() as limit:
-                    async with self._concurrency_limits.environment.call(self._clock):
+                    async with self._world("a new session"):
                         session = await client.open()
                         if self._wrapping is not None:
                             session = self._wrapping.wrap(session)
@@ -307,14 +355,17 @@ class EpisodeRun:
             # Only the last trial counts: failing first must not be rewarded.
             self._turns = [_unpaid(turn) for turn in self._turns]
             again = await self._reset(session)
-            self._turns.append(Turn(reflection, "", again))
+            self._turns.append(Turn(reflection, "", again, cut=self._actor.was_cut))
             await self._actor.begin_again(reflection, again)
             trials = max(1, trials - 1)
             outcome = await self._take_turns(session, -(-self._left // trials))
         return outcome
 
+    def _world(self, what: str) -> AbstractAsyncContextManager[None]:
+        return self._concurrency_limits.environment.call(self._clock, what)
+
     async def _reset(self, session: AsyncSession) -> str:
-        async with self._concurrency_limits.environment.call(self._clock):
+        async with self._world("the reset"):
             reply = await session.reset(seed=self._start.seed, task=self._start.task)
         self._info = reply.info
         return reply.observation
@@ -336,7 +387,7 @@ class EpisodeRun:
                         f"the agent of {self._actor.name} took {non_action_turns} turns in a row "
                         "without an environment step; let it act in between"
                     )
-                self._turns.append(Turn(output.response, "", output.answer))
+                self._turns.append(Turn(output.response, "", output.answer, cut=output.cut))
                 continue
             non_action_turns = 0
             if isinstance(output.action, ToolCalls):
@@ -373,7 +424,7 @@ class EpisodeRun:
                 continue
             if taken == most or ending is not None:
                 break
-            async with self._concurrency_limits.environment.call(self._clock):
+            async with self._world(f"turn {len(self._turns) + 1}"):
                 reply = await session.step(call.action)
             taken, info = taken + 1, reply.info
             rejected |= bool(reply.info.get("invalid_action"))
@@ -390,7 +441,8 @@ class EpisodeRun:
             info = {**info, **WITHOUT_LOSS}
         observation = "\n\n".join(row["observation"] for row in made)
         reward = sum(row["reward"] for row in made)
-        self._turns.append(Turn(output.response, str(calls), observation, reward, info))
+        turn = Turn(output.response, str(calls), observation, reward, info, output.cut)
+        self._turns.append(turn)
         return max(1, taken), ending
 
     async def _step(
@@ -400,12 +452,11 @@ class EpisodeRun:
         context = {} if output.trained else WITHOUT_LOSS
         if isinstance(action, ActionError):
             # The response has no action: the observation says so, and the turn counts.
-            self._turns.append(
-                Turn(output.response, "", action.message, info={**INVALID, **context})
-            )
+            info = {**INVALID, **context}
+            self._turns.append(Turn(output.response, "", action.message, info=info, cut=output.cut))
             return None
         self._unanswered = output
-        async with self._concurrency_limits.environment.call(self._clock):
+        async with self._world(f"turn {len(self._turns) + 1}"):
             reply = await session.step(action)
         self._unanswered = None
         self._turns.append(
@@ -415,6 +466,7 @@ class EpisodeRun:
                 reply.observation,
                 reply.reward,
                 {**reply.info, **context} if context else reply.info,
+                output.cut,
             )
         )
         if reply.terminated:
@@ -435,7 +487,13 @@ class EpisodeRun:
         if isinstance(self._unanswered, ActorOutput) and isinstance(self._unanswered.action, str):
             # Its tokens were sampled; the observation is unknown.
             info = {} if self._unanswered.trained else WITHOUT_LOSS
-            turn = Turn(self._unanswered.response, self._unanswered.action, "", info=info)
+            turn = Turn(
+                self._unanswered.response,
+                self._unanswered.action,
+                "",
+                info=info,
+                cut=self._unanswered.cut,
+            )
             self._turns.append(turn)
         return "policy_timeout"
 
@@ -462,8 +520,6 @@ def _unpaid(turn: Turn) -> Turn:
 
 
 __all__ = ["EpisodeSpec", "RolloutLimits", "Rollouts"]
-
-logger = logging.getLogger(__name__)
 
 
 class Rollouts:
@@ -516,7 +572,8 @@ class Rollouts:
     async def play(self, start: EpisodeSpec, horizon: int, step: int) -> Trajectory:
         """Run one episode as soon as a slot is free."""
         async with self._slots:
-            with self.concurrency_limits.episode() as clock:
+            name = f"task {one_line(start.task)} of {self._env_id}"
+            with self.concurrency_limits.episode(name) as clock:
                 return await self._play_with_retries(start, horizon, step, clock)
 
     async def _play_once(

@@ -157,6 +157,11 @@ _TIMEOUT_S = 300.0
 """Timeout of a batch of requests. A server that starts 64 JVMs needs most of a minute, and limits
 each step itself."""
 
+_REMEDY = (
+    "make fewer calls at once (concurrency), or give servers the address of one that steps it in "
+    "processes of its own: `agentgym serve --isolate`"
+)
+
 
 class RolloutRunner(AbstractContextManager["RolloutRunner"]):
     """Runs episodes of one environment, on running servers or on a local server that it starts."""
@@ -198,9 +203,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         # One loop for the whole run: connections and engines are bound to their first loop.
         self._shares_runner = runner is not None
         self._runner = runner or asyncio.Runner()
-        self._client = AsyncEnvClient(
-            addresses, token=NO_TOKEN if self.server else token, timeout_s=_TIMEOUT_S
-        )
+        self._client = self._new_client(addresses, NO_TOKEN if self.server else token)
         try:
             self.card: EnvCard = self.run(self._client.card())
             self.tasks: TaskSet = self.run(self._client.task_set())
@@ -351,8 +354,11 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         if self.server is None or not self.server.replace_ended():
             return False
         await self._client.close()
-        self._client = AsyncEnvClient([self.server.address], token=NO_TOKEN, timeout_s=_TIMEOUT_S)
+        self._client = self._new_client([self.server.address], NO_TOKEN)
         return True
+
+    def _new_client(self, addresses: Sequence[str], token: str | None) -> AsyncEnvClient:
+        return AsyncEnvClient(addresses, token=token, timeout_s=_TIMEOUT_S, remedy=_REMEDY)
 
     def _start_server(self) -> LocalServer:
         return local_server(self.env_id, self._env_kwargs)

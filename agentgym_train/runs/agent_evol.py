@@ -45,7 +45,13 @@ from agentgym_train.data.collect import (
     play,
     starts_of,
 )
-from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
+from agentgym_train.data.datasets import (
+    SFTDataset,
+    check_turns,
+    describe_broken,
+    read_demonstrations,
+)
+from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import keep_base, load_policy, load_tokenizer, quiet_libraries
@@ -171,6 +177,8 @@ def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajector
     read, reading = read_demonstrations(config.data)
     found = select_demonstrations(config, read.selected)
     found.left_out += read.left_out
+    episode_tokenizer = EpisodeTokenizer(load_tokenizer(config.model), config)
+    check_turns(map(episode_tokenizer.rows, found.selected), config.turn_max_tokens)
     reasons = f" (left out: {found.reasons()})" if found.left_out else ""
     notify = notifier(console)
     for message in (

@@ -16,6 +16,7 @@ from typing import Any
 
 from accelerate import PartialState
 from rich.console import Console
+from rich.markup import escape
 from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback
 
@@ -29,7 +30,7 @@ from agentgym_train.config.methods import TRAINERS
 from agentgym_train.config.values import INTERRUPTED
 from agentgym_train.config.worlds import file_name
 from agentgym_train.evaluation.evaluate import evaluate
-from agentgym_train.evaluation.report import EvalReport, Reports
+from agentgym_train.evaluation.report import EvalReport, Reports, warn_of_cuts
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import (
     keep_base,
@@ -212,6 +213,8 @@ def evaluate_policy(
         gathered=gathered,
     )
     rollout_runner.run(policy.engine.sleep())
+    if warning := warn_of_cuts(found[0].cut_turns, config.turn_max_tokens):
+        console.print(f"[yellow]{escape(label)}: {warning}.[/]", soft_wrap=True)
     return found
 
 
@@ -359,9 +362,8 @@ class Run:
             reports = {name: found[env] for name, found in parts if env in found}
             title = env if isinstance(self.rollout_runner, Worlds) else ""
             console.print(success_table(reports, title))
-        last_words = self.method.last_words(store)
-        if last_words is not None:
-            console.print(last_words)
+        for words in self.method.last_words(config, store):
+            console.print(words, soft_wrap=True)
         picture = self.method.plot(config, store)
         show_end(store, picture, self.method.next_commands(config, store), console)
 

@@ -385,5 +385,5 @@ class Method:
     plot: Callable[[Any, RunStore], Path | None]
     next_commands: Callable[[Any, RunStore], list[tuple[str, str]]]
     """(command, purpose) of the suggested next commands."""
-    last_words: Callable[[RunStore], str | None] = lambda store: None
-    """An additional message at the end of a run, if any."""
+    last_words: Callable[[Any, RunStore], list[str]] = lambda config, store: []
+    """Additional messages at the end of a run, if any."""

@@ -24,7 +24,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.methods import DPOConfig
-from agentgym_train.data.datasets import describe_broken, read_demonstrations
+from agentgym_train.data.datasets import check_turns, describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.models.distributed import GatheredModel
@@ -69,6 +69,8 @@ class DPODataset:
         episode_tokenizer = EpisodeTokenizer(tokenizer, config)
         pairs = make_pairs(filtered.selected, config.pair_rules)
         rows = [pair_row(pair, episode_tokenizer) for pair in pairs]
+        chosen = {id(pair.chosen): pair.chosen for pair in pairs}.values()
+        check_turns(map(episode_tokenizer.rows, chosen), config.turn_max_tokens)
         fitting = [row for row in rows if _longest(row) <= config.max_tokens]
         dataset = cls(
             rows=fitting,

@@ -20,7 +20,7 @@ from agentgym_train.config.base import SETTINGS_OF_A_RUN, PolicyConfig, RunConfi
 from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, SFTConfig
 from agentgym_train.config.values import user_path
 from agentgym_train.config.worlds import RLWorld
-from agentgym_train.evaluation.report import Reports
+from agentgym_train.evaluation.report import Reports, warn_of_cuts
 from agentgym_train.evaluation.tables import category_grid
 from agentgym_train.rollout.agent import is_code
 from agentgym_train.trainers.callbacks import last_checkpoint
@@ -42,6 +42,7 @@ def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) 
         "episodes": len(rows) * config.episodes_per_step,
         "lost_episodes": int(sum(row["lost"] for row in rows)),
         "retried_episodes": int(sum(row["retried"] for row in rows)),
+        "cut_turns": _cut_turns(rows),
         "steps": last_step(rows),
     }
 
@@ -97,15 +98,29 @@ def success_table(reports: Reports, title: str = "") -> UncutTable:
     return (replace(grid, title=title) if title else grid).as_table()
 
 
-def lost_episodes(store: RunStore) -> str | None:
-    """How many episodes were retried and how many stayed lost; None if none was retried."""
+def last_words(config: RLConfig, store: RunStore) -> list[str]:
+    """How many episodes were lost, and how many turns were cut, if any and many."""
     rows, _ = store.metrics()
+    cuts = warn_of_cuts(_cut_turns(rows), config.turn_max_tokens)
+    found = [_lost_episodes(rows), cuts and f"In training {cuts}."]
+    return [f"[yellow]{words}[/]" for words in found if words]
+
+
+def _cut_turns(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The share of cut turns in all steps; None if no step tells of them."""
+    known = [row for row in rows if row.get("cut_turns") is not None and row["turns"]]
+    turns = sum(row["turns"] for row in known)
+    return sum(row["cut_turns"] * row["turns"] for row in known) / turns if known else None
+
+
+def _lost_episodes(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """How many episodes were retried and how many stayed lost; None if none was retried."""
     retried, lost = (int(sum(row[name] for row in rows)) for name in ("retried", "lost"))
     if not retried:
         return None
     return (
-        f"[yellow]{retried} episodes were retried; {lost} of them remained lost and are excluded "
-        "from loss and baseline.[/]"
+        f"{retried} episodes were retried; {lost} of them remained lost and are excluded from loss "
+        "and baseline."
     )
 
 

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
 from logging import getLogger
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +32,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentgym_env.errors import AgentGymError, ConfigError, teaches
 from agentgym_env.run_store import RunStore
-from agentgym_env.trajectory import Trajectory, Turn
+from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.trainer_args import check_needs
@@ -43,7 +42,6 @@ from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.horizon import Horizon, PerEnvironment
-from agentgym_train.rollout.loop import INVALID
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutBar, RolloutRunner, Stage, Worlds
 from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
@@ -57,13 +55,14 @@ from agentgym_train.trainers.callbacks import (
     StepMetrics,
     shared_values,
 )
-from agentgym_train.trainers.run_summary import lost_episodes, next_commands, plot, summary
+from agentgym_train.trainers.run_summary import last_words, next_commands, plot, summary
 from agentgym_train.trainers.sampler import (
     AsyncRollouts,
     StepEpisodes,
     StepSampler,
     StepWorld,
 )
+from agentgym_train.trainers.step_metrics import StepTokens, env_metrics, mean, step_metrics
 from agentgym_train.trainers.update import PackedUpdate, ragged_gather
 
 _REFERENCE = "reference.safetensors"
@@ -71,41 +70,6 @@ _REFERENCE = "reference.safetensors"
 
 class TooManyLost(AgentGymError, RuntimeError):
     """The rate of lost episodes in a step is above `max_lost_rate`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTokens:
-    """Counts of a step's sampled tokens; the tokens stay in the process that sampled them."""
-
-    sampled: int
-    """Sampled tokens of the episodes that are not lost, those of replaced groups included."""
-    behind: int
-    """Sum over those tokens of the policy's age in optimizer steps when it sampled them."""
-    dropped: int
-    """Episodes that were started and dropped before their end."""
-    seconds: float
-    """Time the step waited for its episodes."""
-
-    @classmethod
-    def of(
-        cls, trajectories: Sequence[Trajectory], step: int, dropped: int, seconds: float
-    ) -> StepTokens:
-        """The counts of one process."""
-        rows = [row for t in trajectories if teaches(t.outcome) for row in t.rows]
-        versions = [
-            v for row in rows for v, m in zip(row.versions, row.loss_mask, strict=True) if m
-        ]
-        return cls(len(versions), sum(step - v for v in versions), dropped, seconds)
-
-    @classmethod
-    def of_all(cls, shares: Sequence[StepTokens]) -> StepTokens:
-        """The counts of all processes."""
-        return cls(
-            sum(share.sampled for share in shares),
-            sum(share.behind for share in shares),
-            sum(share.dropped for share in shares),
-            max(share.seconds for share in shares),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,66 +88,6 @@ class StepShare:
     discarded_groups: list[tuple[int, str, bool]]
     penalties: list[float]
     """`overlong_tokens`' of each trained episode."""
-
-
-def step_metrics(
-    trajectories: Sequence[Trajectory],
-    horizon: float,
-    tokens: StepTokens,
-    discarded: Sequence[Trajectory] = (),
-) -> dict[str, float]:
-    """The metrics of a step's episodes of all processes; means exclude lost episodes.
-
-    `discarded` are episodes of groups that were replaced. They count in `success`, since the other
-    groups are not a fair sample, in `env_steps`, and among the lost and the retried.
-    """
-    played = [*trajectories, *discarded]
-    kept = [t for t in trajectories if teaches(t.outcome)]
-    figures = {
-        "success": _mean([t.success for t in played if teaches(t.outcome)]),
-        "horizon": horizon,
-        "turns": _mean([len(t.turns) for t in kept]),
-        "env_steps": _env_steps(played),
-        "discarded_env_steps": _env_steps(discarded),
-        "sampled_tokens": tokens.sampled,
-        "staleness": tokens.behind / max(1, tokens.sampled),
-        "dropped": tokens.dropped,
-        "rollout_seconds": tokens.seconds,
-        "lost": sum(not teaches(t.outcome) for t in played),
-        "retried": sum(t.attempts > 1 for t in played),
-    }
-    for outcome, count in Counter(t.outcome for t in trajectories).items():
-        figures[f"outcome/{outcome}"] = count / len(trajectories)
-    return {name: float(value) for name, value in figures.items()}
-
-
-def env_metrics(
-    trajectories: Sequence[Trajectory], discarded: Sequence[Trajectory], env: str
-) -> dict[str, float]:
-    """The metrics of a step's episodes in one of several environments; NaN where it has none."""
-    own = [t for t in trajectories if t.env == env]
-    kept = [t for t in own if teaches(t.outcome)]
-    replaced = [t for t in discarded if t.env == env]
-    figures = {
-        "success": _mean([t.success for t in (*kept, *replaced) if teaches(t.outcome)]),
-        "reward": _mean([t.reward for t in kept]),
-        "turns": _mean([len(t.turns) for t in kept]),
-        "horizon": _mean([t.horizon for t in own]),
-        "env_steps": _env_steps([*own, *replaced]),
-        "episodes": len(own),
-    }
-    return {f"{name}/{env}": float(value) for name, value in figures.items()}
-
-
-def _env_steps(trajectories: Sequence[Trajectory]) -> int:
-    return sum(map(_steps_of, chain.from_iterable(t.turns for t in trajectories)))
-
-
-def _steps_of(turn: Turn) -> int:
-    """How often the environment answered in a turn: its own info is never empty."""
-    if "calls" in turn.info:
-        return sum(bool(call["action"]) for call in turn.info["calls"])
-    return int(bool(turn.info) and turn.info != INVALID)
 
 
 def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: float) -> None:
@@ -211,10 +115,6 @@ def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: flo
 def without_tokens(trajectory: Trajectory) -> Trajectory:
     """The episode without its tokens, which is small enough to store for every step."""
     return msgspec.structs.replace(trajectory, tokens=None, further_rows=[])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
 
 
 KeepTokens = Literal["none", "sample", "all"]
@@ -556,16 +456,16 @@ class RLTrainer(PackedUpdate):
         replaced = [t for share in shares for t in share.discarded]
         tokens = StepTokens.of_all([share.tokens for share in shares])
         several = len(self.worlds) > 1
-        horizon = _mean([t.horizon for t in everyone]) if several else horizons[0]
+        horizon = mean([t.horizon for t in everyone]) if several else horizons[0]
         figures = step_metrics(everyone, horizon, tokens, replaced)
         groups = [group for share in shares for group in share.trained_groups]
-        figures["informative_groups"] = _mean([informs for _, _, informs in groups])
+        figures["informative_groups"] = mean([informs for _, _, informs in groups])
         for number, env in enumerate(self.env_ids if several else ()):
             figures |= env_metrics(everyone, replaced, env)
             informed = [informs for of, _, informs in groups if of == number]
-            figures[f"informative_groups/{env}"] = _mean(informed)
+            figures[f"informative_groups/{env}"] = mean(informed)
         if self.config.overlong_tokens:
-            figures["overlong_penalty"] = _mean([p for share in shares for p in share.penalties])
+            figures["overlong_penalty"] = mean([p for share in shares for p in share.penalties])
         if self.episodes.contrast is not None:
             others = [group for share in shares for group in share.discarded_groups]
             for number, task, informs in [*groups, *others]:
@@ -671,7 +571,9 @@ def _callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list
 
 def _text(row: StepMetrics) -> str:
     """The figures of a step beside the progress bar; "-" where all its episodes were lost."""
-    shown = (("reward", ".2f"), ("success", ".2f"), ("horizon", ".0f"), ("turns", ".1f"))
+    shown = [("reward", ".2f"), ("success", ".2f"), ("horizon", ".0f"), ("turns", ".1f")]
+    if row.get("cut_turns"):
+        shown.append(("cut_turns", ".0%"))
     values = ((name, row[name], form) for name, form in shown)
     return "  ".join(
         f"{name} -" if value is None else f"{name} {value:{form}}" for name, value, form in values
@@ -695,5 +597,5 @@ METHOD = Method(
         f"seed {config.seed}",
     ),
     next_commands=next_commands,
-    last_words=lost_episodes,
+    last_words=last_words,
 )

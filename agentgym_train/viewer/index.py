@@ -22,7 +22,7 @@ from msgspec import Struct
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import readable_files
 
-_VERSION = 2
+_VERSION = 3
 
 """Version of the tables. An index with another version is rebuilt."""
 
@@ -252,6 +252,7 @@ class _Turn(Struct):
     response: str = ""
     action: str = ""
     observation: str = ""
+    cut: bool = False
 
 
 class _Episode(Struct):
@@ -296,6 +297,7 @@ COLUMNS: Final[Mapping[str, tuple[str, Callable[[_Episode], Any]]]] = {
     "score": ("REAL", lambda e: e.score or 0.0),
     "reward": ("REAL", lambda e: sum(turn.reward or 0.0 for turn in e.turns)),
     "turns": ("INTEGER", lambda e: len(e.turns)),
+    "cut_turns": ("INTEGER", lambda e: sum(turn.cut for turn in e.turns)),
     "horizon": ("INTEGER", lambda e: e.horizon),
     "step": ("INTEGER", lambda e: e.step),
     "grp": ("INTEGER", lambda e: e.group),

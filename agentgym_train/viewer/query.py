@@ -40,6 +40,7 @@ EXACT: Final = {
 
 RANGES: Final = {
     "turns": "turns",
+    "cut_turns": "cut_turns",
     "step": "step",
     "group": "grp",
     "reward": "reward",
@@ -124,10 +125,11 @@ def page_of(index: Index, query: Query, offset: int, limit: int) -> list[dict[st
 
 
 def count_of(index: Index, query: Query) -> dict[str, Any]:
-    """Number of episodes and successes of a query, and their mean reward and turns."""
+    """Number of episodes and successes of a query, their mean reward and turns, and cut turns."""
     found = index.rows(
         "SELECT COUNT(*) AS total, SUM(success) AS solved, AVG(reward) AS reward, "
-        f"AVG(turns) AS turns FROM episodes WHERE {query.where}",
+        "AVG(turns) AS turns, 1.0 * SUM(cut_turns) / MAX(1, SUM(turns)) AS cut_turns "
+        f"FROM episodes WHERE {query.where}",
         query.values,
     )
     return dict(found[0])
@@ -171,7 +173,9 @@ def played(index: Index, run: int) -> list[dict[str, Any]]:
         "SELECT name AS file, env, policy, COUNT(*) AS episodes, COUNT(DISTINCT task) AS tasks, "
         f"SUM({lost}) AS lost, AVG(CASE WHEN {lost} THEN NULL ELSE success END) AS success, "
         f"AVG(CASE WHEN {lost} THEN NULL ELSE reward END) AS reward, "
-        f"AVG(CASE WHEN {lost} THEN NULL ELSE turns END) AS turns "
+        f"AVG(CASE WHEN {lost} THEN NULL ELSE turns END) AS turns, "
+        f"1.0 * SUM(CASE WHEN {lost} THEN 0 ELSE cut_turns END) / "
+        f"MAX(1, SUM(CASE WHEN {lost} THEN 0 ELSE turns END)) AS cut_turns "
         "FROM episodes WHERE run = ? GROUP BY name, env, policy ORDER BY name, env, policy",
         (run,),
     )
@@ -243,6 +247,7 @@ class StoredTurn(Struct):
     observation: str = ""
     reward: float | None = 0.0
     info: Any = None
+    cut: bool = False
 
 
 class Stored(Struct):
@@ -325,6 +330,7 @@ class Shelf:
                     "reward": turn.reward,
                     "advantage": means[k] if fits else None,
                     "info": cut(info_text(turn.info)),
+                    "cut": turn.cut,
                 }
                 for k, turn in enumerate(episode.turns)
             ],
@@ -464,7 +470,7 @@ def html_of(episode: Stored, run: str, place: Place) -> str:
         reward = turn.reward or 0.0
         kind = "good" if reward > 0 else "bad" if reward < 0 else ""
         shown = f'<span class="{kind}">reward {reward:g}</span>'
-        parts.append(f"<h2>Turn {number} {shown}</h2>")
+        parts.append(f"<h2>Turn {number} {shown}{' cut at turn_max_tokens' * turn.cut}</h2>")
         parts.append(f'<pre class="said">{_text(turn.response)}</pre>')
         if turn.action.strip() != turn.response.strip():
             parts.append(f"<pre>→ {_text(turn.action)}</pre>")

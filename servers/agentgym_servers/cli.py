@@ -69,7 +69,10 @@ def serve(
     ] = None,
     step_timeout: Annotated[
         float | None,
-        typer.Option(help="Timeout of one step of an isolated environment, in seconds."),
+        typer.Option(
+            help="Timeout of one call of the environment, in seconds. Default: set by the "
+            "environment, or 60."
+        ),
     ] = None,
     env_kwargs: EnvKwargs = "{}",
     protocol: Annotated[

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,3 +178,36 @@ class Hangs(TextEnv):
         if here:
             self._begun.touch()
             time.sleep(10)
+
+
+class Stalls(TextEnv):
+    """Takes ten minutes for a step of some tasks, and for a reset of one, in different ways."""
+
+    instruction = "Wait."
+    tasks = TaskSet({"train": ["fine", "good", "sleeps", "spins", "swallows", "starts"]})
+    step_timeout_s = 2.0
+
+    def _reset(self, task: str) -> str:
+        self._here = task
+        if task == "starts":
+            time.sleep(600)
+        return "Begin."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        end = time.monotonic() + 600
+        if self._here == "sleeps":
+            time.sleep(600)
+        while self._here == "spins" and time.monotonic() < end:
+            pass
+        while self._here == "swallows" and time.monotonic() < end:
+            with contextlib.suppress(Exception):
+                threading.Event().wait(600)
+        return "Done.", 1.0, True
+
+    def success(self) -> bool:
+        """Whether the step returned."""
+        return self._turn > 0
+
+    def expert(self) -> Iterator[str]:
+        """Go on."""
+        yield "go on"

@@ -12,7 +12,7 @@ import pytest
 
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
-from tests.train.inprocess import Waiting
+from tests.train.inprocess import Leaping, Waiting
 from waiting import until
 
 
@@ -22,20 +22,6 @@ def benchmark():
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-class Leaping(asyncio.SelectorEventLoop):
-    """An event loop whose clock leaps to the next timer: only waiting takes time."""
-
-    now = 0.0
-
-    def time(self):
-        return self.now
-
-    def _run_once(self):
-        if not self._ready and self._scheduled:
-            self.now = max(self.now, self._scheduled[0].when())
-        super()._run_once()
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])

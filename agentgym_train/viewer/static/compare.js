@@ -63,7 +63,7 @@ export function comparePage({ main, params, navigate }) {
     if (!t) return h("section", { class: "card turn over", "aria-label": label }, h("p", { class: "soft" }, n === one.turns.length + 1 ? `Ended: ${one.outcome.replaceAll("_", " ")}.` : ""));
     return h("section", { class: "card turn", "aria-label": label },
       h("div", { class: "said" }, h("span", { class: "who" }, `${"AB"[i]} · policy`, t.reward ? h("span", { class: t.reward > 0 ? "good" : "bad" }, ` · reward ${signed(t.reward)}`) : null,
-        t.advantage != null && ` · advantage ${signed(t.advantage)}`), block(t.response, whole("response"))),
+        t.advantage != null && ` · advantage ${signed(t.advantage)}`, t.cut && h("span", { class: "warn" }, " · cut at turn_max_tokens")), block(t.response, whole("response"))),
       h("div", { class: "answer" }, h("span", { class: "who" }, "environment"), block(t.observation, whole("observation"))));
   }
 

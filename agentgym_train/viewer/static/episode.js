@@ -133,7 +133,7 @@ export function episodePage({ main, parts, params, navigate }) {
     const acted = textOf(t.action).trim() !== textOf(t.response).trim();
     return h("section", { class: "turn card", "data-turn": n, "aria-label": `Turn ${n}` },
       h("h2", {}, `Turn ${n}`, t.reward ? h("span", { class: `figure ${t.reward > 0 ? "good" : "bad"}` }, `reward ${signed(t.reward)}`) : null,
-        t.advantage != null && h("span", { class: "figure" }, `advantage ${signed(t.advantage)}`)),
+        t.advantage != null && h("span", { class: "figure" }, `advantage ${signed(t.advantage)}`), t.cut && h("span", { class: "figure warn" }, "cut at turn_max_tokens")),
       h("div", { class: "said" }, h("span", { class: "who" }, "policy"), block(t.response, whole("response"))),
       acted && h("div", { class: "acted" }, h("span", { class: "who" }, "action"), block(t.action, whole("action"))),
       h("div", { class: "answer" }, h("span", { class: "who" }, "environment"), textOf(t.observation) ? block(t.observation, whole("observation")) : h("p", { class: "soft" }, "no observation")),

@@ -7,7 +7,7 @@ import { line, plain, shown } from "./text.js";
 
 const FACETS = { outcome: "Outcome", success: "Solved", run: "Run", file: "File", env: "Environment",
   category: "Category", split: "Split", policy: "Policy" };
-const RANGES = { turns: "Turns", step: "Step", reward: "Reward" };
+const RANGES = { turns: "Turns", cut_turns: "Cut turns", step: "Step", reward: "Reward" };
 const MOST_SHOWN = 6;
 const REFRESH_MS = 5000;
 

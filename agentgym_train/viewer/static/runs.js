@@ -6,10 +6,11 @@ import { chart } from "./chart.js";
 import { ago, number, percent, runColor } from "./format.js";
 import { line, plain, shown } from "./text.js";
 
-const FIRST = ["reward", "success", "horizon", "turns", "sampled_tokens", "kl", "engine/kl",
+const FIRST = ["reward", "success", "horizon", "turns", "cut_turns", "sampled_tokens", "kl", "engine/kl",
   "tokens per second", "environment steps per second"];
 const WORDS = {
   loss: "Loss", reward: "Reward", success: "Success", horizon: "Horizon (turns)", turns: "Turns taken",
+  cut_turns: "Share of turns cut at turn_max_tokens",
   sampled_tokens: "Sampled tokens per step", kl: "KL to the reference", "engine/kl": "KL between engine and trainer",
   entropy: "Entropy", loss: "Loss", grad_norm: "Gradient norm", staleness: "Staleness (updates)",
   env_steps: "Environment steps per step", seconds: "Seconds per step", lost: "Lost episodes",
@@ -222,7 +223,7 @@ function text(value) {
 function playedTable(runs) {
   const rows = runs.flatMap((run, i) => run.played.map((part) => ({ run, i, part })));
   if (!rows.length) return null;
-  const titles = ["Run", "File", "Environment", "Policy", "Episodes", "Tasks", "Lost", "Success", "Reward", "Turns"];
+  const titles = ["Run", "File", "Environment", "Policy", "Episodes", "Tasks", "Lost", "Success", "Reward", "Turns", "Cut turns"];
   return [h("h2", {}, "Episodes"), h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Episodes" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((words, i) => h("th", { scope: "col", class: i > 3 && "number" }, words)))),
     h("tbody", {}, rows.map(({ run, i, part }) => h("tr", {},
@@ -230,7 +231,8 @@ function playedTable(runs) {
       h("td", {}, h("a", { href: address("/trajectories", new URLSearchParams({ run: run.name, file: part.file, env: part.env, policy: part.policy })) }, shown(part.file))),
       h("td", { class: "soft" }, line(part.env.split("/").at(-1))),
       h("td", { class: "soft" }, line(part.policy.split("/").at(-1))),
-      [number(part.episodes), number(part.tasks), part.lost ? h("span", { class: "warn" }, number(part.lost)) : "0", percent(part.success), number(part.reward), number(part.turns)]
+      [number(part.episodes), number(part.tasks), part.lost ? h("span", { class: "warn" }, number(part.lost)) : "0", percent(part.success), number(part.reward), number(part.turns),
+        part.cut_turns ? h("span", { class: "warn" }, percent(part.cut_turns)) : "0"]
         .map((value) => h("td", { class: "number" }, value)))))))];
 }
 

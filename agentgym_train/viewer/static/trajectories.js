@@ -64,7 +64,7 @@ export function trajectoriesPage({ main, params, navigate }) {
       refill(wrong);
       total = found.total;
       refill(count, h("strong", {}, number(total)), total === 1 ? " episode" : " episodes",
-        total > 0 && h("span", { class: "soft" }, ` · ${percent(found.solved / total)} solved · reward ${number(found.reward)} · ${number(found.turns)} turns`));
+        total > 0 && h("span", { class: "soft" }, ` · ${percent(found.solved / total)} solved · reward ${number(found.reward)} · ${number(found.turns)} turns${found.cut_turns ? ` · ${percent(found.cut_turns)} of turns cut` : ""}`));
       fresh.hidden = true;
       table.reset(total, found.rows, keepPlace);
       refill(active, chips(filters, set), total === 0 && h("p", { class: "soft" }, "No episode matches."));

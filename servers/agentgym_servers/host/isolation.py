@@ -122,7 +122,8 @@ class WorldProcess:
         except TimeoutError:
             return await self._lose(
                 path, request, "deadline",
-                f"the environment took longer than {self._deadline_s:g} s; its process was killed",
+                f"the environment took longer than {self._deadline_s:g} s; its process was killed "
+                "(step_timeout_s of its class, --step-timeout of `agentgym serve`)",
             )  # fmt: skip
         except ConnectionError:
             lost = await self._lose(

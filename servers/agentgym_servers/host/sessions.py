@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -52,6 +53,7 @@ from agentgym_servers.host.codec import (
 )
 from agentgym_servers.host.logs import event
 from agentgym_servers.host.metrics import Figures, count
+from agentgym_servers.host.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,8 @@ class Session:
     """The answer to the last turn or reset, for a client that asks again."""
     asked: object = None
     """What `reply` answers: a reset's arguments, or the hash of an action, which may be long."""
+    task: str | None = None
+    """The task of the episode."""
 
 
 def refused_turn(session: Session, request: StepRequest) -> StepReply:
@@ -103,15 +107,6 @@ def _is_of_episode(session: Session, request: StepRequest) -> bool:
     return request.episode is None or request.episode == session.episode
 
 
-def close_env(env: TextEnv) -> None:
-    """End a world; one that fails at it is logged."""
-    try:
-        env.close()
-    except Exception:
-        # A world that fails to close must not keep the table from ending other sessions.
-        logger.exception("closing a %s failed", type(env).__name__)
-
-
 Reply = ResetReply | StepReply | ExpertReply | ActionsReply
 
 A = TypeVar("A", ExpertReply, ActionsReply)
@@ -138,8 +133,11 @@ class SessionTable:
         version: str = "",
         name_prefix: str = "",
         log_actions: bool = False,
+        step_timeout_s: float = TextEnv.step_timeout_s,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """A call of a world is limited to `step_timeout_s` once `time_limit` is started."""
+        self.time_limit = TimeLimit(step_timeout_s)
         if max_sessions < 1:
             raise BadRequest(f"max_sessions is at least 1, got {max_sessions}")
         if not ttl_s > 0:
@@ -219,7 +217,7 @@ class SessionTable:
         # The hot path: what a step costs beside the world is here (benchmarks/README.md).
         now = self._clock()
         oldest_allowed = now - self._ttl_s
-        sessions, clock = self._sessions, time.perf_counter
+        sessions, clock, limited = self._sessions, time.perf_counter, self.time_limit.call
         replies: list[StepReply] = []
         taken: list[float] = []
         for request in requests:
@@ -236,7 +234,11 @@ class SessionTable:
             session.used, session.turn = now, request.turn
             began = clock()
             try:
-                reply = StepReply(request.session, request.turn, *session.env.step(request.action))
+                reply = StepReply(
+                    request.session,
+                    request.turn,
+                    *limited("turn", session.task, request.turn, session.env.step, request.action),
+                )
             except Exception as error:
                 fault = self._fault(request.session, error)
                 reply = StepReply(request.session, request.turn, error=fault)
@@ -293,7 +295,7 @@ class SessionTable:
         for name in list(self._sessions):
             self._end(name)
         if self._spare is not None:
-            close_env(self._spare)
+            self._close_env(self._spare)
             self._spare = None
 
     def unsendable(self, reply: Reply, error: Exception) -> Reply:
@@ -322,7 +324,7 @@ class SessionTable:
             text = "there is a session with this key; choose another"
             return CreateReply(error=WireError("bad_request", text, cut(name)))
         try:
-            env = self._spare if self._spare is not None else self._make_env()
+            env = self._spare or self.time_limit.call("making a session", None, 0, self._make_env)
         except Exception as error:
             return CreateReply(error=self._fault(None, error))
         self._spare = None
@@ -344,12 +346,16 @@ class SessionTable:
         named = {"task": request.task, "split": request.split}
         options = {key: value for key, value in named.items() if value is not None}
         try:
-            observation, info = session.env.reset(seed=request.seed, options=options)
+            observation, info = self.time_limit.call(
+                "the reset", request.task, 0,
+                partial(session.env.reset, seed=request.seed, options=options),
+            )  # fmt: skip
         except Exception as error:
             return ResetReply(request.session, error=self._error(request.session, error))
         session.episode = session.episode + 1 if request.episode is None else request.episode
         reply = ResetReply(request.session, 0, observation, info, session.episode)
         session.turn, session.over, session.reply, session.asked = 0, False, reply, asked
+        session.task = str(info.get("task", request.task))
         return reply
 
     def _repeated_reset(self, session: Session, request: ResetRequest, asked: object) -> ResetReply:
@@ -394,7 +400,8 @@ class SessionTable:
             text = "there is no episode; reset the session first"
             return kind(request.session, error=WireError("episode_over", text, request.session))
         try:
-            return kind(request.session, **ask(session.env))
+            told = self.time_limit.call("a question", session.task, 0, ask, session.env)
+            return kind(request.session, **told)
         except Exception as error:
             return kind(request.session, error=self._error(request.session, error))
 
@@ -422,11 +429,19 @@ class SessionTable:
         session.used = now
         return session
 
+    def _close_env(self, env: TextEnv, task: str | None = None) -> None:
+        """End a world; one that fails at it is logged."""
+        try:
+            self.time_limit.call("the end", task, 0, env.close)
+        except Exception:
+            # A world that fails to close must not keep the table from ending other sessions.
+            logger.exception("closing a %s failed", type(env).__name__)
+
     def _end(self, name: str) -> bool:
         session = self._sessions.pop(name, None)
         if session is None:
             return False
-        close_env(session.env)
+        self._close_env(session.env, session.task)
         return True
 
     def _error(self, name: str, error: Exception) -> WireError:
@@ -520,7 +535,8 @@ class Host:
         return self.table.figures() + self.codec.figures
 
     async def start(self) -> None:
-        """Start ending idle sessions."""
+        """Start ending idle sessions, and calls of worlds that take too long."""
+        self.table.time_limit.start()
         self._reaping = asyncio.create_task(self._reap())
 
     async def stop(self) -> None:
@@ -530,6 +546,7 @@ class Host:
             with suppress(asyncio.CancelledError):
                 await self._reaping
         self.table.shutdown()
+        self.table.time_limit.stop()
 
     async def _reap(self) -> None:
         period_s = reap_period_s(self.table.ttl_s)

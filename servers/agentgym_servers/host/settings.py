@@ -80,6 +80,7 @@ def session_table(settings: ServeSettings, index: int | None = None) -> SessionT
         version=sdk_version(),
         name_prefix="" if alone else name_prefix(index or 0),
         log_actions=settings.log_actions,
+        step_timeout_s=settings.step_timeout_s,
     )
 
 

@@ -1,0 +1,119 @@
+"""The metrics of a step's episodes; knows nothing about losses and weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from agentgym_env.errors import teaches
+from agentgym_env.trajectory import Trajectory, Turn
+from agentgym_train.rollout.loop import INVALID
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """Counts of a step's sampled tokens; the tokens stay in the process that sampled them."""
+
+    sampled: int
+    """Sampled tokens of the episodes that are not lost, those of replaced groups included."""
+    behind: int
+    """Sum over those tokens of the policy's age in optimizer steps when it sampled them."""
+    dropped: int
+    """Episodes that were started and dropped before their end."""
+    seconds: float
+    """Time the step waited for its episodes."""
+
+    @classmethod
+    def of(
+        cls, trajectories: Sequence[Trajectory], step: int, dropped: int, seconds: float
+    ) -> StepTokens:
+        """The counts of one process."""
+        rows = [row for t in trajectories if teaches(t.outcome) for row in t.rows]
+        versions = [
+            v for row in rows for v, m in zip(row.versions, row.loss_mask, strict=True) if m
+        ]
+        return cls(len(versions), sum(step - v for v in versions), dropped, seconds)
+
+    @classmethod
+    def of_all(cls, shares: Sequence[StepTokens]) -> StepTokens:
+        """The counts of all processes."""
+        return cls(
+            sum(share.sampled for share in shares),
+            sum(share.behind for share in shares),
+            sum(share.dropped for share in shares),
+            max(share.seconds for share in shares),
+        )
+
+
+def step_metrics(
+    trajectories: Sequence[Trajectory],
+    horizon: float,
+    tokens: StepTokens,
+    discarded: Sequence[Trajectory] = (),
+) -> dict[str, float]:
+    """The metrics of a step's episodes of all processes; means exclude lost episodes.
+
+    `discarded` are episodes of groups that were replaced. They count in `success`, since the other
+    groups are not a fair sample, in `env_steps`, and among the lost and the retried.
+    """
+    played = [*trajectories, *discarded]
+    kept = [t for t in trajectories if teaches(t.outcome)]
+    figures = {
+        "success": mean([t.success for t in played if teaches(t.outcome)]),
+        "horizon": horizon,
+        "turns": mean([len(t.turns) for t in kept]),
+        "cut_turns": _cut_turns(kept),
+        "env_steps": _env_steps(played),
+        "discarded_env_steps": _env_steps(discarded),
+        "sampled_tokens": tokens.sampled,
+        "staleness": tokens.behind / max(1, tokens.sampled),
+        "dropped": tokens.dropped,
+        "rollout_seconds": tokens.seconds,
+        "lost": sum(not teaches(t.outcome) for t in played),
+        "retried": sum(t.attempts > 1 for t in played),
+    }
+    for outcome, count in Counter(t.outcome for t in trajectories).items():
+        figures[f"outcome/{outcome}"] = count / len(trajectories)
+    return {name: float(value) for name, value in figures.items()}
+
+
+def env_metrics(
+    trajectories: Sequence[Trajectory], discarded: Sequence[Trajectory], env: str
+) -> dict[str, float]:
+    """The metrics of a step's episodes in one of several environments; NaN where it has none."""
+    own = [t for t in trajectories if t.env == env]
+    kept = [t for t in own if teaches(t.outcome)]
+    replaced = [t for t in discarded if t.env == env]
+    figures = {
+        "success": mean([t.success for t in (*kept, *replaced) if teaches(t.outcome)]),
+        "reward": mean([t.reward for t in kept]),
+        "turns": mean([len(t.turns) for t in kept]),
+        "cut_turns": _cut_turns(kept),
+        "horizon": mean([t.horizon for t in own]),
+        "env_steps": _env_steps([*own, *replaced]),
+        "episodes": len(own),
+    }
+    return {f"{name}/{env}": float(value) for name, value in figures.items()}
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; NaN of nothing."""
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _cut_turns(trajectories: Sequence[Trajectory]) -> float:
+    """The share of turns that ended at `turn_max_tokens`."""
+    return mean([turn.cut for t in trajectories for turn in t.turns])
+
+
+def _env_steps(trajectories: Sequence[Trajectory]) -> int:
+    return sum(map(_steps_of, chain.from_iterable(t.turns for t in trajectories)))
+
+
+def _steps_of(turn: Turn) -> int:
+    """How often the environment answered in a turn: its own info is never empty."""
+    if "calls" in turn.info:
+        return sum(bool(call["action"]) for call in turn.info["calls"])
+    return int(bool(turn.info) and turn.info != INVALID)
