@@ -40,6 +40,7 @@ from agentgym_train.trainers.callbacks import (
     StepMetrics,
     shared_values,
 )
+from agentgym_train.trainers.finite import FiniteSteps
 from agentgym_train.trainers.microbatches import loss_in_microbatches, make_microbatches, rows_of
 from agentgym_train.trainers.run_summary import (
     learning_summary,
@@ -140,7 +141,7 @@ _COUPLE_PAIRS = frozenset({"aot", "aot_unpaired", "sft"})
 """TRL's losses in which a pair's loss depends on the other pairs of the batch."""
 
 
-class AgentDPOTrainer(DPOTrainer):
+class AgentDPOTrainer(FiniteSteps, DPOTrainer):
     """Trains a policy by DPO. The pairs of a step depend on the seed and the step alone."""
 
     def __init__(

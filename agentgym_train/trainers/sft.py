@@ -39,6 +39,7 @@ from agentgym_train.trainers.callbacks import (
     TokenCounter,
     shared_values,
 )
+from agentgym_train.trainers.finite import FiniteSteps
 from agentgym_train.trainers.microbatches import (
     Layout,
     backbone_of,
@@ -62,7 +63,7 @@ Row = Mapping[str, list[int]]
 """`input_ids` (T,) and `labels` (T,), -100 without loss; see `tokenize.training_row`."""
 
 
-class AgentSFTTrainer(SFTTrainer):
+class AgentSFTTrainer(FiniteSteps, SFTTrainer):
     """Trains a policy by SFT. The rows of a step depend on the seed and the step alone."""
 
     _total_train_tokens: int
@@ -154,6 +155,7 @@ def imitate(model: Any, tokenizer: Any, rows: Sequence[Row], config: SFTConfig) 
     settings = replace(config, trainer_args={"save_strategy": "no", **config.trainer_args})
     trainer = AgentSFTTrainer(model, tokenizer, rows, settings, Path(config.output_dir))
     metrics: dict[str, float] = trainer.train().metrics
+    trainer.check_weights()
     trainer.save_model(config.output_dir)
     return metrics
 

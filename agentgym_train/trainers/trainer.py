@@ -8,6 +8,7 @@ checkpoints are TRL's. `update` computes the forward and backward passes.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import Counter
@@ -17,7 +18,7 @@ from functools import partial
 from itertools import chain
 from logging import getLogger
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -37,7 +38,6 @@ from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.values import check_arguments, trained_outcomes
-from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pieces
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.models.loading import lora_config
@@ -56,6 +56,7 @@ from agentgym_train.trainers.callbacks import (
     StepMetrics,
     shared_values,
 )
+from agentgym_train.trainers.finite import FiniteSteps, not_finite
 from agentgym_train.trainers.run_summary import lost_episodes, next_commands, plot, summary
 from agentgym_train.trainers.sampler import (
     AsyncRollouts,
@@ -63,6 +64,7 @@ from agentgym_train.trainers.sampler import (
     StepSampler,
     StepWorld,
 )
+from agentgym_train.trainers.token_writer import TokenWriter
 from agentgym_train.trainers.update import PackedUpdate, ragged_gather
 
 _REFERENCE = "reference.safetensors"
@@ -78,6 +80,8 @@ class StepTokens:
 
     sampled: int
     """Sampled tokens of the episodes that are not lost, those of replaced groups included."""
+    not_finite: int
+    """Sampled tokens whose log-probability is not finite."""
     behind: int
     """Sum over those tokens of the policy's age in optimizer steps when it sampled them."""
     dropped: int
@@ -91,16 +95,24 @@ class StepTokens:
     ) -> StepTokens:
         """The counts of one process."""
         rows = [row for t in trajectories if teaches(t.outcome) for row in t.rows]
-        versions = [
-            v for row in rows for v, m in zip(row.versions, row.loss_mask, strict=True) if m
+        sampled = [
+            (version, logprob)
+            for row in rows
+            for version, logprob, trained in zip(
+                row.versions, row.logprobs, row.loss_mask, strict=True
+            )
+            if trained
         ]
-        return cls(len(versions), sum(step - v for v in versions), dropped, seconds)
+        not_finite = sum(not math.isfinite(logprob) for _, logprob in sampled)
+        behind = sum(step - version for version, _ in sampled)
+        return cls(len(sampled), not_finite, behind, dropped, seconds)
 
     @classmethod
     def of_all(cls, shares: Sequence[StepTokens]) -> StepTokens:
         """The counts of all processes."""
         return cls(
             sum(share.sampled for share in shares),
+            sum(share.not_finite for share in shares),
             sum(share.behind for share in shares),
             sum(share.dropped for share in shares),
             max(share.seconds for share in shares),
@@ -216,88 +228,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
-KeepTokens = Literal["none", "sample", "all"]
-
-
-class TokenWriter:
-    """Writes the advantages of all episodes, and the tokens of selected ones.
-
-    `sample` selects the first group of each step, so that its episodes can be compared. `all`
-    selects every episode. `none` writes nothing.
-    """
-
-    def __init__(self, store: RunStore, keep: KeepTokens, group_size: int, tokenizer: Any) -> None:
-        self._store = store
-        self._keep = keep
-        self._group_size = group_size
-        self._is_main = PartialState().is_main_process
-        folder = store.path / "tokens"
-        if keep != "none" and self._is_main and not (folder / PIECES).is_file():
-            # With the tokens' texts next to them, readers do not need the tokenizer.
-            write_pieces(folder, pieces_of(tokenizer))
-
-    def keep(
-        self,
-        name: str,
-        trajectories: Sequence[Trajectory],
-        advantages: Tensor,  # (B, V)
-        starts: Sequence[int],
-    ) -> None:
-        """Write a step's advantages and tokens.
-
-        `starts` are the offsets of all processes' episodes in the trajectory file; only the main
-        process needs them. A collective: every process must call it.
-        """
-        if self._keep == "none":
-            return
-        own = []
-        for number, (trajectory, given) in enumerate(
-            zip(trajectories, advantages.tolist(), strict=True)
-        ):
-            length = sum(len(row.completion_ids) for row in trajectory.rows)
-            # A lost episode has no advantages, and its row may be shorter than its tokens.
-            values = (given + [0.0] * length)[:length]
-            chosen = self._keep == "all" or (self._is_main and number < self._group_size)
-            packed = pack(trajectory.rows, values) if chosen and trajectory.rows else b""
-            own.append((_turn_means(trajectory, values), packed))
-        shares = gathered(own)
-        if self._is_main:
-            everyone = [kept for share in shares for kept in share]
-            self._store.append_tokens(
-                name,
-                (
-                    StoredTokens(start, turns, packed)
-                    for start, (turns, packed) in zip(starts, everyone, strict=True)
-                ),
-            )
-
-
-def pieces_of(tokenizer: Any) -> list[str]:
-    """The text that each token id adds to a sentence; U+FFFD for a part of a character."""
-    before = tokenizer.encode("a", add_special_tokens=False)
-    held = tokenizer.decode(before)
-    # Decode after another token, since some tokenizers drop a leading space.
-    texts = tokenizer.batch_decode(
-        [[*before, number] for number in range(len(tokenizer))],
-        skip_special_tokens=False,
-        clean_up_tokenization_spaces=False,
-    )
-    return [str(text).removeprefix(held) for text in texts]
-
-
-def _turn_means(trajectory: Trajectory, values: Sequence[float]) -> list[float]:
-    means, offset = [], 0
-    for row in trajectory.rows:
-        begin = 0
-        for end in row.turn_ends:
-            span = [values[offset + i] for i in range(begin, end) if row.loss_mask[i]]
-            means.append(float(f"{sum(span) / len(span):.6g}") if span else 0.0)
-            begin = end
-        offset += len(row.completion_ids)
-    return means
-
-
-class RLTrainer(PackedUpdate):
+class RLTrainer(FiniteSteps, PackedUpdate):
     """Trains a policy with RL on the tasks of one split.
 
     A group is `num_generations` episodes of one task and environment seed. Task and seed depend
@@ -428,8 +359,15 @@ class RLTrainer(PackedUpdate):
         known = [row["entropy"] for row in self.state.log_history if "entropy" in row]
         return floor is None or bool(known and known[-1] < floor)
 
+    def check_weights(self) -> None:
+        """Raise `NotFinite` if the weights of policy or critic cannot be used. A collective."""
+        super().check_weights()
+        if self.step_advantages.critic is not None:
+            self.step_advantages.critic.check_weights()
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # Write our files first: a checkpoint counts as complete once TRL's files exist.
+        super()._save_checkpoint(model, trial)
+        # The checkpoint counts as complete once the horizon's state is written.
         folder = Path(self._get_output_dir(trial=trial))
         folder = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.step_advantages.critic is not None:
@@ -445,7 +383,6 @@ class RLTrainer(PackedUpdate):
         if self.config.async_steps:
             self.async_rollouts.save(folder, self.accelerator.process_index)
             gathered(None)
-        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -573,6 +510,12 @@ class RLTrainer(PackedUpdate):
             self._metrics["train"][name].append(value)
         if self.accelerator.is_main_process:
             self._starts = self.store.append_trajectories("train", everyone)
+        if tokens.not_finite:
+            raise not_finite(
+                self,
+                f"the log-probability of {tokens.not_finite} of {tokens.sampled} tokens that were "
+                f"sampled for step {step + 1} is not finite",
+            )
         check_lost([*everyone, *replaced], step, self.config.max_lost_rate)
         if isinstance(self.horizon, PerEnvironment):
             for env, schedule in self.horizon.schedules.items():

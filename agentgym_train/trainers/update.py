@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
 from agentgym_env.errors import ConfigError
+from agentgym_train.trainers.finite import check_gradient
 from agentgym_train.trainers.microbatches import (
     MicroBatches,
     backbone_of,
@@ -202,9 +203,10 @@ class PackedUpdate(GRPOTrainer):
             accelerator.backward(loss, scale_wrt_gas=False)  # this also takes the step
         else:
             accelerator.backward(loss)
-        if self.args.max_grad_norm:
-            norm = accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
-            self._metrics["train"]["earlier_grad_norm"].append(float(norm))
+        most = self.args.max_grad_norm or float("inf")
+        norm = accelerator.clip_grad_norm_(model.parameters(), most)
+        check_gradient(self, norm)
+        self._metrics["train"]["earlier_grad_norm"].append(float(norm))
         self.optimizer.step()
         model.zero_grad()
 
