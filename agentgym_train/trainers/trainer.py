@@ -80,14 +80,14 @@ class StepTokens:
 
     sampled: int
     """Sampled tokens of the episodes that are not lost, those of replaced groups included."""
-    not_finite: int
-    """Sampled tokens whose log-probability is not finite."""
     behind: int
     """Sum over those tokens of the policy's age in optimizer steps when it sampled them."""
     dropped: int
     """Episodes that were started and dropped before their end."""
     seconds: float
     """Time the step waited for its episodes."""
+    not_finite: int = 0
+    """Sampled tokens whose log-probability is not finite."""
 
     @classmethod
     def of(
@@ -105,17 +105,17 @@ class StepTokens:
         ]
         not_finite = sum(not math.isfinite(logprob) for _, logprob in sampled)
         behind = sum(step - version for version, _ in sampled)
-        return cls(len(sampled), not_finite, behind, dropped, seconds)
+        return cls(len(sampled), behind, dropped, seconds, not_finite)
 
     @classmethod
     def of_all(cls, shares: Sequence[StepTokens]) -> StepTokens:
         """The counts of all processes."""
         return cls(
             sum(share.sampled for share in shares),
-            sum(share.not_finite for share in shares),
             sum(share.behind for share in shares),
             sum(share.dropped for share in shares),
             max(share.seconds for share in shares),
+            sum(share.not_finite for share in shares),
         )
 
 
