@@ -34,6 +34,7 @@ from agentgym_train.engines.hf_batch import (
 )
 from agentgym_train.engines.hf_graph import StaticSteps
 from agentgym_train.engines.hf_plain import PlainBatch
+from agentgym_train.models.adapters import merged_tokens
 from agentgym_train.models.loading import uncompiled, warn_of_slow_bfloat16
 
 logger = logging.getLogger(__name__)
@@ -314,7 +315,8 @@ class HFEngine:
                 reduced_weights(model, computes_in, self._reduced) if reduced else nullcontext()
             )
             attention = nullcontext() if self._plain else dense_attention(model)
-            with autocast, weights, attention, float32_head(model), uncompiled(model):
+            tokens = merged_tokens(model)
+            with autocast, tokens, weights, attention, float32_head(model), uncompiled(model):
                 yield
         finally:
             if self._static is not None:

@@ -28,8 +28,13 @@ from agentgym_train.config.values import check_arguments
 from agentgym_train.data.datasets import describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
+from agentgym_train.models.adapters import (
+    adapters_for,
+    check_reference,
+    finish_adapters,
+    lora_config,
+)
 from agentgym_train.models.distributed import GatheredModel
-from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import Stage
 from agentgym_train.trainers.callbacks import (
@@ -166,8 +171,9 @@ class AgentDPOTrainer(FiniteSteps, DPOTrainer):
             train_dataset=Dataset.from_list([dict(row) for row in rows]).select(order),
             args=args,
             data_collator=PairCollator(tokenizer.pad_token_id),
-            peft_config=lora_config(config.lora),
+            peft_config=adapters_for(model, tokenizer, config.lora),
         )
+        finish_adapters(self)
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         # The rows are token ids already.
@@ -264,6 +270,7 @@ def _check(config: DPOConfig) -> None:
     """Raise `ConfigError` for arguments that the libraries do not take."""
     check_arguments("trainer_args", config.trainer_args, TrlDPOConfig)
     lora_config(config.lora)
+    check_reference(config.lora, "DPO")
 
 
 def _prepare(

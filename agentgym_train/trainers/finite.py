@@ -96,7 +96,7 @@ def check_size(trainer: Trainer, model: Any, what: str) -> None:
 def _answers(model: Any, device: torch.device) -> bool:
     """Whether the model has finite log-probabilities after a short text."""
     ids = torch.arange(_PROBE_TOKENS, device=device)[None]  # (1, P)
-    ids = ids % model.get_input_embeddings().num_embeddings  # (1, P)
+    ids = ids % model.config.get_text_config().vocab_size  # (1, P)
     was_training = model.training
     model.eval()
     try:

@@ -25,8 +25,8 @@ from agentgym_train.config.methods import AgentEvolConfig, SFTConfig
 from agentgym_train.config.values import check_arguments
 from agentgym_train.data.datasets import SFTDataset, check_rows, warnings_of_shown_tasks
 from agentgym_train.data.tokenize import IGNORED
+from agentgym_train.models.adapters import adapters_for, finish_adapters, lora_config
 from agentgym_train.models.distributed import GatheredModel
-from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner, Stage
 from agentgym_train.trainers.callbacks import (
@@ -91,8 +91,9 @@ class AgentSFTTrainer(FiniteSteps, SFTTrainer):
             processing_class=tokenizer,
             train_dataset=Dataset.from_list([dict(row) for row in rows]).select(order),
             args=sft_config(config, steps, checkpoints),
-            peft_config=lora_config(config.lora),
+            peft_config=adapters_for(model, tokenizer, config.lora),
         )
+        finish_adapters(self)
 
     def compute_loss(
         self,

@@ -39,8 +39,13 @@ from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.values import check_arguments, trained_outcomes
 from agentgym_train.engines.hf import HFEngine
+from agentgym_train.models.adapters import (
+    adapters_for,
+    check_reference,
+    finish_adapters,
+    lora_config,
+)
 from agentgym_train.models.distributed import GatheredModel, gathered
-from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.horizon import Horizon, PerEnvironment
 from agentgym_train.rollout.loop import INVALID
 from agentgym_train.rollout.policy import Policy
@@ -273,8 +278,9 @@ class RLTrainer(FiniteSteps, PackedUpdate):
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": tasks}),
                 reward_funcs=[trajectory_reward],
                 rollout_func=self._hand_over,
-                peft_config=lora_config(config.lora),
+                peft_config=adapters_for(policy.model, policy.tokenizer, config.lora),
             )
+        finish_adapters(self)
         self._add_parts(config)
 
     def _add_parts(self, config: RLConfig) -> None:
@@ -588,9 +594,13 @@ def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPO
 
 
 def _check(config: RLConfig) -> None:
-    make_algorithm(config.algorithm, config.algorithm_args)
+    algorithm = make_algorithm(config.algorithm, config.algorithm_args)
     check_arguments("trainer_args", config.trainer_args, GRPOConfig)
     lora_config(config.lora)
+    if config.beta:
+        check_reference(config.lora, f"beta {config.beta:g}")
+    elif algorithm.needs_reference:
+        check_reference(config.lora, f"algorithm {config.algorithm}")
 
 
 def _prepare(
