@@ -121,7 +121,7 @@ def adapters_for(model: Any, tokenizer: Any, fields: Mapping[str, Any] | None) -
             f"the model has not learned {words} yet, and PEFT cannot train tokens of an LM head "
             "with a bias; train all weights once (leave out lora)"
         )
-    logger.info("the model has not learned %s yet: their embeddings are trained, too", words)
+    logger.warning("the model has not learned %s yet: their embeddings are trained, too", words)
     config.trainable_token_indices = {names[inputs]: ids}
     if head is not None and not is_tied:
         config.trainable_token_indices[names[head]] = ids

@@ -343,6 +343,22 @@ def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
     return model, _with_padding(tokenizer)
 
 
+def load_config(name: str) -> Any:
+    """The config of a model that `load_policy` would load."""
+    check_folder(name)
+    found = gguf_file(name)
+    if found is not None:
+        _check_reader()
+        source, options = found.source, {"gguf_file": found.file}
+        options |= hub_options(found.source, found.file) if found.on_hub else {}
+    else:
+        source, options = _source(name)
+        if has_adapters(Path(source)):
+            return load_config(base_of(Path(source)))
+    with _load_errors(name):
+        return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+
+
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model that `load_policy` would load."""
     check_folder(name)

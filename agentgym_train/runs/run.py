@@ -71,6 +71,7 @@ def start(
     method.check(config)
     path = Path(config.output_dir)
     policy = load_policy_for(config, rollout_runner, state.device)
+    config = replace(config, max_tokens=policy.config.max_tokens)
     make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
     # All checks have passed: only now move an earlier run.
     on_main_process(lambda: new_folder(config, path, console))
@@ -92,6 +93,7 @@ def resume(
     store = RunStore.open(path)
     checkpoint = checkpoint_of(store, console)
     policy = load_policy_for(config, rollout_runner, state.device)
+    config = replace(config, max_tokens=policy.config.max_tokens)
     make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
     run = Run(config, method, store, console, rollout_runner, policy)
     return run.command(make_trainer, checkpoint)

@@ -51,6 +51,7 @@ from agentgym_train.rollout.loop import INVALID
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutBar, RolloutRunner, Stage, Worlds
 from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
+from agentgym_train.trainers.agreement import FULL, HALF, Agreement, warn_of_difference
 from agentgym_train.trainers.batch import Rows, rollout_output
 from agentgym_train.trainers.callbacks import (
     HorizonState,
@@ -267,6 +268,8 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         self._rows = Rows([], [], [], 0, [])
         self._trajectories: list[Trajectory] = []
         self._starts: list[int] = []
+        self.to_compare = True
+        """Whether engine and trainer are compared in the next step."""
         tasks = [task for world in self.worlds for task in world.tasks]
         with warnings.catch_warnings():
             # TRL marks rollout_func as experimental; our version range of TRL is pinned.
@@ -327,6 +330,8 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self.beta = self.config.beta
+        if self.to_compare:
+            self._compare()
         if self.config.updates_per_rollout > 1:
             # The policy that sampled, as the trainer computes it, from before the first update.
             output["old_per_token_logps"] = self.logprobs(output)  # (R, T)
@@ -343,6 +348,27 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         for name, value in self.step_advantages.metrics.items():
             self._metrics["train"][name].append(value)
         return output
+
+    def _compare(self) -> None:
+        """Warn if the trainer gives the tokens of the first step other log-probabilities.
+
+        Scores the shortest row that this policy sampled. A collective.
+        """
+        self.to_compare, step = False, self.state.global_step
+        rows = self._rows.tokens
+        own = [row for row in rows if {step} <= set(row.versions) <= {-1, step}]
+        row = min(own or rows, key=lambda row: len(row.prompt_ids) + len(row.completion_ids))
+        ids, width = row.prompt_ids + row.completion_ids, len(row.completion_ids)
+        found = self.scores_of(ids, width, row.loss_mask)
+        if own and self.accelerator.is_main_process:
+            exact = self.policy.engine.is_exact and not (self.args.bf16 or self.args.fp16)
+            gaps = [
+                theirs - ours
+                for theirs, ours, trained in zip(found, row.logprobs, row.loss_mask, strict=True)
+                if trained
+            ]
+            agreement = Agreement.of(gaps, FULL if exact else HALF)
+            warn_of_difference(agreement, self.config.model)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         # The micro-batches differ between processes, and so does their number of rows.
