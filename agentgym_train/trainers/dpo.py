@@ -46,7 +46,12 @@ from agentgym_train.trainers.callbacks import (
     shared_values,
 )
 from agentgym_train.trainers.finite import FiniteSteps
-from agentgym_train.trainers.microbatches import loss_in_microbatches, make_microbatches, rows_of
+from agentgym_train.trainers.microbatches import (
+    check_router_loss,
+    loss_in_microbatches,
+    make_microbatches,
+    rows_of,
+)
 from agentgym_train.trainers.run_summary import (
     learning_summary,
     next_learning_commands,
@@ -174,6 +179,7 @@ class AgentDPOTrainer(FiniteSteps, DPOTrainer):
             peft_config=adapters_for(model, tokenizer, config.lora),
         )
         finish_adapters(self)
+        check_router_loss(self)
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         # The rows are token ids already.

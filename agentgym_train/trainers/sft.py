@@ -44,6 +44,7 @@ from agentgym_train.trainers.microbatches import (
     Layout,
     backbone_of,
     check_packing,
+    check_router_loss,
     hidden_states_at,
     loss_in_microbatches,
     make_microbatches,
@@ -94,6 +95,7 @@ class AgentSFTTrainer(FiniteSteps, SFTTrainer):
             peft_config=adapters_for(model, tokenizer, config.lora),
         )
         finish_adapters(self)
+        check_router_loss(self)
 
     def compute_loss(
         self,

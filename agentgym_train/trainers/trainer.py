@@ -63,6 +63,7 @@ from agentgym_train.trainers.callbacks import (
     shared_values,
 )
 from agentgym_train.trainers.finite import FiniteSteps, not_finite
+from agentgym_train.trainers.microbatches import check_router_loss
 from agentgym_train.trainers.run_summary import lost_episodes, next_commands, plot, summary
 from agentgym_train.trainers.sampler import (
     AsyncRollouts,
@@ -284,6 +285,7 @@ class RLTrainer(FiniteSteps, PackedUpdate):
                 peft_config=adapters_for(policy.model, policy.tokenizer, config.lora),
             )
         finish_adapters(self)
+        check_router_loss(self)
         self._add_parts(config)
 
     def _add_parts(self, config: RLConfig) -> None:
