@@ -24,7 +24,7 @@ loss and of its group's baseline, and counted; it is never a zero reward.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 Outcome = Literal[
     "success",  # the world ended and the task is solved
@@ -66,6 +66,9 @@ def teaches(outcome: str) -> bool:
 
 class AgentGymError(Exception):
     """Root of every exception this SDK raises on purpose."""
+
+    exit_status: ClassVar[int] = 2
+    """Exit status of a command that it ends."""
 
 
 class UnknownEnvironment(AgentGymError, LookupError):

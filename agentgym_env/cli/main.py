@@ -58,7 +58,7 @@ SUMMARIES: Final = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an `AgentGymError` is printed as one line, with exit status 2."""
+    """Run the command line; an `AgentGymError` is printed as one line, with its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     with _ending_on_errors(words):
         make_app(words)(words)
@@ -107,7 +107,7 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
         if isinstance(error, MissingExtra):
             message = with_all_extras(message, _called(words), words)
         _print_error(message)
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_status", 2))
 
 
 def _print_error(message: str) -> None:

@@ -42,6 +42,7 @@ from agentgym_train.data.tokenize import tools_of
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.loading import end_ids
+from agentgym_train.models.positions import lowered, positions_of
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
 from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec, Rollouts
 from agentgym_train.rollout.policy import Policy
@@ -274,6 +275,7 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
         config = _config(settings, policy.config.model, folder, len(rollout_runner.tasks.ids))
         store = RunStore.create(Path(folder) / "run", {})
         trainer = RLTrainer(policy, config, cast(RolloutRunner, rollout_runner), store)
+        trainer.to_compare = False  # a rule does, and shows where
         trainer.episodes.tasks = lambda step: [Draw(0, task) for task in rollout_runner.tasks.ids]
         # As in training, where dropout is active.
         trainer.model.train()
@@ -379,7 +381,8 @@ class Subject:
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
-        self.settings = settings
+        # A rule reports a max_tokens that was set above them.
+        self.settings = settings = lowered(settings, positions_of(model.config))
         self.stored = stored
         self._engine = engine
         self.instruction = settings.system_prompt()

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any, Protocol
 
@@ -27,28 +27,11 @@ from agentgym_train.audit.rules import (
 )
 from agentgym_train.audit.rules import first_difference as difference
 from agentgym_train.engines.base import Generation, Sampling
+from agentgym_train.models.positions import positions_of
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.tool_calls import ToolCalls, ToolResult
+from agentgym_train.trainers.agreement import FULL, HALF, Agreement, Tolerance
 from agentgym_train.trainers.batch import token_batch
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Differences of log-probabilities that are explained by rounding."""
-
-    token: float
-    """Tolerance of one token; a small fraction of tokens may differ by more."""
-    share: float
-    """Fraction of tokens that may exceed `token`: rounding is coarse for unlikely tokens."""
-    most: float
-    """Maximum difference of any token, as a multiple of `token`."""
-
-
-_FULL = Tolerance(1e-4, 0.001, 10)
-
-_HALF = Tolerance(2e-2, 0.05, 50)
-
-"""Tolerance if anything is computed in 16 bits."""
 
 _PADDED_ROWS = 4
 
@@ -63,21 +46,20 @@ def engine_and_trainer_agree(subject: Subject) -> Passed:
     if not gaps:
         raise NotApplicable("no token was sampled")
     worst = max(gaps, key=lambda found: _size(found[2]))
-    sizes = [_size(gap) for _, _, gap in gaps]
-    share = sum(size > allowed.token for size in sizes) / len(sizes)
+    agreement = Agreement.of([gap for _, _, gap in gaps], allowed)
     figures = {
-        "tokens": len(sizes),
-        "max": max(sizes),
-        "mean": sum(sizes) / len(sizes),
-        "share_above": share,
+        "tokens": len(gaps),
+        "max": agreement.most,
+        "mean": agreement.mean,
+        "share_above": agreement.share_above,
         "tolerance": allowed.token,
         "kl_k3": sum(math.expm1(gap) - gap for _, _, gap in gaps) / len(gaps),
     }
     text = (
-        f"{len(sizes)} tokens: largest difference {figures['max']:.2g}, mean "
-        f"{figures['mean']:.2g}, {share:.1%} above {allowed.token:g}, KL {figures['kl_k3']:.2g}"
+        f"{len(gaps)} tokens: largest difference {agreement.most:.2g}, mean {agreement.mean:.2g}, "
+        f"{agreement.share_above:.1%} above {allowed.token:g}, KL {figures['kl_k3']:.2g}"
     )
-    if share > allowed.share or not figures["max"] <= allowed.most * allowed.token:
+    if not agreement.holds:
         raise Drift(
             f"engine and trainer differ on {text}",
             _whose_fault(subject, worst[0], worst[1], allowed.token),
@@ -163,6 +145,22 @@ def embeddings_hold_the_vocabulary(subject: Subject) -> Passed:
     return Passed(text, notes, figures)
 
 
+def positions_hold_an_episode(subject: Subject) -> Passed:
+    """An episode of `max_tokens` tokens fits into the positions that the model has."""
+    positions, most = positions_of(subject.model.config), subject.settings.max_tokens
+    if positions is None:
+        return Passed("the model has no limit of positions")
+    figures = {"positions": positions, "max_tokens": most}
+    if most > positions:
+        raise Drift(
+            f"max_tokens is {most}, but the model has {positions} positions",
+            f"set max_tokens (--max-tokens) to at most {positions}",
+            None,
+            **figures,
+        )
+    return Passed(f"{positions} positions, max_tokens {most}", figures=figures)
+
+
 def _whose_fault(subject: Subject, row: Row, at: int, tolerance: float) -> str:
     """The remedy, depending on which side agrees with a forward pass of the episode alone."""
     heat = subject.settings.temperature
@@ -183,7 +181,7 @@ def _whose_fault(subject: Subject, row: Row, at: int, tolerance: float) -> str:
 def _tolerance(subject: Subject) -> Tolerance:
     arguments = subject.episodes.trainer.args
     halved = subject.model.dtype != torch.float32 or arguments.bf16 or arguments.fp16
-    usual = _HALF if halved else _FULL
+    usual = HALF if halved else FULL
     chosen = subject.settings.tolerance
     return usual if chosen is None else replace(usual, token=chosen)
 
@@ -260,6 +258,11 @@ NUMBER_RULES: list[Rule[Subject]] = [
         "vocabulary",
         "Every token has an embedding and a logit.",
         embeddings_hold_the_vocabulary,
+    ),
+    Rule(
+        "positions",
+        "The model was trained for texts as long as an episode may be.",
+        positions_hold_an_episode,
     ),
 ]
 

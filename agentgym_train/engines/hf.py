@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 import torch
@@ -34,6 +34,7 @@ from agentgym_train.engines.hf_batch import (
 )
 from agentgym_train.engines.hf_graph import StaticSteps
 from agentgym_train.engines.hf_plain import PlainBatch
+from agentgym_train.models.adapters import merged_tokens
 from agentgym_train.models.loading import uncompiled, warn_of_slow_bfloat16
 
 logger = logging.getLogger(__name__)
@@ -314,7 +315,12 @@ class HFEngine:
                 reduced_weights(model, computes_in, self._reduced) if reduced else nullcontext()
             )
             attention = nullcontext() if self._plain else dense_attention(model)
-            with autocast, weights, attention, float32_head(model), uncompiled(model):
+            with ExitStack() as stack:
+                for context in (
+                    autocast, merged_tokens(model), weights, attention, float32_head(model),
+                    _without_router_loss(model), uncompiled(model),
+                ):  # fmt: skip
+                    stack.enter_context(context)
                 yield
         finally:
             if self._static is not None:
@@ -343,6 +349,20 @@ def _on_its_loop(request: TurnRequest, reply: Callable[[TurnRequest], None]) -> 
     # The engine, and a cancelled turn, may outlive the loop.
     with suppress(RuntimeError):
         request.reply.get_loop().call_soon_threadsafe(unless_done)
+
+
+@contextmanager
+def _without_router_loss(model: Any) -> Iterator[None]:
+    """Within, a mixture of experts computes no load-balancing loss, which takes no dense mask."""
+    parts = {id(c): c for c in (model.config, model.config.get_text_config())}
+    asked = [c for c in parts.values() if getattr(c, "output_router_logits", False)]
+    for config in asked:
+        config.output_router_logits = False
+    try:
+        yield
+    finally:
+        for config in asked:
+            config.output_router_logits = True
 
 
 def _copy_of(model: Any) -> Any:

@@ -21,6 +21,7 @@ from transformers.masking_utils import sdpa_mask
 
 from agentgym_train.engines.base import Generation, Sampling
 from agentgym_train.engines.hf_graph import StaticSteps
+from agentgym_train.models.adapters import head_of
 from agentgym_train.models.padding import like_lengths, pass_cost_of
 
 _ALIBI_ALWAYS = ("bloom", "mpt")
@@ -148,7 +149,7 @@ def float32_head(model: Any) -> Iterator[None]:
     Rounded logits of a bfloat16 model differ by up to 0.06 at a value of 16, so many tokens would
     share one probability.
     """
-    head = model.get_output_embeddings()
+    head = head_of(model)
     if type(head) is not nn.Linear:
         yield
         return
@@ -175,7 +176,7 @@ def reduced_weights(model: Any, dtype: torch.dtype, copies: Copies) -> Iterator[
     Autocast would convert all weights at each token, with the same result: in inference mode it
     keeps no copies. `copies` is filled where it is empty, and valid until the weights change.
     """
-    head = model.get_output_embeddings()
+    head = head_of(model)
     changed = []
     try:
         for module in model.modules():

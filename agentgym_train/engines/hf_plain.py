@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from agentgym_train.engines.hf_batch import Finished, TurnRequest, choose, layer_kinds
+from agentgym_train.models.loading import base_model
 
 _CONTINUES: Final = {"full_attention", "sliding_attention", "chunked_attention", "local"}
 """Kinds of layers whose caches take several further tokens at once."""
@@ -43,6 +45,8 @@ class PlainBatch:
         self._model = model
         self._rows: list[_Row] = []
         self._continues = layer_kinds(model.config.get_text_config()) <= _CONTINUES
+        takes = signature(type(base_model(model)).forward).parameters
+        self._options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
     @property
     def live(self) -> int:
@@ -95,5 +99,6 @@ class PlainBatch:
             input_ids=torch.tensor([ids], device=self._model.device),
             past_key_values=cache,
             use_cache=True,
+            **self._options,
         )
         return output.logits[:, -1], getattr(output, "past_key_values", None)

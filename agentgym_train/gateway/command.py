@@ -95,7 +95,11 @@ def _serve(
             else make_policy(replace(config, model=name.model), env_instruction=own)
         )
         shown = Gateway(
-            policy.engine, policy.tokenizer, config, model=name.model or name.url, settings=settings
+            policy.engine,
+            policy.tokenizer,
+            policy.config,
+            model=name.model or name.url,
+            settings=settings,
         )
         try:
             return int(loop(_episode(shown, runner, policy.instruction, command, start, console)))

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentgym_env.errors import AgentGymError, ConfigError, MissingExtra
-from agentgym_train.config.values import check_arguments, local_path
+from agentgym_train.config.values import local_path
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.local import (
     GGUFFile,
@@ -173,6 +173,11 @@ def adapters_of(model: Any) -> tuple[Any, dict[str, Tensor]]:
     from peft import get_peft_model_state_dict
 
     (name,) = model.active_adapters
+    if model.peft_config[name].trainable_token_indices is not None:
+        raise ConfigError(
+            "the adapters train tokens, which vLLM's LoRA does not take; set "
+            "engine_args.adapter_updates to false"
+        )
     config = copy.copy(model.peft_config[name])
     config.inference_mode = True
     weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
@@ -182,13 +187,17 @@ def adapters_of(model: Any) -> tuple[Any, dict[str, Tensor]]:
 def _merged(model: Any, with_adapters: bool) -> Iterator[tuple[str, Tensor]]:
     """The weights with merged adapters, or without; the model itself does not change."""
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
     base = model.get_base_model()
     adapted = {n: m for n, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
+    tokens = {n for n, layer in adapted.items() if isinstance(layer, TrainableTokensLayer)}
     for name, layer in adapted.items():
-        if not isinstance(layer, LoraLayer) or any(layer.use_dora.values()):
+        if name not in tokens and (
+            not isinstance(layer, LoraLayer) or any(layer.use_dora.values())
+        ):
             raise ConfigError(
                 f"the adapter of {name} is a {type(layer).__name__}, which cannot be merged into "
                 "the weights for vLLM; use plain LoRA, or engine: hf"
@@ -197,7 +206,11 @@ def _merged(model: Any, with_adapters: bool) -> Iterator[tuple[str, Tensor]]:
         raise ConfigError("vLLM does not support modules_to_save; remove it, or use engine: hf")
     for name, weight in base.named_parameters():
         owner, _, weight_name = name.partition(".base_layer.")
-        if weight_name:
+        if owner in tokens:
+            if with_adapters:
+                weight = adapted[owner].get_merged_weights(adapted[owner].active_adapters)
+            yield f"{owner.removesuffix('.token_adapter')}.{weight_name}", weight
+        elif weight_name:
             merges = with_adapters and weight_name == "weight"
             for adapter in adapted[owner].active_adapters if merges else ():
                 weight = weight + adapted[owner].get_delta_weight(adapter)
@@ -309,27 +322,6 @@ def _unreadable(found: GGUFFile, error: Exception) -> ConfigError:
     )
 
 
-_DEFAULTS = {"task_type": "CAUSAL_LM", "target_modules": "all-linear"}
-"""Adapters on every linear layer but the head match full training best (arXiv:2405.09673)."""
-
-
-def lora_config(fields: Mapping[str, Any] | None) -> Any:
-    """PEFT's LoraConfig of a run's `lora`; None if it is None."""
-    if fields is None:
-        return None
-    try:
-        from peft import LoraConfig
-    except ModuleNotFoundError as error:
-        raise MissingExtra("lora needs peft: pip install 'agentgym-sdk[train]'") from error
-    check_arguments("lora", fields, LoraConfig)
-    try:
-        return LoraConfig(**{**_DEFAULTS, **fields})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"lora has the fields of LoraConfig, such as r, lora_alpha, target_modules: {error}"
-        ) from error
-
-
 def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
     """(model, tokenizer) of a folder, a hub id or a GGUF file, or a `ConfigError`."""
     check_folder(name)
@@ -350,6 +342,22 @@ def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
                     source, dtype=kind, trust_remote_code=False, **options
                 )
     return model, _with_padding(tokenizer)
+
+
+def load_config(name: str) -> Any:
+    """The config of a model that `load_policy` would load."""
+    check_folder(name)
+    found = gguf_file(name)
+    if found is not None:
+        _check_reader()
+        source, options = found.source, {"gguf_file": found.file}
+        options |= hub_options(found.source, found.file) if found.on_hub else {}
+    else:
+        source, options = _source(name)
+        if has_adapters(Path(source)):
+            return load_config(base_of(Path(source)))
+    with _load_errors(name):
+        return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
 
 
 def load_tokenizer(name: str) -> Any:

@@ -15,6 +15,7 @@ from agentgym_train.engines.base import GenerationEngine, make_engine
 from agentgym_train.engines.vllm_server import served_engine, served_model
 from agentgym_train.gateway.server import Gateway
 from agentgym_train.models.loading import end_ids, load_policy, served_end_ids
+from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import AgentFactory
 from agentgym_train.rollout.black_box import gateway_actors, gateway_of
@@ -108,7 +109,8 @@ def policy_of(
     tools: Sequence[ToolSpec] = (),
     engine: EngineSettings | None = None,
 ) -> Policy:
-    """A policy from a loaded model, with a new engine."""
+    """A policy from a loaded model, with a new engine; its `max_tokens` fits the model."""
+    config = within(config, positions_of(model.config))
     prompt = config.system_prompt(env_instruction)
     made = make_engine(
         engine or HFSettings(),
@@ -147,6 +149,7 @@ def served_policy(
     served = served_model(name.url, model=name.model or None, api_key=api_key)
     source = tokenizer or served.source
     loaded, ends = _tokenizer(source, name), served_end_ids(source)
+    config = within(config, served.max_model_len, name.url)
     engine = served_engine(
         name.url, loaded, max_tokens=config.max_tokens, model=served.name, api_key=api_key
     )

@@ -54,8 +54,15 @@ from agentgym_train.data.datasets import (
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered, join, on_main_process
-from agentgym_train.models.loading import keep_base, load_policy, load_tokenizer, quiet_libraries
+from agentgym_train.models.loading import (
+    keep_base,
+    load_config,
+    load_policy,
+    load_tokenizer,
+    quiet_libraries,
+)
 from agentgym_train.models.model_card import finish_model_folder
+from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
@@ -153,6 +160,7 @@ def start(config: AgentEvolConfig, console: Console, worlds: Worlds, processes: 
     quiet_libraries()
     join(processes)
     METHOD.check(config)
+    config = within(config, positions_of(load_config(config.model)))
     # An unavailable model or an unusable chat template fails before a folder is created.
     chat_of(config, load_tokenizer(config.model), "")
     demonstrations = _demonstrations(config, console)
@@ -167,6 +175,7 @@ def resume(
     """Resume an interrupted run where it stopped. Returns the exit status."""
     quiet_libraries()
     join(processes)
+    config = within(config, positions_of(load_config(config.model)))
     demonstrations = _demonstrations(config, console)
     return _Run(config, RunStore.open(path), console, worlds, demonstrations).run()
 

@@ -131,6 +131,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             if is_loaded:
                 loaded = (model, processing_class or load_tokenizer(self.args.model))
             self.policy = load_policy_for(self.args, stage, state.device, loaded)
+            self.args = replace(self.args, max_tokens=self.policy.config.max_tokens)
             if agent is not None:
                 form = self.policy.action_format
                 _check_agent(agent, form)

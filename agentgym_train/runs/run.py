@@ -72,6 +72,7 @@ def start(
     method.check(config)
     path = Path(config.output_dir)
     policy = load_policy_for(config, rollout_runner, state.device)
+    config = replace(config, max_tokens=policy.config.max_tokens)
     make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
     # All checks have passed: only now move an earlier run.
     on_main_process(lambda: new_folder(config, path, console))
@@ -93,6 +94,7 @@ def resume(
     store = RunStore.open(path)
     checkpoint = checkpoint_of(store, console)
     policy = load_policy_for(config, rollout_runner, state.device)
+    config = replace(config, max_tokens=policy.config.max_tokens)
     make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
     run = Run(config, method, store, console, rollout_runner, policy)
     return run.command(make_trainer, checkpoint)
@@ -260,6 +262,8 @@ def train(
                 f"{checkpoint} is damaged ({text}); delete it, and the run resumes from the one "
                 "before, or from step 0 if there is none"
             ) from error
+    # What follows saves the model and evaluates it.
+    trainer.check_weights()
     if stop.asked and trainer.state.global_step < trainer.args.max_steps:
         raise KeyboardInterrupt
 

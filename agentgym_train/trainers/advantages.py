@@ -33,6 +33,7 @@ from agentgym_train.trainers.batch import (
     rows_of,
     token_batch,
 )
+from agentgym_train.trainers.finite import check_gradient, check_size
 from agentgym_train.trainers.microbatches import (
     MicroBatches,
     backbone_of,
@@ -138,10 +139,16 @@ class Critic:
                 loss.backward()
             lost += loss.detach()
         norm = self._trainer.accelerator.clip_grad_norm_(self._model.parameters(), _MAX_GRAD_NORM)
+        check_gradient(self._trainer, norm, "critic's gradient norm")
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         whole: Tensor = self._trainer.accelerator.reduce(lost / processes, reduction="sum")
         return {"critic/loss": float(whole), "critic/grad_norm": float(norm)}
+
+    def check_weights(self) -> None:
+        """Raise `NotFinite` if the weights cannot be used. A collective."""
+        step = self._trainer.state.global_step
+        check_size(self._trainer, self._model, f"the critic's weights after step {step}")
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer to a checkpoint's folder. A collective."""

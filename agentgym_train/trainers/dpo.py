@@ -27,8 +27,12 @@ from agentgym_train.config.methods import DPOConfig
 from agentgym_train.data.datasets import check_turns, describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
+from agentgym_train.models.adapters import (
+    adapters_for,
+    check_reference,
+    finish_adapters,
+)
 from agentgym_train.models.distributed import GatheredModel
-from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import Stage
 from agentgym_train.trainers.callbacks import (
@@ -39,7 +43,13 @@ from agentgym_train.trainers.callbacks import (
     StepMetrics,
     shared_values,
 )
-from agentgym_train.trainers.microbatches import loss_in_microbatches, make_microbatches, rows_of
+from agentgym_train.trainers.finite import FiniteSteps
+from agentgym_train.trainers.microbatches import (
+    check_router_loss,
+    loss_in_microbatches,
+    make_microbatches,
+    rows_of,
+)
 from agentgym_train.trainers.run_summary import (
     learning_summary,
     next_learning_commands,
@@ -141,7 +151,7 @@ _COUPLE_PAIRS = frozenset({"aot", "aot_unpaired", "sft"})
 """TRL's losses in which a pair's loss depends on the other pairs of the batch."""
 
 
-class AgentDPOTrainer(DPOTrainer):
+class AgentDPOTrainer(FiniteSteps, DPOTrainer):
     """Trains a policy by DPO. The pairs of a step depend on the seed and the step alone."""
 
     def __init__(
@@ -165,8 +175,10 @@ class AgentDPOTrainer(DPOTrainer):
             train_dataset=Dataset.from_list([dict(row) for row in rows]).select(order),
             args=args,
             data_collator=PairCollator(tokenizer.pad_token_id),
-            peft_config=lora_config(config.lora),
+            peft_config=adapters_for(model, tokenizer, config.lora),
         )
+        finish_adapters(self)
+        check_router_loss(self)
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         # The rows are token ids already.
@@ -256,7 +268,9 @@ def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
 
 
 def _check(config: DPOConfig) -> None:
+    """Raise `ConfigError` for arguments that the libraries do not take."""
     check_libraries(config, TrlDPOConfig)
+    check_reference(config.lora, "DPO")
 
 
 def _prepare(

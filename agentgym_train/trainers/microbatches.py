@@ -274,6 +274,21 @@ def check_packing(model: Any) -> None:
         )
 
 
+def check_router_loss(trainer: Any) -> None:
+    """Raise `ConfigError` if TRL cannot compute the load-balancing loss of a model's routers.
+
+    TRL adds it for every mixture of experts, and expects these names in the model's config.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    config = model.config.get_text_config()
+    missing = [n for n in ("num_experts", "num_experts_per_tok") if not hasattr(config, n)]
+    if trainer.aux_loss_enabled and missing:
+        raise ConfigError(
+            f"TRL cannot compute the load-balancing loss of {config.model_type}, whose config has "
+            f"no {missing[0]}; train without it: trainer_args: {{router_aux_loss_coef: 0}}"
+        )
+
+
 class UnscorableModel(AgentGymError, RuntimeError):
     """The model's backbone does not return one hidden vector per input token."""
 

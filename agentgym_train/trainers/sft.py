@@ -27,8 +27,8 @@ from agentgym_train.config.methods import AgentEvolConfig, SFTConfig
 from agentgym_train.config.values import check_arguments
 from agentgym_train.data.datasets import SFTDataset, check_rows, warnings_of_shown_tasks
 from agentgym_train.data.tokenize import IGNORED
+from agentgym_train.models.adapters import adapters_for, finish_adapters, lora_config
 from agentgym_train.models.distributed import GatheredModel
-from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner, Stage
 from agentgym_train.trainers.callbacks import (
@@ -41,10 +41,12 @@ from agentgym_train.trainers.callbacks import (
     TokenCounter,
     shared_values,
 )
+from agentgym_train.trainers.finite import FiniteSteps
 from agentgym_train.trainers.microbatches import (
     Layout,
     backbone_of,
     check_packing,
+    check_router_loss,
     hidden_states_at,
     loss_in_microbatches,
     make_microbatches,
@@ -64,7 +66,7 @@ Row = Mapping[str, list[int]]
 """`input_ids` (T,) and `labels` (T,), -100 without loss; see `tokenize.training_row`."""
 
 
-class AgentSFTTrainer(SFTTrainer):
+class AgentSFTTrainer(FiniteSteps, SFTTrainer):
     """Trains a policy by SFT. The rows of a step depend on the seed and the step alone."""
 
     _total_train_tokens: int
@@ -92,8 +94,10 @@ class AgentSFTTrainer(SFTTrainer):
             processing_class=tokenizer,
             train_dataset=Dataset.from_list([dict(row) for row in rows]).select(order),
             args=sft_config(config, steps, checkpoints),
-            peft_config=lora_config(config.lora),
+            peft_config=adapters_for(model, tokenizer, config.lora),
         )
+        finish_adapters(self)
+        check_router_loss(self)
 
     def compute_loss(
         self,
@@ -156,6 +160,7 @@ def imitate(model: Any, tokenizer: Any, rows: Sequence[Row], config: SFTConfig) 
     settings = replace(config, trainer_args={"save_strategy": "no", **config.trainer_args})
     trainer = AgentSFTTrainer(model, tokenizer, rows, settings, Path(config.output_dir))
     metrics: dict[str, float] = trainer.train().metrics
+    trainer.check_weights()
     trainer.save_model(config.output_dir)
     return metrics
 

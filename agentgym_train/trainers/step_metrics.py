@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ class StepTokens:
     """Episodes that were started and dropped before their end."""
     seconds: float
     """Time the step waited for its episodes."""
+    not_finite: int = 0
+    """Sampled tokens whose log-probability is not finite."""
 
     @classmethod
     def of(
@@ -31,10 +34,17 @@ class StepTokens:
     ) -> StepTokens:
         """The counts of one process."""
         rows = [row for t in trajectories if teaches(t.outcome) for row in t.rows]
-        versions = [
-            v for row in rows for v, m in zip(row.versions, row.loss_mask, strict=True) if m
+        sampled = [
+            (version, logprob)
+            for row in rows
+            for version, logprob, trained in zip(
+                row.versions, row.logprobs, row.loss_mask, strict=True
+            )
+            if trained
         ]
-        return cls(len(versions), sum(step - v for v in versions), dropped, seconds)
+        not_finite = sum(not math.isfinite(logprob) for _, logprob in sampled)
+        behind = sum(step - version for version, _ in sampled)
+        return cls(len(sampled), behind, dropped, seconds, not_finite)
 
     @classmethod
     def of_all(cls, shares: Sequence[StepTokens]) -> StepTokens:
@@ -44,6 +54,7 @@ class StepTokens:
             sum(share.behind for share in shares),
             sum(share.dropped for share in shares),
             max(share.seconds for share in shares),
+            sum(share.not_finite for share in shares),
         )
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -37,14 +37,19 @@ from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.trainer_args import check_needs
 from agentgym_train.config.values import check_arguments, trained_outcomes
-from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pieces
 from agentgym_train.engines.hf import HFEngine
+from agentgym_train.models.adapters import (
+    adapters_for,
+    check_reference,
+    finish_adapters,
+    lora_config,
+)
 from agentgym_train.models.distributed import GatheredModel, gathered
-from agentgym_train.models.loading import lora_config
 from agentgym_train.rollout.horizon import Horizon, PerEnvironment
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutBar, RolloutRunner, Stage, Worlds
 from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
+from agentgym_train.trainers.agreement import FULL, HALF, Agreement, warn_of_difference
 from agentgym_train.trainers.batch import Rows, rollout_output
 from agentgym_train.trainers.callbacks import (
     HorizonState,
@@ -55,6 +60,8 @@ from agentgym_train.trainers.callbacks import (
     StepMetrics,
     shared_values,
 )
+from agentgym_train.trainers.finite import FiniteSteps, not_finite
+from agentgym_train.trainers.microbatches import check_router_loss
 from agentgym_train.trainers.run_summary import last_words, next_commands, plot, summary
 from agentgym_train.trainers.sampler import (
     AsyncRollouts,
@@ -63,6 +70,7 @@ from agentgym_train.trainers.sampler import (
     StepWorld,
 )
 from agentgym_train.trainers.step_metrics import StepTokens, env_metrics, mean, step_metrics
+from agentgym_train.trainers.token_writer import TokenWriter
 from agentgym_train.trainers.update import PackedUpdate, ragged_gather
 
 _REFERENCE = "reference.safetensors"
@@ -117,88 +125,7 @@ def without_tokens(trajectory: Trajectory) -> Trajectory:
     return msgspec.structs.replace(trajectory, tokens=None, further_rows=[])
 
 
-KeepTokens = Literal["none", "sample", "all"]
-
-
-class TokenWriter:
-    """Writes the advantages of all episodes, and the tokens of selected ones.
-
-    `sample` selects the first group of each step, so that its episodes can be compared. `all`
-    selects every episode. `none` writes nothing.
-    """
-
-    def __init__(self, store: RunStore, keep: KeepTokens, group_size: int, tokenizer: Any) -> None:
-        self._store = store
-        self._keep = keep
-        self._group_size = group_size
-        self._is_main = PartialState().is_main_process
-        folder = store.path / "tokens"
-        if keep != "none" and self._is_main and not (folder / PIECES).is_file():
-            # With the tokens' texts next to them, readers do not need the tokenizer.
-            write_pieces(folder, pieces_of(tokenizer))
-
-    def keep(
-        self,
-        name: str,
-        trajectories: Sequence[Trajectory],
-        advantages: Tensor,  # (B, V)
-        starts: Sequence[int],
-    ) -> None:
-        """Write a step's advantages and tokens.
-
-        `starts` are the offsets of all processes' episodes in the trajectory file; only the main
-        process needs them. A collective: every process must call it.
-        """
-        if self._keep == "none":
-            return
-        own = []
-        for number, (trajectory, given) in enumerate(
-            zip(trajectories, advantages.tolist(), strict=True)
-        ):
-            length = sum(len(row.completion_ids) for row in trajectory.rows)
-            # A lost episode has no advantages, and its row may be shorter than its tokens.
-            values = (given + [0.0] * length)[:length]
-            chosen = self._keep == "all" or (self._is_main and number < self._group_size)
-            packed = pack(trajectory.rows, values) if chosen and trajectory.rows else b""
-            own.append((_turn_means(trajectory, values), packed))
-        shares = gathered(own)
-        if self._is_main:
-            everyone = [kept for share in shares for kept in share]
-            self._store.append_tokens(
-                name,
-                (
-                    StoredTokens(start, turns, packed)
-                    for start, (turns, packed) in zip(starts, everyone, strict=True)
-                ),
-            )
-
-
-def pieces_of(tokenizer: Any) -> list[str]:
-    """The text that each token id adds to a sentence; U+FFFD for a part of a character."""
-    before = tokenizer.encode("a", add_special_tokens=False)
-    held = tokenizer.decode(before)
-    # Decode after another token, since some tokenizers drop a leading space.
-    texts = tokenizer.batch_decode(
-        [[*before, number] for number in range(len(tokenizer))],
-        skip_special_tokens=False,
-        clean_up_tokenization_spaces=False,
-    )
-    return [str(text).removeprefix(held) for text in texts]
-
-
-def _turn_means(trajectory: Trajectory, values: Sequence[float]) -> list[float]:
-    means, offset = [], 0
-    for row in trajectory.rows:
-        begin = 0
-        for end in row.turn_ends:
-            span = [values[offset + i] for i in range(begin, end) if row.loss_mask[i]]
-            means.append(float(f"{sum(span) / len(span):.6g}") if span else 0.0)
-            begin = end
-        offset += len(row.completion_ids)
-    return means
-
-
-class RLTrainer(PackedUpdate):
+class RLTrainer(FiniteSteps, PackedUpdate):
     """Trains a policy with RL on the tasks of one split.
 
     A group is `num_generations` episodes of one task and environment seed. Task and seed depend
@@ -232,6 +159,8 @@ class RLTrainer(PackedUpdate):
         self._rows = Rows([], [], [], 0, [])
         self._trajectories: list[Trajectory] = []
         self._starts: list[int] = []
+        self.to_compare = True
+        """Whether engine and trainer are compared in the next step."""
         tasks = [task for world in self.worlds for task in world.tasks]
         with warnings.catch_warnings():
             # TRL marks rollout_func as experimental; our version range of TRL is pinned.
@@ -243,8 +172,10 @@ class RLTrainer(PackedUpdate):
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": tasks}),
                 reward_funcs=[trajectory_reward],
                 rollout_func=self._hand_over,
-                peft_config=lora_config(config.lora),
+                peft_config=adapters_for(policy.model, policy.tokenizer, config.lora),
             )
+        finish_adapters(self)
+        check_router_loss(self)
         self._add_parts(config)
 
     def _add_parts(self, config: RLConfig) -> None:
@@ -291,6 +222,8 @@ class RLTrainer(PackedUpdate):
         self.beta = self.args.beta
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self.beta = self.config.beta
+        if self.to_compare:
+            self._compare()
         if self.config.updates_per_rollout > 1:
             # The policy that sampled, as the trainer computes it, from before the first update.
             output["old_per_token_logps"] = self.logprobs(output)  # (R, T)
@@ -307,6 +240,27 @@ class RLTrainer(PackedUpdate):
         for name, value in self.step_advantages.metrics.items():
             self._metrics["train"][name].append(value)
         return output
+
+    def _compare(self) -> None:
+        """Warn if the trainer gives the tokens of the first step other log-probabilities.
+
+        Scores the shortest row that this policy sampled. A collective.
+        """
+        self.to_compare, step = False, self.state.global_step
+        rows = self._rows.tokens
+        own = [row for row in rows if {step} <= set(row.versions) <= {-1, step}]
+        row = min(own or rows, key=lambda row: len(row.prompt_ids) + len(row.completion_ids))
+        ids, width = row.prompt_ids + row.completion_ids, len(row.completion_ids)
+        found = self.scores_of(ids, width, row.loss_mask)
+        if own and self.accelerator.is_main_process:
+            exact = self.policy.engine.is_exact and not (self.args.bf16 or self.args.fp16)
+            gaps = [
+                theirs - ours
+                for theirs, ours, trained in zip(found, row.logprobs, row.loss_mask, strict=True)
+                if trained
+            ]
+            agreement = Agreement.of(gaps, FULL if exact else HALF)
+            warn_of_difference(agreement, self.config.model)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         # The micro-batches differ between processes, and so does their number of rows.
@@ -329,8 +283,15 @@ class RLTrainer(PackedUpdate):
         known = [row["entropy"] for row in self.state.log_history if "entropy" in row]
         return floor is None or bool(known and known[-1] < floor)
 
+    def check_weights(self) -> None:
+        """Raise `NotFinite` if the weights of policy or critic cannot be used. A collective."""
+        super().check_weights()
+        if self.step_advantages.critic is not None:
+            self.step_advantages.critic.check_weights()
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # Write our files first: a checkpoint counts as complete once TRL's files exist.
+        super()._save_checkpoint(model, trial)
+        # The checkpoint counts as complete once the horizon's state is written.
         folder = Path(self._get_output_dir(trial=trial))
         folder = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.step_advantages.critic is not None:
@@ -346,7 +307,6 @@ class RLTrainer(PackedUpdate):
         if self.config.async_steps:
             self.async_rollouts.save(folder, self.accelerator.process_index)
             gathered(None)
-        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -474,6 +434,12 @@ class RLTrainer(PackedUpdate):
             self._metrics["train"][name].append(value)
         if self.accelerator.is_main_process:
             self._starts = self.store.append_trajectories("train", everyone)
+        if tokens.not_finite:
+            raise not_finite(
+                self,
+                f"the log-probability of {tokens.not_finite} of {tokens.sampled} tokens that were "
+                f"sampled for step {step + 1} is not finite",
+            )
         check_lost([*everyone, *replaced], step, self.config.max_lost_rate)
         if isinstance(self.horizon, PerEnvironment):
             for env, schedule in self.horizon.schedules.items():
@@ -550,6 +516,10 @@ def _check(config: RLConfig) -> None:
     check_needs(config.trainer_args, {"loss_type": algorithm.loss.loss_type})
     check_arguments("trainer_args", config.trainer_args, GRPOConfig)
     lora_config(config.lora)
+    if config.beta:
+        check_reference(config.lora, f"beta {config.beta:g}")
+    elif algorithm.needs_reference:
+        check_reference(config.lora, f"algorithm {config.algorithm}")
 
 
 def _prepare(

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
 from agentgym_env.errors import ConfigError
+from agentgym_train.trainers.finite import check_gradient
 from agentgym_train.trainers.microbatches import (
     MicroBatches,
     backbone_of,
@@ -151,6 +152,18 @@ class PackedUpdate(GRPOTrainer):
         found, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, attention, width)
         return found
 
+    @torch.no_grad()
+    def scores_of(self, ids: list[int], width: int, trained: Sequence[int]) -> list[float]:
+        """(T,) log-probabilities of the last `width` of one row's ids, 0 where none is trained."""
+        row = torch.tensor([ids], device=self.accelerator.device)  # (1, P + T)
+        # A router may draw noise, which must not change what is drawn later.
+        devices = range(torch.cuda.device_count())
+        with torch.random.fork_rng(devices), self._scoring(torch.tensor([trained]).bool()):
+            found, _, _ = self._get_per_token_logps_and_entropies(
+                self.model, row, torch.ones_like(row), width
+            )
+        return [float(value) for value in found[0].float()]
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The mean loss of a rollout's mini-batches.
 
@@ -202,9 +215,10 @@ class PackedUpdate(GRPOTrainer):
             accelerator.backward(loss, scale_wrt_gas=False)  # this also takes the step
         else:
             accelerator.backward(loss)
-        if self.args.max_grad_norm:
-            norm = accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
-            self._metrics["train"]["earlier_grad_norm"].append(float(norm))
+        most = self.args.max_grad_norm or float("inf")
+        norm = accelerator.clip_grad_norm_(model.parameters(), most)
+        check_gradient(self, norm)
+        self._metrics["train"]["earlier_grad_norm"].append(float(norm))
         self.optimizer.step()
         model.zero_grad()
 

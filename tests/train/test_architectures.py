@@ -120,3 +120,22 @@ def test_a_window_wider_than_all_positions_is_none():
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert HFEngine(model, 0).model is model
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "bloom", "mistral_window"])
+def test_a_model_without_a_batch_computes_the_logits_of_the_last_position_alone(name):
+    model, shapes = model_of(name), []
+    model.register_forward_hook(lambda _, __, output: shapes.append(output.logits.shape[:2]))
+    together(HFEngine(model, 0), [list(range(5, 60))], [sampling(max_tokens=3)])
+    assert len(shapes) == 3 and set(shapes) == {(1, 1)}
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "qwen3_next"])
+def test_experts_whose_config_asks_for_a_router_loss_are_sampled(name):
+    model = model_of(name)
+    model.config.output_router_logits = True
+    found = together(HFEngine(model, 0), PROMPTS, [sampling(n) for n in range(len(PROMPTS))])
+    for prompt, turn in zip(PROMPTS, found, strict=True):
+        expected = full_forward_logprobs(model, prompt, turn)
+        assert turn.logprobs == pytest.approx(expected, abs=1e-4)
+    assert model.config.output_router_logits

@@ -87,7 +87,7 @@ def test_without_an_end_of_turn_there_is_no_chat_and_the_rest_is_skipped_not_pas
     found = findings(subject_with(plain))
     assert "could not end its turn" in found["chat"].detail
     passed = {name for name, f in found.items() if f.status == "pass"}
-    assert passed == {"append-only", "clock", "pad token", "vocabulary"}
+    assert passed == {"append-only", "clock", "pad token", "vocabulary", "positions"}
 
 
 def test_an_end_token_that_is_doubled_after_a_turn_fails(monkeypatch):

@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 import trl
+from transformers import Trainer
 from trl import DPOTrainer, GRPOTrainer, SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
@@ -53,6 +54,16 @@ def test_an_overridden_method_of_sft_and_dpo_takes_what_it_took(trainer, name):
         f"trl {trl.__version__} changed {trainer.__name__}.{name}: look at "
         "agentgym_train/trainers/sft.py and preference.py before raising the bound on trl"
     )
+
+
+def test_transformers_asks_for_the_norm_of_a_gradient_before_every_update():
+    loop = inspect.getsource(Trainer._run_epoch)
+    steps = ("self._get_grad_norm(", "self.optimizer.step()", "self._maybe_log_save_evaluate(")
+    places = [loop.index(step) for step in steps]
+    assert places == sorted(places), "look at agentgym_train/trainers/finite.py"
+    assert list(inspect.signature(Trainer._get_grad_norm).parameters) == [
+        "self", "model", "grad_norm",
+    ]  # fmt: skip
 
 
 def test_the_loss_of_sft_and_dpo_is_of_what_the_masks_and_labels_name():

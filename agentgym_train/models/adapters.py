@@ -1,0 +1,213 @@
+"""LoRA adapters of a run: their configuration, what they cannot be, and new tokens they train."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from agentgym_env.errors import ConfigError, MissingExtra
+from agentgym_train.config.values import check_arguments
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = {"task_type": "CAUSAL_LM", "target_modules": "all-linear"}
+"""Adapters on every linear layer but the head match full training best (arXiv:2405.09673)."""
+
+_FROM_DATA: Final = ("corda", "eva", "lora_ga")
+"""Initialisations from activations or gradients, which PEFT would leave out or miss."""
+
+_AT_THE_MODEL: Final = ("true", "gaussian", "orthogonal", "mica")
+"""Initialisations after which the policy is the model, and the model without adapters too."""
+
+_NEAR_MEAN = 0.01
+"""A token is new if its embedding is this close to the mean of all, as a share of their spread."""
+
+_SPREAD_ROWS = 4096
+
+
+def lora_config(fields: Mapping[str, Any] | None) -> Any:
+    """PEFT's LoraConfig of a run's `lora`; None if it is None."""
+    if fields is None:
+        return None
+    try:
+        from peft import LoraConfig
+    except ModuleNotFoundError as error:
+        raise MissingExtra("lora needs peft: pip install 'agentgym-sdk[train]'") from error
+    check_arguments("lora", fields, LoraConfig)
+    _check_saved(fields)
+    try:
+        return LoraConfig(**{**_DEFAULTS, **fields})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"lora has the fields of LoraConfig, such as r, lora_alpha, target_modules: {error}"
+        ) from error
+
+
+def _check_saved(fields: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for adapters that would not be the trained ones once they are loaded."""
+    start = _initialisation(fields)
+    if start in _FROM_DATA:
+        raise ConfigError(
+            f"lora.init_lora_weights {start} is computed from data, which a run does not pass to "
+            "PEFT; leave it out, or use pissa or olora"
+        )
+    if start.startswith("pissa_niter") or start == "loftq":
+        raise ConfigError(
+            f"lora.init_lora_weights {start} changes the model's weights and cannot be repeated "
+            "exactly when the adapters are loaded, so the saved model would not be the trained "
+            "one; leave it out, or use pissa or olora"
+        )
+    for name in ("alora_invocation_tokens", "arrow_config", "lora_bias"):
+        if fields.get(name):
+            raise ConfigError(
+                f"lora.{name} makes adapters that cannot be merged into the model, as every "
+                "command does when it loads them; leave it out"
+            )
+
+
+def check_reference(fields: Mapping[str, Any] | None, needed_by: str) -> None:
+    """Raise `ConfigError` if the model without these adapters is not the policy at the start.
+
+    PiSSA and OLoRA, for example, move a part of the weights to the adapters.
+    """
+    if fields is None:
+        return
+    start = _initialisation(fields)
+    if start not in _AT_THE_MODEL:
+        fact = f"init_lora_weights {fields['init_lora_weights']}"
+    elif fields.get("kasa_config") is not None:
+        fact = "kasa_config"
+    elif fields.get("bias", "none") != "none":
+        fact = f"bias {fields['bias']}"
+    else:
+        return
+    raise ConfigError(
+        f"with lora.{fact} the model without adapters is not the policy that training starts from, "
+        f"which {needed_by} compares with; leave it out of lora, or train without a reference"
+    )
+
+
+def _initialisation(fields: Mapping[str, Any]) -> str:
+    return str(fields.get("init_lora_weights", True)).lower()
+
+
+def adapters_for(model: Any, tokenizer: Any, fields: Mapping[str, Any] | None) -> Any:
+    """`lora_config` for a model, which also trains the embeddings of its new tokens."""
+    config = lora_config(fields)
+    if config is None:
+        return None
+    inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = head is not None and head.weight is inputs.weight
+    names = {module: name for name, module in model.named_modules()}
+    if is_tied and _is_target(config, names[inputs]):
+        raise ConfigError(
+            f"lora.target_modules contains {names[inputs]}, whose weights are the LM head's too, "
+            "so that adapters of the one would be merged into both; leave it out, or use "
+            f"lora.modules_to_save: [{names[inputs].rpartition('.')[2]}]"
+        )
+    ids = new_tokens(model, tokenizer)
+    saved = config.modules_to_save or ()
+    covered = any(names[inputs].endswith(name) for name in saved)
+    if not ids or covered or config.trainable_token_indices is not None:
+        return config
+    words = ", ".join(tokenizer.convert_ids_to_tokens(ids))
+    if getattr(head, "bias", None) is not None:
+        raise ConfigError(
+            f"the model has not learned {words} yet, and PEFT cannot train tokens of an LM head "
+            "with a bias; train all weights once (leave out lora)"
+        )
+    logger.warning("the model has not learned %s yet: their embeddings are trained, too", words)
+    config.trainable_token_indices = {names[inputs]: ids}
+    if head is not None and not is_tied:
+        config.trainable_token_indices[names[head]] = ids
+    return config
+
+
+def _is_target(config: Any, name: str) -> bool:
+    """Whether adapters are put on a module that is not linear."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    if config.target_modules == "all-linear":
+        return False
+    return bool(check_target_module_exists(config, name))
+
+
+@torch.no_grad()
+def new_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Ids of the chat's control tokens that the model has not learned yet.
+
+    A token that was added has the mean of all embeddings, or zeros, or shares its embedding.
+    """
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    control = [
+        number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.content in template or number == tokenizer.eos_token_id
+    ]
+    weight = model.get_input_embeddings().weight
+    control = [number for number in control if number < len(weight)]
+    if not control or weight.is_meta:
+        return []
+    mean = weight.float().mean(0)  # (H,)
+    some = weight[:: max(1, len(weight) // _SPREAD_ROWS)].float()  # (N, H)
+    near = _NEAR_MEAN * (some - mean).norm(dim=1).median()
+    own = weight[control].float()  # (C, H)
+    apart = torch.cdist(own, own).fill_diagonal_(torch.inf).amin(1)  # (C,)
+    untrained = ((own - mean).norm(dim=1) < near) | (own.norm(dim=1) == 0) | (apart == 0)
+    return [number for number, new in zip(control, untrained.tolist(), strict=True) if new]
+
+
+def finish_adapters(trainer: Any) -> None:
+    """Make trained tokens usable by TRL's LM head; raises `ConfigError` where they cannot be."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not hasattr(model, "peft_config"):
+        return
+    from peft.utils.other import TrainableTokensWrapper
+
+    wrappers = [part for part in model.modules() if isinstance(part, TrainableTokensWrapper)]
+    if wrappers and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+        raise ConfigError(
+            "new tokens cannot be trained with adapters and sharded weights, which PEFT does not "
+            "support; train all weights once (leave out lora), or use DDP"
+        )
+    for wrapper in wrappers:
+        if isinstance(wrapper.original_module, nn.Linear):
+            # TRL reads the weight, which contains the trained tokens, and the bias.
+            wrapper.bias = None
+
+
+def head_of(model: Any) -> Any:
+    """The LM head below the wrapper that trains some of its tokens."""
+    head = model.get_output_embeddings()
+    adapter = getattr(head, "token_adapter", None)
+    return head if adapter is None else adapter.get_base_layer()
+
+
+@contextmanager
+def merged_tokens(model: Any) -> Iterator[None]:
+    """Within, the embeddings contain the trained tokens: PEFT copies them all in each pass."""
+    layers = [m.token_adapter for m in model.modules() if hasattr(m, "token_adapter")]
+    layers = [layer for layer in layers if not layer.merged and not layer.disable_adapters]
+    try:
+        for layer in layers:
+            for name in layer.active_adapters:
+                _put(layer, name, layer.trainable_tokens_delta[name])
+                layer.merged_adapters.append(name)
+        yield
+    finally:
+        for layer in layers:
+            while layer.merged_adapters:
+                name = layer.merged_adapters.pop()
+                _put(layer, name, layer.trainable_tokens_original[name])
+
+
+@torch.no_grad()
+def _put(layer: Any, name: str, rows: Tensor) -> None:
+    # In place: a new tensor of inference mode could not be trained afterwards.
+    weight = layer.get_base_layer().weight.data
+    weight[torch.tensor(layer.token_indices[name], device=weight.device)] = rows.to(weight)
