@@ -75,7 +75,8 @@ class PolicyConfig:
     keep_reasoning: bool = False
     """Keep the reasoning of earlier turns in the context where the chat template would drop it."""
     turn_max_tokens: int = 512
-    """Maximum tokens that the policy samples per turn."""
+    """Maximum tokens that the policy samples per turn. Turns that reach it are counted as
+    `cut_turns`; demonstrated turns must not be longer."""
     max_tokens: int = 8192
     """Maximum tokens per episode, including prompt and observations; per context if the agent
     starts new contexts."""

@@ -123,10 +123,11 @@ class SFTDataset:
         """Tokenize the selected episodes; raises `ConfigError` if a turn exceeds the limit."""
         episode_tokenizer = EpisodeTokenizer(tokenizer, config)
         every = [episode_tokenizer.rows(episode) for episode in filtered.selected]
-        fitting = [rows for rows in every if all(_length(r) <= config.max_tokens for r in rows)]
+        pairs = zip(filtered.selected, every, strict=True)
+        fitting = [(e, rows) for e, rows in pairs if _fits(rows, config.max_tokens)]
         if turn_max_tokens is not None:
             check_turns(fitting, turn_max_tokens)
-        rows = [training_row(row) for rows in fitting for row in rows if any(row.loss_mask)]
+        rows = [training_row(row) for _, rows in fitting for row in rows if any(row.loss_mask)]
         too_long = len(every) - len(fitting)
         dataset = cls(rows, filtered, broken, too_long, config.max_tokens)
         check_rows(rows, " ".join(dataset.sentences()))
@@ -166,22 +167,28 @@ def warnings_of_shown_tasks(
     ]
 
 
-def _length(row: Tokens) -> int:
-    return len(row.prompt_ids) + len(row.completion_ids)
+def _fits(rows: Iterable[Tokens], max_tokens: int) -> bool:
+    return all(len(row.prompt_ids) + len(row.completion_ids) <= max_tokens for row in rows)
 
 
-def check_turns(episodes: Iterable[Sequence[Tokens]], turn_max_tokens: int) -> None:
+def check_turns(
+    episodes: Iterable[tuple[Trajectory, Sequence[Tokens]]], turn_max_tokens: int
+) -> None:
     """Raise `ConfigError` if the policy could not sample a turn that it is to learn.
 
-    `episodes` are the rows of each. Turns without loss, which are context, do not count.
+    `episodes` have their rows beside them. Turns without loss, which are context, do not count.
     """
-    lengths = [
-        length
-        for rows in episodes
-        for row in rows
-        for begin, end in pairwise([0, *row.turn_ends])
-        if (length := sum(row.loss_mask[begin:end]))
-    ]
+    lengths: list[int] = []
+    for episode, rows in episodes:
+        masks = [
+            row.loss_mask[begin:end] for row in rows for begin, end in pairwise([0, *row.turn_ends])
+        ]
+        # A cut turn was sampled without the end that it has here.
+        lengths += [
+            sum(mask) - turn.cut
+            for turn, mask in zip(episode.turns, masks, strict=True)
+            if any(mask)
+        ]
     too_long = sum(length > turn_max_tokens for length in lengths)
     if too_long:
         raise ConfigError(

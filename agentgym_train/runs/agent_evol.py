@@ -187,7 +187,8 @@ def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajector
     found = select_demonstrations(config, read.selected)
     found.left_out += read.left_out
     episode_tokenizer = EpisodeTokenizer(load_tokenizer(config.model), config)
-    check_turns(map(episode_tokenizer.rows, found.selected), config.turn_max_tokens)
+    tokenized = ((episode, episode_tokenizer.rows(episode)) for episode in found.selected)
+    check_turns(tokenized, config.turn_max_tokens)
     reasons = f" (left out: {found.reasons()})" if found.left_out else ""
     notify = notifier(console)
     for message in (

@@ -80,7 +80,7 @@ class DPODataset:
         pairs = make_pairs(filtered.selected, config.pair_rules)
         rows = [pair_row(pair, episode_tokenizer) for pair in pairs]
         chosen = {id(pair.chosen): pair.chosen for pair in pairs}.values()
-        check_turns(map(episode_tokenizer.rows, chosen), config.turn_max_tokens)
+        check_turns(((e, episode_tokenizer.rows(e)) for e in chosen), config.turn_max_tokens)
         fitting = [row for row in rows if _longest(row) <= config.max_tokens]
         dataset = cls(
             rows=fitting,

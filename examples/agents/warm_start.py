@@ -47,7 +47,7 @@ def main() -> None:
     settings = SFTConfig(
         env=env, model=str(start), data=[str(args.out / "expert")], instruction="",
         output_dir=str(args.out / "sft"), action_format="tools", success=False,
-        learning_rate=1e-3, warmup_steps=10, rows_per_step=16, epochs=6, turn_max_tokens=64,
+        learning_rate=1e-3, warmup_steps=10, rows_per_step=16, epochs=6, turn_max_tokens=96,
         max_tokens=1400, eval_horizon=8, eval_before=False,
         trainer_args={"lr_scheduler_type": "cosine"},
     )  # fmt: skip

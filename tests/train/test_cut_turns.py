@@ -279,8 +279,23 @@ def test_evolve_rejects_them_before_it_explores(data, tmp_path):
         _demonstrations(config, Console(file=io.StringIO()))
 
 
+def test_a_turn_that_was_cut_at_this_limit_when_it_was_played_is_not_too_long(data):
+    tokenizer = textcraft_tokenizer()
+    (whole,) = lengths(tokenizer, LONG)
+    values = {"model": "m", "output_dir": "o", "instruction": "", "turn_max_tokens": whole - 1}
+    own = long_turns("ladder")
+    own = msgspec.structs.replace(
+        own, turns=[msgspec.structs.replace(turn, cut=turn.response == LONG) for turn in own.turns]
+    )
+    assert SFTDataset.read(SFTConfig(**values, data=data(own)), tokenizer).rows
+    with pytest.raises(ConfigError, match=f"exceed turn_max_tokens={whole - 2}; the longest has"):
+        values["turn_max_tokens"] = whole - 2
+        SFTDataset.read(SFTConfig(**values, data=data(own)), tokenizer)
+
+
 def test_the_sentence_of_the_rejection():
-    tokens = [demonstration_row([34] * 200 + [16] * 200)]
+    shown = msgspec.structs.replace(demonstration(), turns=[Turn("x", "x", "y")] * 400)
+    tokens = shown, [demonstration_row([34] * 200 + [16] * 200)]
     with pytest.raises(ConfigError) as caught:
         check_turns([tokens], 16)
     assert str(caught.value).startswith(

@@ -47,7 +47,7 @@ def write(folder: Path, method: str, **changes) -> Path:
         "data": [save_episodes(folder / f"episodes-{method}")],
         "output_dir": str(folder / "run"),
         "instruction": "",
-        "turn_max_tokens": 6,
+        "turn_max_tokens": 24,  # as long as the longest demonstrated turn
         "max_tokens": 1400,
         "learning_rate": 1e-3,
         "epochs": 2,

@@ -15,7 +15,7 @@ from tests.train.command import Command, finish
 TRAIN = Path(__file__).parents[2] / "examples" / "train"
 SHORT_SFT = [
     "steps=2", "rows_per_step=4", "warmup_steps=0", "eval_per_category=1", "eval_horizon=2",
-    "turn_max_tokens=8", "compile=false",
+    "compile=false",
 ]  # fmt: skip
 STARTER = "model=starter:textcraft/warm_policy"
 SHORT_RL = [

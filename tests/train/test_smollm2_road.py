@@ -35,7 +35,7 @@ MOST_SECONDS = 600 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
 A core without AVX-512 multiplies half as many numbers at a time.
 """
 COMMON = {
-    "env": "agentgym/TextCraft-v0", "instruction": TOLD, "turn_max_tokens": 24, "max_tokens": 1024,
+    "env": "agentgym/TextCraft-v0", "instruction": TOLD, "turn_max_tokens": 32, "max_tokens": 1024,
     "lora": {"r": 16, "lora_alpha": 32}, "eval_before": False, "eval_after": False,
 }  # fmt: skip
 HORIZON = 4
