@@ -63,7 +63,7 @@ def small_policy(
     layers: int = 4,
     hidden: int = 128,
     heads: int = 4,
-    max_length: int = 2048,
+    max_length: int = 8192,
     seed: int = 0,
 ) -> Qwen3ForCausalLM:
     """A Qwen3-style policy of about a million parameters, with weights drawn from `seed`.

@@ -17,7 +17,7 @@ from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.runs.agent_trainer import AgentTrainer
 from tests.train.command import Command, finish
-from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
+from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.test_architectures import OLD_SIZE, SIZE
 from tests.train.test_evolve import write as write_evolve
 from tests.train.test_imitation_run import write
@@ -82,21 +82,21 @@ def test_a_policy_for_evaluation_collection_or_the_gateway_has_what_its_model_ha
 @pytest.mark.parametrize("method", ["rl", "sft", "dpo", "evolve"])
 def test_a_run_beyond_the_positions_is_refused_before_its_folder_is_made(tmp_path, method):
     if method == "rl":
-        config = write_config(tmp_path, max_tokens=4096)
+        config = write_config(tmp_path, max_tokens=9000)
     elif method == "evolve":
-        config = write_evolve(tmp_path, "run", max_tokens=4096)
+        config = write_evolve(tmp_path, "run", max_tokens=9000)
     else:
-        config = write(tmp_path, method, max_tokens=4096)
+        config = write(tmp_path, method, max_tokens=9000)
     status, output = finish(Command("train", config))
     assert status == 2, output
-    assert "max_tokens is 4096, but the model has 2048 positions" in output
+    assert "max_tokens is 9000, but the model has 8192 positions" in output
     assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_a_run_with_the_default_trains_within_the_positions(tmp_path):
-    values = {"model": save_tiny_policy(tmp_path / "policy"), "output_dir": str(tmp_path / "run")}
+    values = {"model": save_gpt2(tmp_path / "policy"), "output_dir": str(tmp_path / "run")}
     with AgentTrainer(args=RLConfig(env="textcraft", **values)) as trainer:
-        assert trainer.args.max_tokens == trainer.policy.config.max_tokens == 2048
+        assert trainer.args.max_tokens == trainer.policy.config.max_tokens == 256
 
 
 def test_a_command_that_samples_refuses_it_too(tmp_path):
@@ -115,11 +115,14 @@ def test_an_audit_reports_positions_and_fails_beyond_them():
             rule, Subject("tiny", tiny_model(), textcraft_tokenizer(), Settings(**changes))
         )
 
-    assert (finding().status, finding().detail) == ("pass", "2048 positions, max_tokens 2048")
-    failed = finding(max_tokens=3000)
+    assert (finding().status, finding().detail) == ("pass", "8192 positions, max_tokens 4096")
+    failed = finding(max_tokens=9000)
     assert failed.status == "FAIL"
-    assert failed.detail == "max_tokens is 3000, but the model has 2048 positions"
-    assert "to at most 2048" in failed.remedy
+    assert failed.detail == "max_tokens is 9000, but the model has 8192 positions"
+    assert "to at most 8192" in failed.remedy
+    gpt2 = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **OLD_SIZE))
+    lowered = apply(rule, Subject("gpt2", gpt2, textcraft_tokenizer(), Settings()))
+    assert lowered.detail == "256 positions, max_tokens 256"
 
 
 def test_a_config_of_sft_leaves_out_what_is_longer_than_the_positions():
