@@ -119,7 +119,7 @@ def test_the_command_passes_shows_spans_without_colour_and_writes_json(tmp_path)
     assert "legend" in done.output and "TRAINED [" in done.output and "masked  [" in done.output
     assert "rules passed, 0 failed, 2 skipped" in done.output
     written = json.loads((tmp_path / "audit.json").read_text())
-    assert written["passed"] and written["counts"] == {"pass": 19, "FAIL": 0, "skipped": 2}
+    assert written["passed"] and written["counts"] == {"pass": 20, "FAIL": 0, "skipped": 2}
     assert [rule["rule"] for rule in written["rules"]] == list(RULES)
     assert all(rule["proves"] for rule in written["rules"])
 
