@@ -164,7 +164,7 @@ class ConcurrencyLimits:
 
     def _look_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(REPORT_AFTER_S / 4, self._look)
+        self._timer = loop.call_later(REPORT_AFTER_S / 20, self._look)
 
     def _look(self) -> None:
         """Log which environment is waited for: after 20 s, 40 s, 80 s and so on."""
