@@ -412,8 +412,8 @@ def end_ids(generation_config: Any) -> tuple[int, ...]:
 def served_end_ids(source: str) -> tuple[int, ...]:
     """As `end_ids`, of a model that runs elsewhere; empty if its generation config is not here."""
     try:
-        return end_ids(GenerationConfig.from_pretrained(source))
-    except OSError:
+        return end_ids(GenerationConfig.from_pretrained(source, trust_remote_code=False))
+    except (OSError, ValueError):
         return ()
 
 
