@@ -213,7 +213,7 @@ class RunConfig(PolicyConfig):
     step is a rollout with all its updates."""
     lora: dict[str, Any] | None = None
     """Train LoRA adapters: fields of PEFT's LoraConfig, such as `{r: 16}`. The saved model is the
-    adapters. Null trains all weights."""
+    adapters, with the embeddings of new tokens, if any. Null trains all weights."""
     trainer_args: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the method's TRL config, by TRL's names."""
     save_every: int = 50

@@ -14,7 +14,11 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import ServerSettings
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.vllm_wire import Broken, Member, VLLMWire
-from agentgym_train.models.loading import adapters_of, checkpoint_weights
+from agentgym_train.models.loading import (
+    TOKENS_WITH_ADAPTERS,
+    adapters_of,
+    checkpoint_weights,
+)
 
 
 class Transport:
@@ -157,10 +161,13 @@ def sends_adapters(settings: ServerSettings, model: Any) -> bool:
     wanted = settings.adapter_updates
     if not hasattr(model, "peft_config") or wanted is False:
         return False
+    trains_tokens = any(c.trainable_token_indices for c in model.peft_config.values())
     if wanted is None:
         # Other servers may not take adapters, and on a CPU they slow sampling down.
         is_ours = settings.transport == "file" and not settings.servers
-        return is_ours and torch.cuda.is_available()
+        return is_ours and torch.cuda.is_available() and not trains_tokens
     if settings.transport != "file":
         raise ConfigError("adapter_updates needs transport: file")
+    if trains_tokens:
+        raise ConfigError(TOKENS_WITH_ADAPTERS)
     return True

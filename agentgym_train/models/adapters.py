@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.values import check_arguments
+from agentgym_train.models.distributed import gathered
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,10 @@ def _initialisation(fields: Mapping[str, Any]) -> str:
 
 
 def adapters_for(model: Any, tokenizer: Any, fields: Mapping[str, Any] | None) -> Any:
-    """`lora_config` for a model, which also trains the embeddings of its new tokens."""
+    """`lora_config` for a model, which also trains the embeddings of its new tokens.
+
+    A collective: other processes than the first may not have loaded the weights.
+    """
     config = lora_config(fields)
     if config is None:
         return None
@@ -110,7 +114,7 @@ def adapters_for(model: Any, tokenizer: Any, fields: Mapping[str, Any] | None) -
             "so that adapters of the one would be merged into both; leave it out, or use "
             f"lora.modules_to_save: [{names[inputs].rpartition('.')[2]}]"
         )
-    ids = new_tokens(model, tokenizer)
+    ids = gathered(new_tokens(model, tokenizer))[0]
     saved = config.modules_to_save or ()
     covered = any(names[inputs].endswith(name) for name in saved)
     if not ids or covered or config.trainable_token_indices is not None:

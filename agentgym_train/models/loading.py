@@ -168,16 +168,19 @@ def checkpoint_weights(model: Any, *, with_adapters: bool = True) -> dict[str, T
     return found
 
 
+TOKENS_WITH_ADAPTERS: Final = (
+    "the adapters train tokens, which vLLM's LoRA does not take; set engine_args.adapter_updates "
+    "to false"
+)
+
+
 def adapters_of(model: Any) -> tuple[Any, dict[str, Tensor]]:
     """(PEFT's configuration, the weights) of a model's LoRA adapters, as PEFT saves them."""
     from peft import get_peft_model_state_dict
 
     (name,) = model.active_adapters
     if model.peft_config[name].trainable_token_indices is not None:
-        raise ConfigError(
-            "the adapters train tokens, which vLLM's LoRA does not take; set "
-            "engine_args.adapter_updates to false"
-        )
+        raise ConfigError(TOKENS_WITH_ADAPTERS)
     config = copy.copy(model.peft_config[name])
     config.inference_mode = True
     weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)

@@ -12,8 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from agentgym_env.errors import ConfigError
 from agentgym_servers.worlds.textcraft.env import TextCraft
+from agentgym_train.config.engines import ServerSettings
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.vllm_transports import sends_adapters
 from agentgym_train.models.adapters import adapters_for, new_tokens
 from agentgym_train.models.loading import (
     TURN_BEGINS,
@@ -134,6 +136,9 @@ def test_engines_sample_with_the_trained_tokens_and_leave_the_model_as_it_is(tmp
         assert torch.allclose(whole(ids).logits, policy(ids).logits, atol=1e-4), "for vLLM"
     with pytest.raises(ConfigError, match=r"engine_args\.adapter_updates to false"):
         adapters_of(policy)
+    with pytest.raises(ConfigError, match=r"engine_args\.adapter_updates to false"):
+        sends_adapters(ServerSettings(adapter_updates=True), policy)
+    assert not sends_adapters(ServerSettings(), policy)
 
 
 def test_a_resumed_training_of_tokens_becomes_what_the_unbroken_one_did(tmp_path):
