@@ -450,7 +450,7 @@ def _too_slow(clock: Deadline, world_s: float) -> DeadlinePassed:
 
 
 def gateway_of(
-    engine: GenerationEngine, tokenizer: Any, config: PolicyConfig, end_ids: Collection[int]
+    engine: GenerationEngine, tokenizer: Any, config: PolicyConfig, end_ids: Collection[int] = ()
 ) -> Gateway | None:
     """The gateway of a policy whose agent is a black box; None for other agents.
 
