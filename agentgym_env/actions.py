@@ -48,7 +48,7 @@ class ActionFormat(Protocol):
     def render(self, action: str, thought: str = "") -> str:
         """The text of a demonstration; `parse(render(action))` is the action, stripped.
 
-        An action cannot contain a mark that ends reasoning.
+        An action cannot contain a mark of reasoning, except in quotation marks.
         """
         ...
 

@@ -6,6 +6,7 @@ world reads the text. Knows nothing about action formats and tools.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
@@ -19,12 +20,9 @@ MARKS: Final = (
 """What opens and closes a block of reasoning: DeepSeek R1, Qwen3, GLM, Nemotron and many others;
 Seed-OSS; Magistral; Command A; Gemma 4."""
 
-_CALLS: Final = ("<tool_call>", "[TOOL_CALLS]", "{")
-"""What a text begins with that begins with a call, whose arguments may contain a mark."""
 _QUOTES: Final = "\"'`"
-
 _HEADER: Final = re.compile(
-    r"(?:<\|start\|>assistant)?(?:<\|channel\|>| to=self\b| to=[\w.-]+\s*<\|)"
+    r"\s*(?:<\|start\|>assistant)?(?:<\|channel\|>| ?to=self\b| ?to=[\w.-]+\s*<\|)"
 )
 _ENDS: Final = re.compile(r"<\|(?:end|eom|eot|return|call)\|>")
 _IS_REASONING: Final = re.compile(r"<\|channel\|>analysis| to=self\b")
@@ -35,24 +33,25 @@ _IS_PREAMBLE: Final = re.compile(r"<\|channel\|>commentary")
 def reply_of(text: str) -> str | None:
     """A policy's text without its reasoning; None if a turn ends inside its reasoning.
 
-    The reasoning is what comes before the first mark that closes a block, and further blocks after
-    it; many chat templates open the first one in the prompt. Marks in tool calls and in quotation
-    marks are text. Of a turn in several messages (harmony) the final one is the reply, and calls
-    keep their headers.
+    Blocks are removed where they are. A mark that closes a block which the text has not opened ends
+    reasoning too, since many chat templates open one in the prompt. Marks in tool calls and in
+    quotation marks are text. Of a turn in several messages (harmony) the final one is the reply,
+    and calls keep their headers.
     """
     if _HEADER.match(text):
         return _reply_in_messages(text)
     for opening, closing in MARKS:
-        reply = _after_blocks(text, opening, closing)
+        reply = _outside_of_blocks(text, opening, closing)
         if reply != text:
             return reply
     return text
 
 
 def reasoning_in(text: str) -> str:
-    """The blocks with which a text begins, up to its reply; empty if it has them elsewhere."""
-    reply = "" if _HEADER.match(text) else reply_of(text)
-    return text[: len(text) - len(reply)] if reply and text.endswith(reply) else ""
+    """All that comes before a text's reply; empty if there is none or some of it comes later."""
+    reply = "" if _HEADER.match(text) else (reply_of(text) or "")
+    reply, ended = reply.strip(), text.rstrip()
+    return ended[: len(ended) - len(reply)] if reply and ended.endswith(reply) else ""
 
 
 def opens_reasoning(text: str) -> str:
@@ -64,42 +63,44 @@ def opens_reasoning(text: str) -> str:
     return ""
 
 
-def _after_blocks(text: str, opening: str, closing: str) -> str | None:
-    end = _unquoted(text, closing)
-    if text.lstrip().startswith(_CALLS):
-        return text
-    if end < 0:
-        return None if text.lstrip().startswith(opening) else text
-    rest = text[end + len(closing) :]
-    return rest if rest.lstrip().startswith("{") else _without_blocks(rest, opening, closing)
-
-
-def _without_blocks(text: str, opening: str, closing: str) -> str | None:
-    """The text outside of blocks; None if it is empty and the last block is not closed."""
-    kept, at = "", 0
-    for found in re.finditer(rf"<tool_call>|\[TOOL_CALLS\]|{re.escape(opening)}", text):
-        begin, is_block = found.start(), found[0] == opening
-        if begin < at or (is_block and _is_quoted(text, begin, found.end())):
+def _outside_of_blocks(text: str, opening: str, closing: str) -> str | None:
+    at = max(0, _end_of_object(text, 0))
+    kept, calls_end = text[:at], True
+    for found in re.finditer(rf"<tool_call>|{re.escape(opening)}|{re.escape(closing)}", text):
+        begin, end, mark = found.start(), found.end(), found[0]
+        if begin < at or _is_quoted(text, begin, end):
             continue
-        if found[0] == "[TOOL_CALLS]":
-            break
-        end = _unquoted(text, closing, begin) if is_block else text.find("</tool_call>", begin)
-        if end >= 0 and not is_block:
-            kept, at = kept + text[at:end], end
-        elif is_block:
+        if mark == "<tool_call>":
+            after = _end_of_object(text, end)
+            if after < 0 and calls_end:
+                after = text.find("</tool_call>", end)
+                calls_end = after >= 0
+            if after >= 0:
+                kept, at = kept + text[at:after], after
+            continue
+        if mark == closing:  # the text before is reasoning that the prompt opened
+            kept, at = "", end
+        else:
             kept += text[at:begin]
-            if end < 0:
+            at = text.find(closing, end) + len(closing)
+            if at < len(closing):
                 return kept if kept.strip() else None
-            at = end + len(closing)
+        after = -1 if kept.strip() else _end_of_object(text, at)
+        if after >= 0:
+            kept, at = kept + text[at:after], after
     return kept + text[at:]
 
 
-def _unquoted(text: str, mark: str, at: int = 0) -> int:
-    """The first place of a mark from `at` on that is not quoted; -1 if there is none."""
-    place = text.find(mark, at)
-    while place > 0 and _is_quoted(text, place, place + len(mark)):
-        place = text.find(mark, place + 1)
-    return place
+def _end_of_object(text: str, at: int) -> int:
+    """The end of the JSON object that begins at a place, after spaces; -1 if none does."""
+    while text[at : at + 1].isspace():
+        at += 1
+    if text[at : at + 1] != "{":
+        return -1
+    try:
+        return json.JSONDecoder().raw_decode(text, at)[1]
+    except (ValueError, RecursionError):
+        return -1
 
 
 def _is_quoted(text: str, begin: int, end: int) -> bool:

@@ -5,8 +5,9 @@ A field that would be ignored may change what an agent gets, and so what is trai
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from agentgym_env.errors import BadRequest
@@ -96,8 +97,22 @@ LOGPROBS: Final = "message.output_text.logprobs"
 _NESTED: Final = ("stream_options", "text", "reasoning")
 
 
+class IgnoredFields(BadRequest):
+    """A request has fields that would be ignored."""
+
+    def __init__(self, names: list[str], known: Sequence[str]) -> None:
+        self.param = names[0][:80]
+        """The first of them, which OpenAI's errors name apart."""
+        near = difflib.get_close_matches(self.param, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "leave it out"
+        super().__init__(
+            f"{', '.join(name[:80] for name in names[:10])} would be ignored, since replies are "
+            f"sampled with the run's settings and trained on as they are; {hint}"
+        )
+
+
 def check_fields(api: Api, values: Mapping[str, Any], template_kwargs: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` that names the fields which would be ignored.
+    """Raise `IgnoredFields` that names the fields which would be ignored.
 
     `template_kwargs` are the run's arguments of the chat template, which a request may repeat.
     """
@@ -112,11 +127,7 @@ def check_fields(api: Api, values: Mapping[str, Any], template_kwargs: Mapping[s
         and not (name == "include" and api == "responses" and _are_included(value))
     ]
     if ignored:
-        named = ", ".join(name[:80] for name in ignored[:10])
-        raise BadRequest(
-            f"{named} would be ignored, since replies are sampled with the run's settings and "
-            "trained on as they are; leave it out"
-        )
+        raise IgnoredFields(ignored, sorted(_READ[api] - values.keys()))
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

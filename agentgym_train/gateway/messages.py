@@ -81,7 +81,7 @@ def read_chat(body: Any, template_kwargs: Mapping[str, Any]) -> Request:
         stream=_flag(values, "stream"),
         parallel_tool_calls=_flag(values, "parallel_tool_calls", default=True),
         logprobs=_flag(values, "logprobs"),
-        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        include_usage=isinstance(options, dict) and _flag(options, "include_usage"),
     )
 
 
@@ -94,7 +94,7 @@ def read_response(
     messages: list[dict[str, Any]] = []
     before = values.get("previous_response_id")
     if before is not None:
-        if before not in earlier:
+        if not isinstance(before, str) or before not in earlier:
             raise BadRequest(f"previous_response_id {str(before)[:80]!r} is none of this episode's")
         messages += [m for m in earlier[before] if m["role"] not in ("system", "developer")]
     if values.get("instructions"):
@@ -171,6 +171,8 @@ def _message(number: int, message: Any) -> dict[str, Any]:
     content = values.get("content")
     text = _parts(content) if isinstance(content, list) else _text(content)
     found: dict[str, Any] = {"role": role, "content": text}
+    if not isinstance(values.get("tool_calls") or [], list):
+        raise BadRequest(f"tool_calls of message {number} must be a list")
     if values.get("tool_calls"):
         found["tool_calls"] = [_call(number, call) for call in values["tool_calls"]]
     if values.get("tool_call_id"):
@@ -257,6 +259,8 @@ def _number(values: Mapping[str, Any], name: str) -> float | None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise BadRequest(f"{name} must be a number, got {str(value)[:40]!r}")
+    if not 0 <= value <= 2:
+        raise BadRequest(f"{name} must be between 0 and 2, got {value}")
     return float(value)
 
 

@@ -37,7 +37,7 @@ from agentgym_train.gateway.episode import (
     Sampled,
     turns_of,
 )
-from agentgym_train.gateway.fields import read_json
+from agentgym_train.gateway.fields import IgnoredFields, read_json
 from agentgym_train.gateway.messages import (
     Reply,
     Request,
@@ -263,6 +263,8 @@ class Gateway:
             except web.HTTPRequestEntityTooLarge:
                 most = self._settings.body_bytes
                 return _error(413, "too_large", f"a request has at most {most:,} bytes")
+            except IgnoredFields as error:
+                return _error(400, "invalid_request", str(error), error.param)
             except AgentGymError as error:
                 return _error(400, "invalid_request", str(error))
 
@@ -659,9 +661,9 @@ def _read(parse: Callable[..., Request], *arguments: Any) -> Request:
         raise BadRequest(f"the body is not a request of this API: {error}") from error
 
 
-def _error(status: int, code: str, message: str) -> web.Response:
+def _error(status: int, code: str, message: str, param: str | None = None) -> web.Response:
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     headers = {"Retry-After": "1"} if status == 503 else None
     return web.json_response(body, status=status, headers=headers)
 

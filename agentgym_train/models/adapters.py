@@ -115,11 +115,22 @@ def adapters_for(model: Any, tokenizer: Any, fields: Mapping[str, Any] | None) -
             f"lora.modules_to_save: [{names[inputs].rpartition('.')[2]}]"
         )
     ids = gathered(new_tokens(model, tokenizer))[0]
-    saved = config.modules_to_save or ()
-    covered = any(names[inputs].endswith(name) for name in saved)
-    if not ids or covered or config.trainable_token_indices is not None:
+    if not ids or config.trainable_token_indices is not None:
         return config
     words = ", ".join(tokenizer.convert_ids_to_tokens(ids))
+    parts = [names[inputs]] if is_tied or head is None else [names[inputs], names[head]]
+    known = [names[inputs]] if head is None else [names[inputs], names[head]]
+    saved = [n for n in known if any(n.endswith(name) for name in config.modules_to_save or ())]
+    if set(parts) <= set(saved):
+        return config
+    adapted = [name for name in known if _is_target(config, name)]
+    if saved or adapted:
+        short = ", ".join(name.rpartition(".")[2] for name in parts)
+        raise ConfigError(
+            f"the model has not learned {words} yet, whose embeddings are to be trained, and lora "
+            f"names {', '.join([*saved, *adapted])} in modules_to_save or target_modules; set "
+            f"modules_to_save: [{short}], or leave them out of both"
+        )
     if getattr(head, "bias", None) is not None:
         raise ConfigError(
             f"the model has not learned {words} yet, and PEFT cannot train tokens of an LM head "

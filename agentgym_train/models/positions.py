@@ -22,7 +22,8 @@ def positions_of(config: Any) -> int | None:
     """The positions of a model's config; None without a limit, as with ALiBi and recurrence."""
     text = config.get_text_config()
     most = getattr(text, "max_position_embeddings", None)
-    if most is None or "alibi" in layer_kinds(text):
+    attends = getattr(text, "num_attention_heads", None) is not None
+    if most is None or not attends or "alibi" in layer_kinds(text):
         return None
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") not in _MULTIPLIED or not rope.get("factor"):

@@ -181,7 +181,7 @@ class Chat:
         ids = list(response_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
-        return self._opened + str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        return self._opened + self._texts.text_after(self._prompt_end, ids)
 
     def response_ids(self, text: str) -> list[int]:
         """The ids of a turn with this text after the prompt, including its end token."""

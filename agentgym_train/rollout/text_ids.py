@@ -7,7 +7,7 @@ nothing about chat templates.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -88,6 +88,25 @@ class TextIds:
                 parts = [piece for part in parts for piece in _break_up(part, token)]
         further = [i for part in parts[1:] for i in self.following(part)]
         return [*self.following(parts[0], before), *further]
+
+    def text_after(self, before: str, ids: Sequence[int]) -> str:
+        """The text of ids that follow a text: many tokenizers drop a space that begins one.
+
+        Without a space that the tokenizer itself puts there, as some do after a special token.
+        """
+        if not self._adds_space or not before:
+            return self._decoded(ids)
+        text = self._decoded_after(before, ids)
+        known = " x" if text.startswith("  ") else "x"
+        own = self._decoded_after(before, self.following(known, before)).removesuffix(known)
+        return text.removeprefix(own)
+
+    def _decoded_after(self, before: str, ids: Sequence[int]) -> str:
+        context = self.ids(before)
+        return self._decoded([*context, *ids])[len(self._decoded(context)) :]
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def following(self, text: str, before: str = "") -> list[int]:
         """The ids of a text that follows another one, which is not the beginning of a text.

@@ -27,7 +27,7 @@ def test_plain_takes_any_text_that_does_not_reason(text):
 )
 def test_react_gives_back_what_was_rendered(action):
     react = action_format("react")
-    assume(not any(closing in action for _, closing in MARKS))
+    assume(not any(mark in action for marks in MARKS for mark in marks))
     assert react.parse(react.render(action, "why not")) == action.strip()
 
 
@@ -98,14 +98,36 @@ def test_a_turn_that_ends_inside_its_reasoning_has_no_action(text):
         assert isinstance(found, ActionError) and "inside its reasoning" in found.message
 
 
-def test_a_block_of_reasoning_after_the_reply_is_not_read():
-    text = "<think>a</think>\nAction: go\n<think>\nAction: stay\n</think>"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>a</think>\nAction: go\n<think>\nAction: stay\n</think>",
+        "Action: go\n<think>\nAction: stay",
+        "{maybe} Action: stay</think>\nAction: go",
+        "<think>a</think>\nAction: stay\n</think>\nAction: go",
+        "<think>a<think>b</think>\nAction: stay</think>\nAction: go",
+        "<think>I use `ls`</think>\nAction: go",
+        "<tool_call>\nAction: stay</think>\nAction: go",
+    ],
+)
+def test_only_what_is_outside_of_blocks_is_read(text):
     assert action_format("react").parse(text) == "go"
-    assert action_format("plain").parse("</think>go\n<think>\nor stay") == "go"
 
 
-@pytest.mark.parametrize("text", ['fill("12", "<think>")', 'fill("12", "</think>")', "a > b", "{"])
-def test_a_mark_in_quotation_marks_is_text(text):
+@pytest.mark.parametrize(
+    "text",
+    [
+        'fill("12", "<think>")',
+        'fill("12", "</think>")',
+        'I call <tool_call>{"name": "a", "arguments": {"x": "b</think>c"}}</tool_call>',
+        '{"name": "a", "parameters": {"x": "b</think>c <think>"}}',
+        "<tool_call>a\n<arg_key>x</arg_key>\n<arg_value></think></arg_value></tool_call>",
+        "a > b",
+        "{",
+        "to=5",
+    ],
+)
+def test_marks_in_quotation_marks_and_calls_are_text(text):
     assert action_format("plain").parse(text) == text
 
 

@@ -90,13 +90,14 @@ def test_a_call_that_takes_long_is_logged_once_with_its_task_and_turn(started, c
 
 def test_each_call_that_was_ended_halves_the_limit_until_none_was_for_a_while(started, monkeypatch):
     monkeypatch.setattr(time_limit, "_LEAST_S", 0.05)
+    monkeypatch.setattr(time_limit, "_REPEAT_S", 0.1)
     limit = started(TimeLimit(0.4))
     ended = []
     for _ in range(5):
         with pytest.raises(EnvironmentFault, match="took longer than") as caught:
             limit.call("turn", None, 1, lambda: time.sleep(600))
         ended.append(str(caught.value).partition(" took longer than ")[2].partition(" s")[0])
-    assert ended == ["0.4", "0.2", "0.1", "0.05", "0.05"]
+    assert ended == ["0.4", "0.2", "0.1", "0.1", "0.1"]
     assert "since others before it were ended" in str(caught.value)
     until(lambda: limit.current_limit_s() == 0.4)
 
@@ -109,4 +110,6 @@ def test_the_limit_leaves_room_for_twice_the_longest_call_that_returned(
     limit.call("turn", None, 1, lambda: until(lambda: caplog.messages))
     until(lambda: limit._longest_s)
     limit._ended, limit._last_end = 20, time.monotonic()
+    assert limit.current_limit_s() == 15.0, "a quarter"
+    limit.limit_s = 4 * limit._longest_s
     assert limit.current_limit_s() == 2 * limit._longest_s >= 0.4

@@ -45,6 +45,7 @@ async def test_a_field_that_would_be_ignored_is_rejected_by_its_name(name):
         found.append(await post(gateway, episode.key, "/responses", body))
         for status, answer in found:
             assert status == 400 and f"{name} would be ignored" in answer["error"]["message"]
+            assert answer["error"]["param"] == name
         assert (await gateway.close_episode(episode)).calls == 0
 
 

@@ -187,6 +187,19 @@ def test_embeddings_that_are_trained_whole_are_left_to_that():
     assert config.trainable_token_indices is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_on_one_side_of_the_new_tokens_are_refused(kind):
+    model, tokenizer = given_chatml(kind)
+    inputs = "wte" if "gpt2" in kind else "embed_tokens"
+    is_tied = model.lm_head.weight is model.get_input_embeddings().weight
+    wrong = [{"modules_to_save": ["lm_head"]}]
+    if not is_tied:
+        wrong += [{"modules_to_save": [inputs]}, {"target_modules": ["q_proj", inputs]}]
+    for fields in wrong:
+        with pytest.raises(ConfigError, match=r"has not learned .* modules_to_save: "):
+            adapters_for(model, tokenizer, fields)
+
+
 def test_what_peft_can_not_train_or_save_is_refused():
     model, tokenizer = given_chatml("qwen3, tied")
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(len(tokenizer)))

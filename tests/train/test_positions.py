@@ -47,6 +47,7 @@ FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
         ("mpt", {}, None),
         ("falcon", {"alibi": True}, None),
         ("mamba", {}, None),
+        ("rwkv", {}, None),
     ],
 )  # fmt: skip
 def test_the_positions_of_a_model_are_known(kind, values, positions):

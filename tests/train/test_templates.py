@@ -173,6 +173,24 @@ def test_turn_by_turn_gives_the_ids_of_the_rendering(spaces):
 
 
 @pytest.mark.parametrize("spaces", TOKENIZERS)
+def test_a_sampled_text_gives_its_ids_again(spaces):
+    """With the spaces that it begins with, and however often it is stored and read.
+
+    Not where a tokenizer puts spaces behind the special tokens inside a turn, as no model's does.
+    """
+    wrong = {}
+    for name in usable():
+        if spaces in ("always", "prepend") and name.startswith(("gptoss", "muse")):
+            continue
+        chat, _ = chat_with(name, spaces)
+        for text in (ACTION, "  go  ", "\nlook", "a\tb", f" {chat.demonstration(ACTION).lstrip()}"):
+            ids = chat.response_ids(text)
+            if chat.response_ids(chat.text_of(ids)) != ids:
+                wrong[name, text] = chat.text_of(ids)
+    assert not wrong
+
+
+@pytest.mark.parametrize("spaces", TOKENIZERS)
 def test_a_named_special_token_in_an_observation_gets_no_spaces(spaces):
     for name in ("zephyr", "llama2", "mistral", "gemma", "phi3"):
         chat, tokenizer = chat_with(name, spaces)[0], any_tokenizer(name, spaces)

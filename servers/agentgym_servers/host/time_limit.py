@@ -24,7 +24,9 @@ REPORT_AFTER_S: Final = 20.0
 """A call that takes longer is logged."""
 _TICK_S: Final = 1.0
 _LEAST_S: Final = 1.0
-"""The limit is not shortened below this."""
+"""The limit is not shortened below this, nor below a quarter."""
+_REPEAT_S: Final = 5.0
+"""A call that goes on after its end, such as one that cleans up, is interrupted again."""
 _SIGNAL: Final = getattr(signal, "SIGURG", None)
 """Few programs use it, and without a handler it does nothing."""
 
@@ -44,7 +46,7 @@ class TimeLimit:
     """Limits each call of a world to `limit_s` seconds once it is started.
 
     All sessions wait while a call runs. So that many that hang do not hold them up for `limit_s`
-    each, every one that was ended halves the limit of the next, down to a second or to twice the
+    each, every one that was ended halves the limit of the next, down to a quarter or to twice the
     longest call that returned, until none was ended for `limit_s`.
     """
 
@@ -58,6 +60,7 @@ class TimeLimit:
         self._ended = 0
         """Calls that were ended, one soon after the other."""
         self._last_end = 0.0
+        self._last_signal = 0.0
         self._longest_s = 0.0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -110,7 +113,7 @@ class TimeLimit:
         """The limit now, in seconds."""
         if time.monotonic() - self._last_end > self.limit_s:
             self._ended = 0
-        least_s = max(_LEAST_S, 2 * self._longest_s)
+        least_s = max(_LEAST_S, self.limit_s / 4, 2 * self._longest_s)
         return min(self.limit_s, max(least_s, self.limit_s / 2.0**self._ended))
 
     def _watch(self) -> None:
@@ -142,9 +145,13 @@ class TimeLimit:
         )  # fmt: skip
 
     def _end(self, running: _Call, limit_s: float) -> None:
+        now = time.monotonic()
         if running is not self._late:
             self._late, self._late_after_s = running, limit_s
-            self._ended, self._last_end = self._ended + 1, time.monotonic()
+            self._ended, self._last_end = self._ended + 1, now
+        elif now - self._last_signal < _REPEAT_S:
+            return
+        self._last_signal = now
         main = threading.main_thread().ident
         # A world may have a handler of its own.
         if _SIGNAL is not None and main and signal.getsignal(_SIGNAL) == self._interrupt:
