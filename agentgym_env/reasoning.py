@@ -41,9 +41,10 @@ def reply_of(text: str) -> str | None:
     if _HEADER.match(text):
         return _reply_in_messages(text)
     for opening, closing in MARKS:
-        reply = _outside_of_blocks(text, opening, closing)
-        if reply != text:
-            return reply
+        if opening in text or closing in text:
+            reply = _outside_of_blocks(text, opening, closing)
+            if reply != text:
+                return reply
     return text
 
 

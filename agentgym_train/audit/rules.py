@@ -217,9 +217,13 @@ class Template:
 
     def _from_end(self, text: str) -> str:
         """A text from its first special token on, if only spaces come before."""
-        places = (text.find(token) for token in self.control_tokens().values() if token)
-        place = min((place for place in places if place >= 0), default=0)
+        place = self._place_of_special(text)
         return text if text[:place].strip() else text[place:]
+
+    def _place_of_special(self, text: str) -> int:
+        """The place of the first special token in a text; 0 if it has none."""
+        places = (text.find(token) for token in self.control_tokens().values() if token)
+        return min((place for place in places if place >= 0), default=0)
 
     def _answers(
         self, observation: str, results: Sequence[ToolResult] = ()
@@ -243,8 +247,7 @@ class Template:
         after = self.render(messages).partition(_MARK)[2]
         if not self.tools:
             return self._from_end(after)
-        places = (after.find(token) for token in self.control_tokens().values() if token)
-        return after[min(place for place in places if place >= 0) :]
+        return after[self._place_of_special(after) :]
 
     def ids(self, text: str) -> list[int]:
         """The ids of a rendering, tokenized as a whole."""

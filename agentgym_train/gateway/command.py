@@ -100,6 +100,7 @@ def _serve(
             policy.config,
             model=name.model or name.url,
             settings=settings,
+            end_ids=policy.chat.end_ids,
         )
         try:
             return int(loop(_episode(shown, runner, policy.instruction, command, start, console)))
