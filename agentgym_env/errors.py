@@ -24,12 +24,14 @@ loss and of its group's baseline, and counted; it is never a zero reward.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
 
 Outcome = Literal[
     "success",  # the world ended and the task is solved
     "failure",  # the world ended and the task is not solved
     "horizon",  # the most turns were used up
+    "world_limit",  # the world's own limit of steps was used up
     "token_budget",  # the most tokens were used up
     "policy_timeout",  # the policy took longer than its deadline
     "environment_lost",  # the server, its connection or the session is gone
@@ -39,8 +41,16 @@ Outcome = Literal[
 ]
 
 TEACHES: Final[frozenset[str]] = frozenset(
-    {"success", "failure", "horizon", "token_budget", "policy_timeout"}
+    {"success", "failure", "horizon", "world_limit", "token_budget", "policy_timeout"}
 )
+
+
+def outcome_of(terminated: bool, truncated: bool, info: Mapping[str, Any]) -> Outcome | None:
+    """How a step of an environment ends its episode; None if the episode goes on."""
+    if terminated:
+        return "success" if info.get("success") else "failure"
+    return "world_limit" if truncated else None
+
 
 Party = Literal["policy", "environment", "server", "engine", "agent"]
 
@@ -73,6 +83,10 @@ class AgentGymError(Exception):
 
 class UnknownEnvironment(AgentGymError, LookupError):
     """No environment has this id."""
+
+
+class CannotCopy(AgentGymError, TypeError):
+    """An environment whose state is elsewhere was to be copied or pickled."""
 
 
 class UnknownTask(AgentGymError, LookupError):

@@ -13,7 +13,7 @@ import gymnasium
 from agentgym_env.client.opening import CallLimits
 from agentgym_env.client.sync import EnvClient, Session
 from agentgym_env.client.transports import InProcessTransport
-from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeOver, MissingExtra
+from agentgym_env.errors import BadRequest, CannotCopy, EnvironmentLost, EpisodeOver, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registration import (
     CLIENTS,
@@ -100,7 +100,7 @@ class RemoteEnv(gymnasium.Env[str, str]):
         retries: int = 3,
         **env_kwargs: Any,
     ) -> None:
-        check_render_mode(render_mode)
+        check_render_mode(render_mode, env_id)
         self.render_mode = render_mode
         self._session: Session | None = None
         self._observation = ""
@@ -123,6 +123,10 @@ class RemoteEnv(gymnasium.Env[str, str]):
     def tasks(self) -> TaskSet:
         """The environment's tasks, in named splits."""
         return self._client.task_set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Raise `CannotCopy`: the episode is in the server."""
+        raise cannot_copy(self)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -202,6 +206,14 @@ class RemoteEnv(gymnasium.Env[str, str]):
             return False
         self._client, self._session = client, None
         return True
+
+
+def cannot_copy(env: object) -> CannotCopy:
+    """The error of copying an environment that is served."""
+    return CannotCopy(
+        f"{type(env).__name__} cannot be copied or pickled: its episodes are in a server. Make it "
+        "where it is used, or pass server='inprocess' to copy an environment with its episode"
+    )
 
 
 def replaced_client(

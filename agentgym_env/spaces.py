@@ -13,7 +13,9 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Tuple
+from gymnasium.spaces.utils import flatten, flatten_space, unflatten
 from gymnasium.vector.utils import batch_differing_spaces, create_shared_memory
+from gymnasium.wrappers.utils import create_zero_array
 
 _SAMPLE_ALPHABET = string.ascii_lowercase + string.digits + " "
 _SAMPLE_MAX_LENGTH = 24
@@ -69,10 +71,28 @@ class TextSpace(Space[str]):
         return f"TextSpace(max_length={self.max_length})"
 
 
-# Gymnasium dispatches on the first space's class, so the checker cannot follow.
+# Gymnasium dispatches on the class of the space, so the checker cannot follow.
 @batch_differing_spaces.register(TextSpace)
 def _batch_text_spaces(spaces: list[TextSpace]) -> Tuple[Any]:  # type: ignore[misc]
     return Tuple([TextSpace(space.max_length) for space in spaces])
+
+
+@create_zero_array.register(TextSpace)
+def _empty_text(space: TextSpace) -> str:  # type: ignore[misc]
+    """What `FrameStackObservation` and `DelayObservation` pad with."""
+    return ""
+
+
+@flatten_space.register(TextSpace)
+def _same_space(space: TextSpace) -> TextSpace:
+    """A text stays a text, as a graph stays a graph: it has no flat array form."""
+    return space
+
+
+@flatten.register(TextSpace)
+@unflatten.register(TextSpace)
+def _same_text(space: TextSpace, x: str) -> str:  # type: ignore[misc]
+    return x
 
 
 @create_shared_memory.register(TextSpace)

@@ -23,12 +23,19 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, SupportsFloat
+from typing import Any, ClassVar, Final, Self, SupportsFloat, SupportsIndex
 
 import gymnasium
 import numpy as np
 
-from agentgym_env.errors import BadRequest, EnvironmentFault, EpisodeOver, UnknownSplit, UnknownTask
+from agentgym_env.errors import (
+    BadRequest,
+    CannotCopy,
+    EnvironmentFault,
+    EpisodeOver,
+    UnknownSplit,
+    UnknownTask,
+)
 from agentgym_env.gymnasium_text import Translation, translation
 from agentgym_env.spaces import TextSpace, clean_text
 from agentgym_env.tools import ACT, ToolSpec, Verb, specs_of
@@ -131,6 +138,16 @@ class TaskSet:
         """The world's own category of a task (TextCraft's depth, BabyAI's level), if it has one."""
         return self._categories.get(task)
 
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # it never changes, and may be long
+
+    def __reduce__(self) -> tuple[type[TaskSet], tuple[dict[str, Any], ...]]:
+        parts = (self._splits, self._categories, self._aliases, self._selections)
+        return type(self), tuple(map(dict, parts))
+
     def __contains__(self, task: object) -> bool:
         return task in self._split_of
 
@@ -144,6 +161,8 @@ def _check_is_text(task: object, split: str) -> None:
 
 
 OPTION_KEYS = frozenset({"task", "split"})
+MAX_SEED: Final = 2**63 - 1
+"""The largest seed: the largest integer that every JSON and MessagePack reader supports."""
 _STARTS = 800
 _TEST_STARTS = 200
 
@@ -152,10 +171,10 @@ class TextEnv(gymnasium.Env[str, str]):
     """A text environment: observations and actions are strings.
 
     A subclass sets `instruction` and `tasks` and writes `_reset` and `_step`; it may write
-    `available_actions`, `expert`, `success`, `score`, `invalid_action`, `details` and `render`. It
-    draws randomness from `self.rng` only, which is seeded by the episode's seed and task: the same
-    pair gives the same episode in every process. An invalid action is answered by an observation,
-    never an exception.
+    `available_actions`, `expert`, `truncated`, `success`, `score`, `invalid_action`, `details` and
+    `render`. It draws randomness from `self.rng` only, which is seeded by the episode's seed and
+    task: the same pair gives the same episode in every process. An invalid action is answered by an
+    observation, never an exception.
     """
 
     instruction: ClassVar[str]
@@ -173,6 +192,10 @@ class TextEnv(gymnasium.Env[str, str]):
     max_sessions: ClassVar[int] = 16_384
     """Maximum sessions per server, for environments with expensive sessions; a server may set
     another."""
+
+    can_copy: ClassVar[bool] = True
+    """Whether `copy.deepcopy` and `pickle` give an independent environment in the same state. It
+    is false where the state is in another program, such as a browser."""
 
     verbs: ClassVar[Sequence[Verb]] = ()
     """The forms of its actions, from which tools are derived."""
@@ -194,6 +217,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._task: str | None = None
         self._turn = 0
         self._over = True
+        self._terminated = False
         self._return = 0.0
         self._observation = ""
         self._expert: Iterator[str] | None = None
@@ -202,8 +226,17 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def set_render_mode(self, render_mode: str | None) -> None:
         """Set what `render` returns; raises `BadRequest` for a mode that `metadata` lacks."""
-        check_render_mode(render_mode, self.metadata["render_modes"])
+        check_render_mode(render_mode, type(self).__name__, self.metadata["render_modes"])
         self.render_mode = render_mode
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: everything but the oracle, which begins anew from the current state."""
+        if not self.can_copy:
+            raise CannotCopy(
+                f"{type(self).__name__} cannot be copied or pickled; make a second one, reset it "
+                "with the same task and seed, and repeat the actions"
+            )
+        return {**self.__dict__, "_expert": None, "_expert_turn": -1}
 
     @classmethod
     def for_serving(cls, settings: Mapping[str, Any]) -> type[TextEnv]:
@@ -273,9 +306,17 @@ class TextEnv(gymnasium.Env[str, str]):
         """
         return ""
 
+    def truncated(self) -> bool:
+        """Whether the last step used up the environment's own limit; default: it has none.
+
+        `terminated` is the end of the task, `truncated` that of a limit: the return of an episode
+        that was truncated could have been higher.
+        """
+        return False
+
     def success(self) -> bool:
-        """Whether the task is solved. Default: the episode ended with a positive return."""
-        return self._over and self._return > 0
+        """Whether the task is solved. Default: it ended with a positive return."""
+        return self._terminated and self._return > 0
 
     def score(self) -> float:
         """The environment's own score. Default: the sum of rewards so far."""
@@ -298,11 +339,12 @@ class TextEnv(gymnasium.Env[str, str]):
         holds `task` and `seed`; resetting with both again gives the same episode.
         """
         super().reset(seed=seed)
+        check_seed(seed)
         episode_seed = draw_episode_seed(self.np_random) if seed is None else seed
         self._task = task = choose_task(self.tasks, self.default_split, episode_seed, options)
         self.episode_seed = int(episode_seed)
         self.rng = random.Random(f"{episode_seed}/{task}")
-        self._turn, self._return, self._over = 0, 0.0, False
+        self._turn, self._return, self._over, self._terminated = 0, 0.0, False, False
         self._expert, self._expert_turn = None, -1
         observation = self._reset(task)
         if not isinstance(observation, str):
@@ -322,14 +364,15 @@ class TextEnv(gymnasium.Env[str, str]):
             raise EpisodeOver(f"{reason}; call reset() before step()")
         observation, reward, terminated = self._checked(self._step(clean_text(action)))
         self._turn += 1
-        self._over = bool(terminated)
+        self._terminated, truncated = bool(terminated), bool(self.truncated())
+        self._over = self._terminated or truncated
         value = self._finite("reward", reward)
         self._return += value
         self._observation = clean_text(observation)
         info, invalid = self._info(), self.invalid_action()
         if invalid is not None:
             info = {"invalid_action": bool(invalid), **info}
-        return self._observation, value, self._over, False, info
+        return self._observation, value, self._terminated, truncated, info
 
     def _checked(self, result: Any) -> tuple[str, float, bool]:
         """What `_step` returned, if it may be that; a float for `ended` is a swapped reward."""
@@ -423,11 +466,9 @@ class GymnasiumText(TextEnv):
         self._reward, self._truncated = 0.0, False
         return self.translation.describe(self.observation, self.env)
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """As `TextEnv.step`; the environment's own time limit truncates."""
-        observation, reward, terminated, _, info = super().step(action)
-        self._over = terminated or self._truncated
-        return observation, reward, terminated, self._truncated, info
+    def truncated(self) -> bool:
+        """Whether the environment's own time limit was reached."""
+        return self._truncated
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         chosen = self.translation.parse(action)
@@ -441,7 +482,7 @@ class GymnasiumText(TextEnv):
 
     def success(self) -> bool:
         """Whether the environment ended with a reward above 0."""
-        return self._over and self._reward > 0
+        return self._terminated and self._reward > 0
 
     def available_actions(self) -> list[str] | None:
         """The actions' names; where the environment gives an `action_mask`, those it allows."""
@@ -477,6 +518,7 @@ def choose_task(
     check_options(options)
     options = options or {}
     task, split = options.get("task"), options.get("split")
+    check_names(task, split)
     if task is None:
         ids = tasks.split(default_split if split is None else split)
         return ids[int(random.Random(f"task/{episode_seed}").random() * len(ids))]
@@ -487,11 +529,38 @@ def choose_task(
     return tasks.canonical(str(task))
 
 
-def check_render_mode(render_mode: str | None, modes: Sequence[str] | None = None) -> None:
-    """Raise `BadRequest` for a render mode that is not one of `modes`, by default those of text."""
-    modes = TextEnv.metadata["render_modes"] if modes is None else modes
-    if render_mode is not None and render_mode not in modes:
-        raise BadRequest(f"render_mode {render_mode!r} is not one of {modes}")
+def check_names(task: object, split: object) -> None:
+    """Raise `BadRequest` for a task or a split that is not a text."""
+    for name, text in (("task", task), ("split", split)):
+        if text is not None and not isinstance(text, str):
+            raise BadRequest(f"a {name} is a str, got {text!r:.100}")
+
+
+def check_seed(seed: object) -> None:
+    """Raise `BadRequest` for a seed that is not a whole number, is negative or too large."""
+    if seed is None:
+        return
+    if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
+        raise BadRequest(f"a seed is an int, got {seed!r:.100}")
+    if not 0 <= seed.__index__() <= MAX_SEED:
+        raise BadRequest(f"a seed is from 0 to {MAX_SEED}, got {seed}")
+
+
+def check_render_mode(
+    render_mode: str | None, named: str, modes: Sequence[str] | None = None
+) -> None:
+    """Raise `BadRequest` for a render mode that is not one of `modes`.
+
+    By default these are the modes of an environment behind a server.
+    """
+    served = TextEnv.metadata["render_modes"]
+    if render_mode is None or render_mode in (served if modes is None else modes):
+        return
+    remedy = " and print what render() returns" if render_mode == "human" else ", or leave it out"
+    if modes is None:
+        remedy += ". Where the class draws pictures, server='inprocess' gives them"
+    available = " or ".join(f"render_mode={mode!r}" for mode in modes or served)
+    raise BadRequest(f"{named} has no render_mode {render_mode!r}; use {available}{remedy}")
 
 
 def check_options(options: Mapping[str, Any] | None) -> None:

@@ -27,6 +27,7 @@ from agentgym_env.client.opening import CallLimits
 from agentgym_env.client.sync import Session
 from agentgym_env.errors import BadRequest, EnvironmentLost, EpisodeFailure, EpisodeOver, at_fault
 from agentgym_env.remote import (
+    cannot_copy,
     checked_card,
     connect,
     replaced_client,
@@ -77,7 +78,7 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
     ) -> None:
         if num_envs < 1:
             raise BadRequest(f"num_envs is at least 1, got {num_envs}")
-        check_render_mode(render_mode)
+        check_render_mode(render_mode, env_id)
         _check_time_limit(max_episode_steps)
         self.num_envs = num_envs
         self.render_mode = render_mode
@@ -106,6 +107,10 @@ class RemoteVectorEnv(VectorEnv[Observations, Sequence[str], Any]):
         self._ended = np.ones(num_envs, dtype=np.bool_)
         # An episode that could not be started; the next step says so.
         self._failures: list[EpisodeFailure | None] = [None] * num_envs
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Raise `CannotCopy`: the episodes are in the server."""
+        raise cannot_copy(self)
 
     @cached_property
     def tasks(self) -> TaskSet:

@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from agentgym_env.text_env import MAX_SEED as MAX_SEED
 from agentgym_env.tools import ACT, ToolSpec
 
 PROTOCOL_VERSION: Final = 2
-MAX_SEED: Final = 2**63 - 1
-"""The largest integer that every JSON and MessagePack reader supports."""
 Turn = Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)]
 """The number of a turn in a request; MessagePack has no longer integers to repeat it in a reply."""
 Episode = Annotated[int, Meta(ge=0, le=MAX_SEED)]
@@ -26,6 +25,8 @@ Key = Annotated[str, Meta(min_length=16, max_length=64, pattern=r"^[A-Za-z0-9_-]
 """A name that a client gives a session which it opens; random, so that nobody can guess it."""
 SessionName = Annotated[str, Meta(max_length=128)]
 """The name of a session in a request; a server's own names are shorter."""
+MAX_LEASE_S: Final = 86_400.0
+"""The longest lease of a session."""
 MAX_ITEMS: Final = 4096
 """Default maximum of items per call."""
 JSON: Final = "application/json"
@@ -34,7 +35,7 @@ MSGPACK: Final = "application/msgpack"
 ErrorCode = Literal[
     "bad_request",  # 400  malformed body, wrong type, unknown option
     "unauthorized",  # 401  no or wrong bearer token; the message says which
-    "unknown_session",  # 404  never created, closed, or idle past its TTL
+    "unknown_session",  # 404  never created, closed, or past its TTL or lease
     "unknown_route",  # 404
     "wrong_method",  # 405  the route takes another method
     "unknown_task",  # 404
@@ -153,6 +154,24 @@ class SessionRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Names a session: for `/v1/close`, `/v1/expert` and `/v1/actions`."""
 
     session: SessionName
+
+
+class RenewRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Renew the lease of a session: it ends if it is neither renewed nor used for `lease_s`.
+
+    A session that was never renewed has no lease: it ends when it is idle past the server's TTL,
+    which applies to leased ones too.
+    """
+
+    session: SessionName
+    lease_s: Annotated[float, Meta(gt=0, le=MAX_LEASE_S)]
+
+
+class RenewReply(Struct, frozen=True):
+    """`renewed` is false if there is no such session."""
+
+    session: str = ""
+    renewed: bool = False
 
 
 class CloseReply(Struct, frozen=True):

@@ -25,7 +25,7 @@ import gymnasium
 import msgspec
 from gymnasium.utils import RecordConstructorArgs
 
-from agentgym_env.errors import BadRequest, EpisodeFailure, Outcome
+from agentgym_env.errors import BadRequest, EpisodeFailure, Outcome, outcome_of
 from agentgym_env.registration import load_named, split_name
 from agentgym_env.run_store import append_lines
 from agentgym_env.spaces import TextSpace
@@ -212,18 +212,23 @@ class RecordTrajectory(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
             self._write(failure.kind, str(failure))
             raise
         self._turns.append(Turn(action, action, observation, float(reward), info))
-        if terminated:
-            self._write("success" if info.get("success") else "failure")
-        elif truncated:
-            self._write("horizon")
+        outcome = outcome_of(terminated, truncated, info)
+        if outcome == "world_limit" and self._limit == len(self._turns):
+            outcome = "horizon"
+        if outcome is not None:
+            self._write(outcome)
         return observation, reward, terminated, truncated, info
+
+    @property
+    def _limit(self) -> int | None:
+        """The most turns that `gymnasium.make` allows."""
+        return self.spec.max_episode_steps if self.spec is not None else None
 
     def _write(self, outcome: Outcome, error: str | None = None) -> None:
         if self._first is None:
             return
         (observation, first_info), self._first = self._first, None
         info = self._turns[-1].info if self._turns else first_info
-        limit = self.spec.max_episode_steps if self.spec is not None else None
         trajectory = Trajectory(
             env=self.spec.id if self.spec is not None else type(self.unwrapped).__name__,
             task=str(first_info.get("task", "")),
@@ -233,7 +238,7 @@ class RecordTrajectory(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
             turns=self._turns,
             outcome=outcome,
             policy=self.policy,
-            horizon=limit or len(self._turns),
+            horizon=self._limit or len(self._turns),
             success=bool(info.get("success", False)),
             score=float(info.get("score", 0.0)),
             error=error,

@@ -76,7 +76,7 @@ class OriginalEnv(gymnasium.Env[str, str]):
         token: str | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        check_render_mode(render_mode)
+        check_render_mode(render_mode, env_id)
         if env_id not in WORLDS:
             raise BadRequest(f"AgentGym has no {env_id}; available: {', '.join(WORLDS)}")
         world = WORLDS[env_id]

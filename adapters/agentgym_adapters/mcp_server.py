@@ -3,7 +3,8 @@
 The official SDK speaks the protocol; sessions, limits and the token stay the host's. The tools are
 `reset`, `step` and `available_actions`. Up to revision 2025-11-25 a client's MCP session plays one
 episode at a time. Revision 2026-07-28 has no sessions: its `reset` returns a name for the episode,
-which the other tools take. Answers are plain JSON; there are no streams.
+which the other tools take, and a fourth, `close`, ends it. Answers are plain JSON; there are no
+streams.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ PATH: Final = "/mcp"
 SESSION: Final = "mcp-session-id"
 EPISODE: Final = "episode"
 """The argument that names an episode where there are no sessions."""
+_TOOLS: Final = ("reset", "step", "available_actions")
+_CLOSE: Final = "close"
+"""The tool that ends an episode where there are no sessions."""
 _PARSE_ERROR: Final = -32700
 _INVALID_REQUEST: Final = -32600
 _INVALID_PARAMS: Final = -32602
@@ -72,7 +76,7 @@ class StepArguments(Struct, forbid_unknown_fields=True):
 
 
 class NoArguments(Struct, forbid_unknown_fields=True):
-    """Arguments of the tool `available_actions`."""
+    """Arguments of the tools `available_actions` and `close`."""
 
 
 class McpServer:
@@ -188,11 +192,12 @@ class McpServer:
     async def _call_tool(
         self, context: Any, call: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        if call.name not in ("reset", "step", "available_actions"):
+        has_names = _has_no_sessions(context)
+        if call.name not in (*_TOOLS, *([_CLOSE] if has_names else [])):
             raise MCPError(_INVALID_PARAMS, f"Unknown tool: {call.name[:100]}")
         arguments = dict(call.arguments or {})
         try:
-            if _has_no_sessions(context):
+            if has_names:
                 return await self._use_named(call.name, arguments)
             client = self._session_of(context.request.headers[SESSION])
             return await self._use(client, call.name, arguments)
@@ -220,6 +225,8 @@ class McpServer:
             client = self._clients.get(name) if isinstance(name, str) else None
             if client is None:
                 raise Refused("episode_over", "the episode is unknown or expired; call reset")
+            if tool == _CLOSE:
+                return await self._close(name, arguments)
             return await self._use(client, tool, arguments, name)
         if tool != "reset":
             raise Refused("bad_request", f"{tool} takes the {EPISODE} that reset returned")
@@ -231,6 +238,14 @@ class McpServer:
             raise
         self._clients.put(name, client)
         return result
+
+    async def _close(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        """End an episode before its end, or its place on the server after it."""
+        convert(arguments, NoArguments)
+        client = self._clients.pop(name)
+        if client is not None:
+            await client.close()
+        return _result(["The episode is closed."], {"closed": client is not None})
 
     async def _use(
         self, client: _Client, tool: str, arguments: dict[str, Any], name: str | None = None
@@ -278,11 +293,17 @@ class _Client:
 
 
 def tools(card: EnvCard, *, named: bool) -> list[dict[str, Any]]:
-    """The three tools of an environment; `named` where an argument names the episode."""
+    """The tools of an environment; `named` where an argument names the episode."""
     text = {"type": "string", "maxLength": card.observation_max_length}
     info = {"type": "object"}
     episode: dict[str, Any] = {EPISODE: {"type": "string", "description": "From reset."}}
     extra, required = (episode, [EPISODE]) if named else ({}, [])
+    close = {
+        "name": _CLOSE,
+        "description": "End an episode that is not needed any more.",
+        "inputSchema": _object([EPISODE], **episode),
+        "outputSchema": _object(["closed"], closed={"type": "boolean"}),
+    }
     return [
         {
             "name": "reset",
@@ -324,6 +345,7 @@ def tools(card: EnvCard, *, named: bool) -> list[dict[str, Any]]:
             ),
             "annotations": {"readOnlyHint": True},
         },
+        *([close] if named else []),
     ]
 
 

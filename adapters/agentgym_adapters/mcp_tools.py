@@ -50,6 +50,7 @@ class McpTools(TextEnv):
     timeout_s: ClassVar[float] = 60.0
     # Each call waits for another program.
     isolated = True
+    can_copy = False
 
     task: str
     """The episode's task."""

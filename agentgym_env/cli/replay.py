@@ -26,7 +26,7 @@ from agentgym_env.wrappers import WrapperSpec, wrap
 
 _T = TypeVar("_T", list[Any], dict[str, Any])
 
-_ENDED: Final = frozenset({"success", "failure"})
+_ENDED: Final = frozenset({"success", "failure", "world_limit"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,13 @@ def replay_episode(env: gymnasium.Env[str, str], trajectory: Trajectory) -> Repl
         first = _reset(env, trajectory)
         if first != trajectory.observation:
             return Replayed(0, Difference(0, "observation", trajectory.observation, first))
-        terminated, success = False, False
+        ended, success = False, False
         for number, turn in _sent(trajectory):
             if taken and turn.info.get("turn") == 1:
                 _reset(env, trajectory)  # the agent began the episode once more
-            observation, reward, terminated, _, info = env.step(turn.action)
+            observation, reward, terminated, truncated, info = env.step(turn.action)
             taken, success = taken + 1, bool(info.get("success"))
+            ended = terminated or truncated
             found = _compared(number, turn, observation, float(reward))
             if found is not None:
                 return Replayed(taken, found)
@@ -82,7 +83,7 @@ def replay_episode(env: gymnasium.Env[str, str], trajectory: Trajectory) -> Repl
         return Replayed(taken, found)
     except AgentGymError as error:
         return Replayed(taken, Difference(taken + 1, "failure", "", str(error)))
-    return Replayed(taken, _end(trajectory, terminated, success) if taken else None)
+    return Replayed(taken, _end(trajectory, ended, success) if taken else None)
 
 
 def _reset(env: gymnasium.Env[str, str], trajectory: Trajectory) -> str:
@@ -110,12 +111,11 @@ def _compared(number: int, turn: Turn, observation: str, reward: float) -> Diffe
     return None
 
 
-def _end(trajectory: Trajectory, terminated: bool, success: bool) -> Difference | None:
-    last = len(trajectory.turns)
-    if terminated != (trajectory.outcome in _ENDED):
+def _end(trajectory: Trajectory, ended: bool, success: bool) -> Difference | None:
+    last, stored = len(trajectory.turns), trajectory.outcome in _ENDED
+    if ended != stored:
         words = {True: "it ended", False: "the episode goes on"}
-        ended = trajectory.outcome in _ENDED
-        return Difference(last, "end", words[ended], words[terminated])
+        return Difference(last, "end", words[stored], words[ended])
     if success != trajectory.success:
         words = {True: "success", False: "no success"}
         return Difference(last, "success", words[trajectory.success], words[success])

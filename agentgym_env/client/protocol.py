@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET
 
+from agentgym_env.client import leases
 from agentgym_env.client.directory import directory_of
 from agentgym_env.client.transports import Answer, Call
 from agentgym_env.errors import (
@@ -30,10 +31,9 @@ from agentgym_env.errors import (
     UnknownTask,
 )
 from agentgym_env.spaces import clean_text
-from agentgym_env.text_env import TaskSet
+from agentgym_env.text_env import TaskSet, check_names, check_seed
 from agentgym_env.wire import (
     MAX_ITEMS,
-    MAX_SEED,
     PROTOCOL_VERSION,
     ActionsReply,
     CloseReply,
@@ -278,6 +278,7 @@ class SessionState:
         self._under_way = False
         self._lost: EnvironmentLost | None = None
         self._closed = False
+        self._lease = leases.lease(self, name, server.transport)
         server.open_sessions += 1
 
     @property
@@ -292,13 +293,8 @@ class SessionState:
 
     def begin_reset(self, seed: int | None, task: str | None, split: str | None) -> ResetRequest:
         """The request for a new episode."""
-        for name, text in (("task", task), ("split", split)):
-            if text is not None and not isinstance(text, str):
-                raise BadRequest(f"a {name} is a str, got {text!r}")
-        if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
-            raise BadRequest(f"a seed is an int, got {seed!r}")
-        if seed is not None and not 0 <= seed <= MAX_SEED:
-            raise BadRequest(f"a seed is from 0 to {MAX_SEED}, got {seed}")
+        check_names(task, split)
+        check_seed(seed)
         self._begin()
         self._resets += 1
         return ResetRequest(
@@ -342,6 +338,7 @@ class SessionState:
         if self._closed:
             return False
         self._closed = True
+        self._release()
         if self._lost is None:
             self.server.open_sessions -= 1
         return self._lost is None
@@ -351,6 +348,11 @@ class SessionState:
         if self._lost is None and not self._closed:
             self.server.open_sessions -= 1
         self._lost = self._lost or failure
+        self._release()
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.is_held = False
 
     def _begin(self) -> None:
         self._check_usable()

@@ -169,6 +169,7 @@ class HttpTransport:
         self, address: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 3
     ) -> None:
         self.address = checked_address(address)
+        self.token = token
         self._timeout_s = timeout_s
         self._retries = retries
         self._http = requests.Session()
@@ -240,8 +241,8 @@ class AsyncHttpTransport:
     ) -> None:
         """`remedy` is what a user can do about a timeout."""
         self.address = checked_address(address)
+        self.token = token
         self._remedy = remedy
-        self._token = token
         self._timeout_s = timeout_s
         self._retries = retries
         self._http: aiohttp.ClientSession | None = None
@@ -285,7 +286,7 @@ class AsyncHttpTransport:
         if self._http is None or self._loop is not loop:
             old = self._http
             self._http = aiohttp.ClientSession(
-                headers=_headers(self._token),
+                headers=_headers(self.token),
                 connector=aiohttp.TCPConnector(limit=_POOL_SIZE, socket_factory=new_socket),
                 trust_env=not _is_local(self.address),
             )

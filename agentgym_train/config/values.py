@@ -400,7 +400,7 @@ _Loader.add_implicit_resolver(
     list("-+.0123456789"),
 )
 
-TRUNCATED: Final[frozenset[str]] = frozenset({"horizon", "token_budget"})
+TRUNCATED: Final[frozenset[str]] = frozenset({"horizon", "world_limit", "token_budget"})
 
 """Outcomes of episodes that were truncated, not terminated by the environment."""
 

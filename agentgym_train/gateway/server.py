@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, EpisodeFailure
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, EpisodeFailure, outcome_of
 from agentgym_env.reasoning import reply_of
 from agentgym_env.tools import BadArguments, ToolSpec
 from agentgym_train.config.base import PolicyConfig
@@ -549,10 +549,11 @@ class Gateway:
         step = {"action": action, "observation": reply.observation, "reward": reply.reward}
         steps = episode.early if episode.last is None else episode.last.steps
         steps.append({**step, "info": dict(reply.info)})
-        if reply.terminated:
-            episode.end("success" if reply.info.get("success") else "failure")
-        elif reply.truncated or (episode.horizon and episode.steps >= episode.horizon):
-            episode.end("horizon")
+        outcome = outcome_of(reply.terminated, reply.truncated, reply.info)
+        if outcome is None and episode.horizon and episode.steps >= episode.horizon:
+            outcome = "horizon"
+        if outcome is not None:
+            episode.end(outcome)
         ends = {"terminated": reply.terminated, "truncated": reply.truncated}
         return {
             **step,

@@ -110,7 +110,7 @@ class Reflect(Agent):
 
     def reflection(self, outcome: Outcome, observation: str) -> Message | None:
         """Ask for a reflection after a failure, while trials are left."""
-        if outcome not in ("failure", "horizon") or self._trial >= self.trials:
+        if outcome not in ("failure", "horizon", "world_limit") or self._trial >= self.trials:
             return None
         self._trial += 1
         return Message(f"{observation}\n\n{self.ask}", acts=False)

@@ -15,7 +15,7 @@ import msgspec
 
 from agentgym_env.actions import ActionError
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
-from agentgym_env.errors import ConfigError, EnvironmentLost, EpisodeFailure, Outcome
+from agentgym_env.errors import ConfigError, EnvironmentLost, EpisodeFailure, Outcome, outcome_of
 from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.values import RolloutLimits
@@ -430,10 +430,7 @@ class EpisodeRun:
             rejected |= bool(reply.info.get("invalid_action"))
             row = {"action": call.action, "observation": reply.observation, "reward": reply.reward}
             made.append(row)
-            if reply.terminated:
-                ending = "success" if reply.info.get("success") else "failure"
-            elif reply.truncated:
-                ending = "horizon"
+            ending = outcome_of(reply.terminated, reply.truncated, reply.info)
         self._unanswered = None
         if len(calls.calls) > 1:
             info = {**info, "invalid_action": rejected, "calls": made}
@@ -469,9 +466,7 @@ class EpisodeRun:
                 output.cut,
             )
         )
-        if reply.terminated:
-            return "success" if reply.info.get("success") else "failure"
-        return "horizon" if reply.truncated else None
+        return outcome_of(reply.terminated, reply.truncated, reply.info)
 
     def _out_of_time(self, session: AsyncSession | None) -> Outcome:
         policy_s, world_s = self._clock.waited["policy"], self._clock.waited["environment"]

@@ -277,7 +277,7 @@ def test_the_openapi_document_tells_the_truth_about_the_messages(serve):
     assert document["openapi"].startswith("3.1")
     assert set(document["paths"]) == {
         "/v1/sessions", "/v1/reset", "/v1/step", "/v1/close", "/v1/expert",
-        "/v1/actions", "/v1/env",
+        "/v1/actions", "/v1/renew", "/v1/env",
         "/v1/tasks", "/health", "/metrics", "/openapi.json",
     }  # fmt: skip
     schemas = document["components"]["schemas"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agentgym_env.conformance import check_environment
-from agentgym_env.errors import BadRequest, UnknownTask
+from agentgym_env.errors import BadRequest, EpisodeOver, UnknownTask
 from agentgym_servers.worlds.babyai.env import (
     ORIGINAL_LEVELS,
     BabyAI,
@@ -161,10 +161,23 @@ def test_the_levels_own_limit_ends_an_episode_without_success():
     env, _ = start("GoToRedBallGrey/0")
     for _ in range(400):
         observation, reward, terminated, truncated, info = env.step("turn left")
-        if terminated:
+        if terminated or truncated:
             break
-    assert (reward, terminated, truncated, info["success"]) == (0.0, True, False, False)
+    assert (reward, terminated, truncated, info["success"]) == (0.0, False, True, False)
+    assert info["turn"] == 64
     assert "The goal is not reached." in observation
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_the_limit_may_be_used_up_within_a_macro(legacy):
+    env = BabyAI(legacy=legacy)
+    env.reset(options={"task": "GoToRedBall/0"})
+    for _ in range(env._world.max_steps - 1):
+        assert not any(env.step("turn left")[2:4])
+    macro = next(a for a in env.available_actions() if a.startswith(("go to", "go through")))
+    assert env.step(macro)[1:4] == (0.0, False, True)
+    with pytest.raises(EpisodeOver):
+        env.step("turn left")
 
 
 def test_a_box_can_be_opened_and_the_key_in_it_taken():

@@ -179,3 +179,21 @@ def test_an_isolated_world_that_cannot_be_made_ends_the_server(run):
     assert "worlds:Unmakeable cannot be made: ValueError: no such luck (" in errors
     assert "world_not_made" in errors and 'raise ValueError("no such luck")' in errors
     assert "Exception in thread" not in errors and "During handling" not in errors
+
+
+def test_a_step_that_takes_long_keeps_nobody_from_renewing(pool, tmp_path):
+    router, address = pool
+    with EnvClient(address) as client:
+        sessions = sorted(client.open_many(2 * WORKERS), key=lambda s: s.state.name)
+        client.reset_many([(s, 0, None, None) for s in sessions])
+        path = tmp_path / "go"
+        with ThreadPoolExecutor() as threads:
+            # Both sessions of a process, one after the other: each takes less than the limit.
+            steps = [threads.submit(sessions[i].step, f"until {path}") for i in (0, 1)]
+            until(lambda: list(tmp_path.glob("go.begun.*")), "no step has begun")
+            renew = [{"session": s.state.name, "lease_s": 30} for s in sessions]
+            told = requests.post(address + "/v1/renew", json=renew, timeout=60)
+            is_open = not steps[0].done()
+            path.touch()
+            assert all(each["renewed"] for each in told.json()) and is_open
+            assert len({step.result().observation.split()[0] for step in steps}) == 1

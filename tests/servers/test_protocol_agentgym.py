@@ -1,9 +1,13 @@
 """`--protocol agentgym` answers as AgentGym's TextCraft server does."""
 
+import asyncio
 import json
 import re
+import urllib.error
+import urllib.request
 from functools import partial
 
+import aiohttp
 import pytest
 import requests
 
@@ -84,6 +88,59 @@ def same_text(ours, theirs):
     for shown in (mine, its):
         assert needed <= shown <= possible and len(shown) <= len(needed) + MAX_DISTRACTORS
     return goal == its_goal
+
+
+def by_requests(method, url, body):
+    """As AgentGym's own clients send it."""
+    answer = requests.request(method, url, json=body, timeout=60)
+    return answer.status_code, answer.json()
+
+
+def by_urllib(method, url, body):
+    data = b"" if body is None else json.dumps(body).encode()
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    request = urllib.request.Request(
+        url, data if method == "POST" else None, headers, method=method
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def by_aiohttp(method, url, body):
+    async def send():
+        sent = {"json": body} if body is not None else {"data": b""} if method == "POST" else {}
+        async with aiohttp.request(method, url, **sent) as answer:
+            return answer.status, await answer.json()
+
+    return asyncio.run(send())
+
+
+def by_a_form(method, url, body):
+    """As `curl -d ''` and `wget --post-data ''` send a request without a body."""
+    sent = {"json": body} if body is not None else {"data": b""}
+    headers = {} if body is not None else {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = requests.request(method, url, headers=headers, timeout=60, **sent)
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.parametrize("by", [by_requests, by_urllib, by_aiohttp, by_a_form])
+@pytest.mark.parametrize("world", ["textcraft", "babyai", "sciworld"])
+def test_recorded_exchanges_are_answered_whatever_client_sends_them(original, world, by):
+    settings = {
+        "textcraft": (LEGACY_TEXTCRAFT, TEXTCRAFT),
+        "babyai": (partial(BabyAI, legacy=True), BABYAI),
+        "sciworld": (SciWorld, SCIWORLD),
+    }
+    server = original(*settings[world])
+    rows = [row for row in recorded(world) if row["status"] == 200 and not row.get("query")][:60]
+    empty = [row for row in rows if row["method"] == "POST" and row["request"] is None]
+    assert world == "textcraft" or empty
+    for row in rows:
+        status, answer = by(row["method"], server.address + row["path"], row["request"])
+        assert (status, shape(answer)) == (200, shape(row["response"])), row
 
 
 def test_every_recorded_exchange_is_honoured(original):

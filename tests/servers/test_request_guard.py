@@ -285,9 +285,9 @@ def test_a_content_type_is_read_without_its_parameters_and_case():
         assert check_content_type("POST", b"{}", wrong).code == "unsupported_media_type"
         assert check_content_type("GET", b"", wrong) is None
     assert check_content_type("POST", b"", "") is None
-    # A form without fields has a type all the same.
-    form = "application/x-www-form-urlencoded"
-    assert check_content_type("POST", b"", form).code == "unsupported_media_type"
+    # aiohttp, urllib, curl and wget give an empty body a type of their own.
+    for empty in ("application/octet-stream", "application/x-www-form-urlencoded", "text/plain"):
+        assert check_content_type("POST", b"", empty) is None
 
 
 def encodings(items: list[object]) -> list[tuple[str, bytes]]:

@@ -159,8 +159,8 @@ def test_the_move_limit_ends_the_episode_and_waiting_counts():
     start(env, "boil/0")
     # Ten moves and the action itself: the tenth wait passes 100.
     *before, last = [env.step("wait")[2:] for _ in range(10)]
-    assert not any(terminated for terminated, *_ in before)
-    assert last[:2] == (True, False) and not last[2]["success"]
+    assert not any(terminated or truncated for terminated, truncated, _ in before)
+    assert last[:2] == (False, True) and not last[2]["success"]
     env.close()
 
 
@@ -168,9 +168,9 @@ def test_looking_around_takes_no_move():
     env = SciWorld(move_limit=3)
     start(env, "boil/0")
     for _ in range(20):
-        assert not env.step("look around")[2] and not env.step("what is this?")[2]
-    ends = [env.step("wait1")[2] for _ in range(2)]
-    assert ends == [False, True]
+        assert not any(env.step("look around")[2:4] + env.step("what is this?")[2:4])
+    ends = [env.step("wait1")[2:4] for _ in range(2)]
+    assert ends == [(False, False), (False, True)]
     env.close()
 
 

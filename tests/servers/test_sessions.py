@@ -8,7 +8,7 @@ import pytest
 from msgspec import UNSET
 
 from agentgym_env.errors import BadRequest, UnknownSplit
-from agentgym_env.wire import CreateRequest, ResetRequest, SessionRequest, StepRequest
+from agentgym_env.wire import CreateRequest, RenewRequest, ResetRequest, SessionRequest, StepRequest
 from agentgym_servers.host.logs import JsonLines, configure_logs, event
 from agentgym_servers.host.sessions import SessionTable
 from hosting import Clock
@@ -265,6 +265,39 @@ def test_reaping_looks_at_expired_sessions_only():
     before = clock.calls
     assert table.reap() == 0
     assert clock.calls == before + 1
+
+
+def test_a_full_table_ends_the_session_that_was_idle_longest():
+    clock = Clock()
+    table = table_of(max_sessions=3, clock=clock)
+    oldest, old, busy = opened(table, 3)
+    reset(table, oldest, seed=0)
+    clock.now += 299
+    reset(table, old, seed=0), reset(table, busy, seed=0)
+    # Nobody was idle for five minutes.
+    assert code(table.create([CreateRequest()])[0]) == "too_many_sessions"
+    clock.now += 1
+    assert code(table.create([CreateRequest()])[0]) is None
+    assert code(reset(table, oldest)) == "unknown_session"
+    assert code(step(table, old, 1)) is code(step(table, busy, 1)) is None
+    assert (len(table), table.figures().reaped) == (3, 1)
+
+
+def test_a_full_table_leaves_a_client_that_lives_its_running_episode():
+    clock = Clock()
+    table = table_of(max_sessions=2, clock=clock)
+    running, ended = opened(table, 2)
+    reset(table, running, seed=0, task="5"), reset(table, ended, seed=0, task="5")
+    assert step(table, ended, 1, "5").terminated
+    for _ in range(31):
+        table.renew([RenewRequest(running, 40.0), RenewRequest(ended, 40.0)])
+        clock.now += 10
+        table.reap()
+    assert code(table.create([CreateRequest()])[0]) is None
+    assert code(reset(table, ended)) == "unknown_session"
+    full = table.create([CreateRequest()])[0].error
+    assert full.code == "too_many_sessions" and "--max-sessions" in full.message
+    assert step(table, running, 1, "5").reward == 1.0
 
 
 def test_environments_are_closed_when_their_sessions_end():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final
 
-from agentgym_env.wire import CloseReply, CreateReply, StepReply, WireError
+from agentgym_env.wire import CloseReply, CreateReply, RenewReply, StepReply, WireError
 from agentgym_servers.host import routes
 
 _OBSERVED: Final = frozenset({routes.RESET.path, routes.STEP.path})
@@ -187,8 +187,8 @@ def failed_reply(path: str, request: Any, error: WireError) -> Any:
     kind = _GIVES[path].__args__[0]
     if kind is CreateReply:
         return CreateReply(error=error)
-    if kind is CloseReply:
-        return CloseReply(request.session)
+    if kind in (CloseReply, RenewReply):
+        return kind(request.session)
     if kind is StepReply:
         return StepReply(request.session, request.turn, error=error)
     return kind(session=request.session, error=error)

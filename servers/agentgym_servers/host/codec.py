@@ -153,7 +153,7 @@ class Codec:
         """Write a batch's answer: 200 unless every item failed, then the first item's status."""
         count(self.figures.items, batch.route.path, len(replies))
         replies, body = encode_replies(replies, batch.wanted, self.session_store)
-        can_fail = batch.route is not routes.CLOSE
+        can_fail = batch.route not in (routes.CLOSE, routes.RENEW)
         failures = [r.error for r in replies if r.error is not UNSET] if can_fail else []
         for failure in failures:
             count(self.figures.errors, failure.code)

@@ -22,7 +22,7 @@ import msgspec
 
 from agentgym_env.errors import AgentGymError, BadRequest, ServerStartFailed, UnknownSplit
 from agentgym_env.launch import child_environment, reported_failure
-from agentgym_env.wire import EnvCard, TaskList, WireError, decode
+from agentgym_env.wire import EnvCard, RenewReply, RenewRequest, TaskList, WireError, decode
 from agentgym_servers.host import routes
 from agentgym_servers.host.batches import ReplyLimit, failed_replies
 from agentgym_servers.host.channel import (
@@ -67,6 +67,9 @@ class WorldProcess:
         self._index = index
         self._deadline_s = settings.step_timeout_s
         self._turn = asyncio.Lock()
+        self._renewals: dict[str, Any] = {}
+        """Renewals of leases that wait for a turn, by session."""
+        self._renewing: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._restarts = 0
@@ -78,6 +81,8 @@ class WorldProcess:
 
         Between two items of a batch, others are answered.
         """
+        if path == routes.RENEW.path:
+            return self._renew(requests)
         replies: list[Any] = []
         limit = ReplyLimit(self._settings.workers)
         for place, request in enumerate(requests):
@@ -110,7 +115,26 @@ class WorldProcess:
         async with self._turn:
             await self._end(gently=True)
 
+    def _renew(self, requests: Sequence[RenewRequest]) -> list[RenewReply]:
+        """Take renewals, which wait for nobody: a step may outlast a lease."""
+        self._renewals.update({request.session: request for request in requests})
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._send_renewals_in_turn())
+        return [RenewReply(request.session, True) for request in requests]
+
+    async def _send_renewals_in_turn(self) -> None:
+        async with self._turn:
+            await self._send_renewals()
+
+    async def _send_renewals(self) -> None:
+        renewals, self._renewals = list(self._renewals.values()), {}
+        if renewals and self._channel is not None:
+            # A process that died is noticed by the next question; its sessions are gone.
+            with contextlib.suppress(ConnectionError):
+                await self._channel.ask(routes.RENEW.path, msgspec.json.encode(renewals))
+
     async def _ask_one(self, path: str, request: Any, *, again: bool = True) -> list[Any]:
+        await self._send_renewals()
         try:
             channel = await self._running()
         except AgentGymError as error:

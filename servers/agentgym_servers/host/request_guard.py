@@ -283,7 +283,7 @@ def check_content_type(
     A page can send a body to another site without asking first only if it is plain text, a form
     or of no type. A request without a body needs no type, and a GET has no body to read.
     """
-    if content_type == JSON or method in ("GET", "HEAD") or not (body or content_type):
+    if content_type == JSON or method in ("GET", "HEAD") or not body:
         return None
     sent = media_type(content_type)
     if sent in accepted:

@@ -19,6 +19,8 @@ from agentgym_env.wire import (
     ErrorBody,
     ErrorCode,
     ExpertReply,
+    RenewReply,
+    RenewRequest,
     ResetReply,
     ResetRequest,
     SessionRequest,
@@ -89,6 +91,15 @@ CLOSE: Final = Route(
     "POST", "/v1/close", "End sessions", list[SessionRequest], list[CloseReply], ("bad_request",)
 )
 
+RENEW: Final = Route(
+    "POST",
+    "/v1/renew",
+    "Renew sessions' leases",
+    list[RenewRequest],
+    list[RenewReply],
+    ("bad_request",),
+)
+
 EXPERT: Final = Route(
     "POST",
     "/v1/expert",
@@ -124,7 +135,7 @@ METRICS: Final = Route("GET", "/metrics", "Counters for Prometheus", media="text
 OPENAPI: Final = Route("GET", "/openapi.json", "This description")
 
 ROUTES: Final = (
-    SESSIONS, RESET, STEP, CLOSE, EXPERT, ACTIONS, ENV, TASKS, HEALTH, METRICS, OPENAPI,
+    SESSIONS, RESET, STEP, CLOSE, RENEW, EXPERT, ACTIONS, ENV, TASKS, HEALTH, METRICS, OPENAPI,
 )  # fmt: skip
 
 METHOD_OF: Final = {route.path: route.method for route in ROUTES}

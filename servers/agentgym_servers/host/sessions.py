@@ -31,6 +31,8 @@ from agentgym_env.wire import (
     CreateRequest,
     EnvCard,
     ExpertReply,
+    RenewReply,
+    RenewRequest,
     ResetReply,
     ResetRequest,
     SessionRequest,
@@ -76,6 +78,10 @@ class Session:
     """What `reply` answers: a reset's arguments, or the hash of an action, which may be long."""
     task: str | None = None
     """The task of the episode."""
+    lease_s: float | None = None
+    """Seconds after which it ends without a renewal; None without a lease."""
+    renewed: float = 0.0
+    """When its lease was last renewed, by the table's time awake."""
 
 
 def refused_turn(session: Session, request: StepRequest) -> StepReply:
@@ -114,12 +120,18 @@ A = TypeVar("A", ExpertReply, ActionsReply)
 
 _NEVER: Final = 4096
 """How many keys are remembered that were closed before they were opened."""
+_IDLE_S: Final = 300.0
+"""Seconds without a call after which a full table may end a session for a new one."""
+_LONGEST_NAP_S: Final = 15.0
+"""Most seconds between two looks at the leases that count as time awake."""
 
 
 class SessionTable:
-    """Creates, resets, steps and ends sessions; idle ones are dropped after `ttl_s` seconds.
+    """Creates, resets, steps and ends sessions.
 
-    Not safe for threads: its owner calls it from one at a time.
+    A session ends after `ttl_s` seconds without a call, and when its lease runs out: then its
+    client is gone. A full table ends the session that was idle longest, after 5 minutes, if its
+    episode is over or it has no lease. Not safe for threads: its owner calls it from one at a time.
     """
 
     def __init__(
@@ -155,12 +167,16 @@ class SessionTable:
         self._log_steps = log_actions or logger.isEnabledFor(logging.DEBUG)
         self._clock = clock
         self._sessions: dict[str, Session] = {}
+        self._reaped_at = clock()
+        self._awake_s = 0.0
+        """Seconds for which it was there to take renewals: a long step of a world is left out."""
         self._figures = Figures()
         self._answers: dict[str, Callable[[Sequence[Any]], list[Any]]] = {
             routes.SESSIONS.path: self.create,
             routes.RESET.path: self.reset,
             routes.STEP.path: self.step,
             routes.CLOSE.path: self.close,
+            routes.RENEW.path: self.renew,
             routes.EXPERT.path: self.expert,
             routes.ACTIONS.path: self.actions,
         }
@@ -279,16 +295,47 @@ class SessionTable:
             del self._never[next(iter(self._never))]
         return False
 
+    def renew(self, requests: Sequence[RenewRequest]) -> list[RenewReply]:
+        """Renew leases. It does not count as use: idle sessions of a client that lives end too."""
+        replies = []
+        for request in requests:
+            session = self._sessions.get(request.session)
+            if session is not None:
+                session.lease_s, session.renewed = request.lease_s, self._awake_s
+            replies.append(RenewReply(request.session, session is not None))
+        return replies
+
     def reap(self) -> int:
-        """End the expired sessions; return how many."""
-        oldest_allowed = self._clock() - self._ttl_s
-        idle = [name for name, session in self._sessions.items() if session.used <= oldest_allowed]
-        for name in idle:
+        """End the sessions past their time to live or lease; return how many."""
+        now = self._clock()
+        # Renewals wait while a world's step blocks the process: that time does not count.
+        self._awake_s += min(now - self._reaped_at, _LONGEST_NAP_S)
+        self._reaped_at = now
+        return self._reap([name for name, s in self._sessions.items() if self._is_past(s, now)])
+
+    def _is_past(self, session: Session, now: float) -> bool:
+        idle_s, lease_s = now - session.used, session.lease_s
+        if idle_s >= self._ttl_s:
+            return True
+        return lease_s is not None and min(idle_s, self._awake_s - session.renewed) >= lease_s
+
+    def _reap(self, names: Sequence[str]) -> int:
+        for name in names:
             self._end(name)
-        self._figures.reaped += len(idle)
-        if idle:
-            event(logger, logging.INFO, "reaped", sessions=len(idle), left=len(self))
-        return len(idle)
+        self._figures.reaped += len(names)
+        if names:
+            event(logger, logging.INFO, "reaped", sessions=len(names), left=len(self))
+        return len(names)
+
+    def _free_oldest(self) -> bool:
+        """End the session that was idle longest, if it may be ended; whether one was."""
+        idle_since = self._clock() - _IDLE_S
+        idle = [
+            (session.used, name)
+            for name, session in self._sessions.items()
+            if session.used <= idle_since and (session.over or session.lease_s is None)
+        ]
+        return bool(idle) and bool(self._reap([min(idle)[1]]))
 
     def shutdown(self) -> None:
         """End every session."""
@@ -313,8 +360,11 @@ class SessionTable:
         if request.env is not None and request.env != self._env_id:
             text = f"{self._env_id} is served here, not {cut(request.env)!r}"
             return CreateReply(error=WireError("bad_request", text))
-        if len(self._sessions) >= self._max_sessions:
-            text = f"all {self._max_sessions} sessions are taken; close some or raise the limit"
+        if len(self._sessions) >= self._max_sessions and not self._free_oldest():
+            text = (
+                f"all {self._max_sessions} sessions are taken; close some, or raise the limit "
+                "(--max-sessions). Those of a client that is gone end within a minute"
+            )
             return CreateReply(error=WireError("too_many_sessions", text))
         name = self._name_prefix + (request.key or secrets.token_urlsafe(18))
         if name in self._never:
@@ -485,7 +535,7 @@ def _available_actions(env: TextEnv) -> dict[str, Any]:
     return {} if actions is None else {"actions": [clean_text(action) for action in actions]}
 
 
-_REAP_EVERY_S = (1.0, 30.0)
+_REAP_EVERY_S = (1.0, 10.0)
 
 
 class Host:

@@ -55,11 +55,14 @@ def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> N
         sys.exit(1)
     line.sendall(pack(Answer(first.number, b"")))
     period_s = reap_period_s(table.ttl_s)
+    reap_at = time.monotonic() + period_s
     while True:
-        try:
-            ask = asked.get(timeout=period_s)
-        except queue.Empty:
+        if time.monotonic() >= reap_at:
             table.reap()
+            reap_at = time.monotonic() + period_s
+        try:
+            ask = asked.get(timeout=max(0.0, reap_at - time.monotonic()))
+        except queue.Empty:
             continue
         if ask is None:
             table.shutdown()

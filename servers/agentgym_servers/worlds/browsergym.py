@@ -87,6 +87,7 @@ class BrowserGym(TextEnv):
         "send_msg_to_user('TEXT'), report_infeasible('REASON')"
     )
     isolated = True
+    can_copy = False
     # A browser has its own deadline, and several questions make up a reset.
     step_timeout_s = 180.0
     max_sessions = MAX_EPISODES * (os.cpu_count() or 1)

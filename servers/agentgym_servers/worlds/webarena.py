@@ -276,6 +276,7 @@ class WebArena(TextEnv):
     `agentgym/WebArena-v0`
     """
 
+    can_copy = False
     instruction = (
         "You use web sites to do what is asked. Each turn you see the page as an accessibility "
         "tree, in which numbers in brackets name its elements, and answer with one action:\n"

@@ -194,7 +194,7 @@ class OriginalApi:
         request = StepRequest(episode.session, episode.turn + 1, action)
         reply = await self.ask(routes.STEP, request, number)
         episode.turn += 1
-        episode.observation, episode.done = reply.observation, reply.terminated
+        episode.observation, episode.done = reply.observation, reply.terminated or reply.truncated
         episode.reward = reply.reward
         episode.score += reply.reward
         return episode

@@ -259,7 +259,7 @@ class BabyAI(TextEnv):
         if level != self._level:
             self._level, self._world = level, make_level(level)
         self._world.reset(seed=int(seed))
-        self._solved = self._invalid = False
+        self._solved = self._invalid = self._out_of_steps = False
         self._look()
         goal = str(self._world.mission)
         if self._legacy:
@@ -283,7 +283,7 @@ class BabyAI(TextEnv):
             observation = f"No change in state.\n{self._describe_actions()}"
         else:
             observation = self._describe(over=over)
-        return observation, reward, over
+        return observation, reward, over and not self._out_of_steps
 
     def _carry_out(self, plan: list[int]) -> tuple[float, bool]:
         """Take low-level steps until the plan is done, the world ends, or the way is blocked."""
@@ -293,12 +293,17 @@ class BabyAI(TextEnv):
             if terminated or truncated:
                 # The rest of the plan would be taken in a world that has ended.
                 self._solved = bool(terminated and reward > 0)
+                self._out_of_steps = not terminated
                 return (float(reward) if self._solved else 0.0), True
             if action == FORWARD and tuple(self._world.agent_pos) == tuple(place):
                 break
             if action == TOGGLE and len(plan) > 1 and not self._door_is_open():
                 break
         return 0.0, False
+
+    def truncated(self) -> bool:
+        """Whether the level's steps were used up."""
+        return self._out_of_steps
 
     def success(self) -> bool:
         """Whether the instruction was carried out, however late."""

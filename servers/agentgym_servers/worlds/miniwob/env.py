@@ -98,6 +98,7 @@ class MiniWoB(TextEnv):
         "mouse_drag_and_drop(X, Y, X, Y)"
     )
     isolated = True
+    can_copy = False
     # A browser has its own deadline, and several questions make up a reset.
     step_timeout_s = 180.0
     max_sessions = MAX_EPISODES * (os.cpu_count() or 1)

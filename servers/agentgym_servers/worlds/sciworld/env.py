@@ -130,6 +130,7 @@ class SciWorld(TextEnv):
         Verb("{number:int}", "Choose one of the meanings of an ambiguous request.", "choose"),
     )
     isolated = True
+    can_copy = False
     step_timeout_s = 360.0  # a simulator has its own deadline; this one would end its neighbours
     max_sessions = 64  # eight share a JVM
 
@@ -148,6 +149,7 @@ class SciWorld(TextEnv):
         super().__init__(render_mode)
         self._simulator: Simulator | None = None
         self._percent = 0
+        self._out_of_moves = False
         self._taken: list[str] = []
         self._valid: list[str] | None = None
 
@@ -157,7 +159,7 @@ class SciWorld(TextEnv):
             self._simulator = borrow()
         self._simulator.load(name, int(variation), self._simplifications)
         self._percent, self._taken, self._valid = 0, [], None
-        self._invalid = False
+        self._invalid = self._out_of_moves = False
         self._name, self._variation = name, int(variation)
         return f"{self._simulator.describe_task()}\n{self._simulator.step('look around')}"
 
@@ -173,10 +175,13 @@ class SciWorld(TextEnv):
         self._valid = None
         self._taken.append(action)
         before, self._percent = self._percent, simulator.score()
-        over = (
-            simulator.completed() or self._percent < 0 or simulator.moves() > self._move_limit
-        )  # fmt: skip
+        over = simulator.completed() or self._percent < 0
+        self._out_of_moves = not over and simulator.moves() > self._move_limit
         return observation, (self._percent - before) / 100, over
+
+    def truncated(self) -> bool:
+        """Whether the moves were used up."""
+        return self._out_of_moves
 
     def success(self) -> bool:
         """Whether the whole task is done."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -292,7 +292,8 @@ class Search(TextEnv):
     ) -> None:
         if not isinstance(topk, int) or not 1 <= topk <= MAX_PASSAGES:
             raise BadRequest(f"topk is a whole number from 1 to {MAX_PASSAGES}, got {topk!r}")
-        self._setup = search_setup(corpus, retriever, questions)
+        self._named = corpus, retriever, questions
+        self._setup = search_setup(*self._named)
         self._finder = corpus if retriever is None else retriever
         self.tasks = self._setup.questions.tasks  # type: ignore[misc]
         if self.default_split not in self.tasks.splits:
@@ -301,6 +302,14 @@ class Search(TextEnv):
             self.instruction = _HOW + "After a wrong answer you may go on."  # type: ignore[misc]
         super().__init__(render_mode)
         self._topk, self._legacy = topk, legacy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has; questions and index are shared, or made anew in another process."""
+        return {name: v for name, v in super().__getstate__().items() if name != "_setup"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._setup = search_setup(*self._named)
 
     def _reset(self, task: str) -> str:
         self._item = self._setup.questions.items[task]

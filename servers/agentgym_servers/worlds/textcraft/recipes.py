@@ -61,6 +61,9 @@ class RecipeBook:
         """Ingredient names that any craftable member may replace: planks and wool."""
         self.items -= self.tags
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecipeBook:
+        return self  # it never changes
+
     def _closes_a_cycle(self, recipe: Recipe) -> bool:
         seen: set[str] = set()
         stack = [name for name, _ in recipe.ingredients]
