@@ -1,4 +1,4 @@
-"""What Gymnasium's users do with any environment: copy it, pickle it, wrap it, render it, type it."""
+"""What Gymnasium's users do with any environment: copy, pickle, wrap, render and type it."""
 
 import copy
 import pickle

@@ -182,7 +182,7 @@ def test_an_isolated_world_that_cannot_be_made_ends_the_server(run):
 
 
 def test_a_step_that_takes_long_keeps_nobody_from_renewing(pool, tmp_path):
-    router, address = pool
+    _, address = pool
     with EnvClient(address) as client:
         sessions = sorted(client.open_many(2 * WORKERS), key=lambda s: s.state.name)
         client.reset_many([(s, 0, None, None) for s in sessions])

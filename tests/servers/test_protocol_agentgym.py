@@ -140,7 +140,7 @@ def test_recorded_exchanges_are_answered_whatever_client_sends_them(original, wo
     assert world == "textcraft" or empty
     for row in rows:
         status, answer = by(row["method"], server.address + row["path"], row["request"])
-        assert (status, shape(answer)) == (200, shape(row["response"])), row
+        assert (status, sorted(shape(answer))) == (200, sorted(shape(row["response"]))), row
 
 
 def test_every_recorded_exchange_is_honoured(original):

@@ -174,9 +174,9 @@ class BabyAI(TextEnv):
     else 0.
 
     ## Termination
-    The episode terminates when the instruction is carried out, when the level's `T` steps are used
-    up, and when the level says that the instruction can no longer be carried out. It is truncated
-    after 100 turns.
+    The episode terminates when the instruction is carried out, and when the level says that it can
+    no longer be carried out. It is truncated when the level's `T` steps are used up, and after 100
+    turns.
 
     ## Tasks
     `LEVEL/SEED` for 96 levels; `babyai_N` is AgentGym's number N. The category is the level.
