@@ -28,6 +28,8 @@ _OWN: Final = {
     "replay": "agentgym_env.cli.replay:replay",
 }
 """The commands of this package: `module:function`."""
+_INTERRUPTED: Final = 130
+"""The exit status of a command that Ctrl-C ended."""
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
 SUMMARIES: Final = {
@@ -91,6 +93,10 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
     try:
         with _naming_the_extra(_called(words)):
             yield
+    except KeyboardInterrupt:
+        if "--debug" in words:
+            raise
+        sys.exit(_INTERRUPTED)
     except (AgentGymError, RecursionError, OSError, ExceptionGroup) as error:
         full = _full_disk(error)
         too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG

@@ -139,7 +139,7 @@ def launch_if_asked(
         raise ConfigError(
             "a launcher already started this process; omit --accelerate and --num-processes"
         )
-    command = [sys.executable, "-m", "accelerate.commands.launch", *options]
+    command = [sys.executable, "-m", "agentgym_train.launcher", *options]
     variable, value = _SAFE_PATH
     environ = {variable: value, **os.environ, ASKED: str(asked)}
     _become([*command, "-m", "agentgym_train", *words], environ)
