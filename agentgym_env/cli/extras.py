@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,17 @@ EXTRAS: Final = {
     "view": "train",
 }
 """The extra that provides what a command imports."""
+_APART: Final = frozenset(
+    {"agentlab", "chromium", "verifiers", "vllm", "vllm-cpu", "webarena", "webarena-verified"}
+)
+"""Extras that go into an environment of their own, without others."""
+_TORCH_FIRST: Final = (
+    ". On a machine without a GPU, first install the smaller torch: pip install torch "
+    "--index-url https://download.pytorch.org/whl/cpu"
+)
+_READS_EPISODES: Final = ("export", "import", "view")
+_WITHOUT_MODEL: Final = ("expert", "random")
+"""Policies that are no models."""
 _HINT: Final = re.compile(rf"(?<='{DISTRIBUTION}\[)[a-z,-]+(?=\]')")
 
 
@@ -38,14 +51,25 @@ def with_all_extras(message: str, command: str, words: Sequence[str]) -> str:
     These are the command's own, and those of the environments that its options or its config name.
     """
     hint = _HINT.search(message)
-    if hint is None:
+    if hint is None or _APART.intersection(hint[0].split(",")):
         return message
     named = "\n".join([*words, *_environments_in(words)]).lower()
     needed = {e.extra for e in registered() if e.extra and plain_name(e.env_id) in named}
-    if command in EXTRAS:
+    if command in EXTRAS and not _needs_no_model(command, words):
         needed.add(EXTRAS[command])
     missing = {extra for extra in needed if not is_installed(extra)}
-    return _HINT.sub(",".join(sorted(missing.union(hint[0].split(",")))), message)
+    missing.update(hint[0].split(","))
+    message = _HINT.sub(",".join(sorted(missing)), message)
+    has_torch = find_spec("torch") is not None
+    return message if has_torch or "train" not in missing else message + _TORCH_FIRST
+
+
+def _needs_no_model(command: str, words: Sequence[str]) -> bool:
+    """Whether a command runs without the trainer's libraries."""
+    if command in _READS_EPISODES:
+        return True
+    policies = [word for flag, word in pairwise(words) if flag == "--policy"]
+    return bool(policies) and all(p.rpartition("=")[2] in _WITHOUT_MODEL for p in policies)
 
 
 def extra_in(message: str) -> str | None:

@@ -7,6 +7,7 @@ the command that is called is imported.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ _OWN: Final = {
     "replay": "agentgym_env.cli.replay:replay",
 }
 """The commands of this package: `module:function`."""
+_PROGRAM: Final = "agentgym"
+_COMPLETES: Final = "_AGENTGYM_COMPLETE"
+"""The variable that the script of `--show-completion` sets."""
 _INTERRUPTED: Final = 130
 """The exit status of a command that Ctrl-C ended."""
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -62,13 +66,21 @@ SUMMARIES: Final = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; an `AgentGymError` is printed as one line, with its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if _COMPLETES in os.environ:
+        words = _words_so_far()
     with _ending_on_errors(words):
-        make_app(words)(words)
+        make_app(words)(words, prog_name=_PROGRAM if _COMPLETES in os.environ else None)
+
+
+def _words_so_far() -> list[str]:
+    """The words of a line that the shell wants to complete."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return line.split()[1:]
 
 
 def make_app(words: Sequence[str]) -> typer.Typer:
     """The command line for `words`, with only the command that is called imported."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_options)
     called = _called(words)
     for name, load in _commands().items():

@@ -35,12 +35,17 @@ description = "$title, a text environment for LLM agents."
 requires-python = ">=3.11"
 dependencies = ["agentgym-sdk"]
 
+[project.optional-dependencies]
+test = ["pytest>=8"]
+train = ["agentgym-sdk[train]"]
+
 # After `pip install -e .` every command of agentgym knows the environment by this id.
 [project.entry-points."agentgym.environments"]
 "$env_id" = "$module:$title"
 
 [tool.hatch.build.targets.wheel]
-include = ["$module.py"]
+# Put data files into this folder and read them by Path(__file__).with_name("${module}_data").
+include = ["$module.py", "${module}_data"]
 """)
 
 _ENVIRONMENT: Final = Template('''\
@@ -186,13 +191,15 @@ def new(
     Writes the environment, its tests, a pyproject.toml, and configs that train a small policy.
     """
     env_id, paths = write_package(name, Path(name) if folder is None else folder)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     for path in paths:
         console.print(f"created {path}", soft_wrap=True)
     written = shlex.quote(str(paths[0].parent))
+    with_tests = shlex.quote(f"{paths[0].parent}[test]")
     console.print(
-        f"\nNext steps:\n  pip install -e {written}\n  agentgym check {env_id}\n"
-        f"  agentgym play {env_id}\n\nTrain a small policy on it:\n  cd {written}\n"
+        f"\nNext steps:\n  pip install -e {with_tests}\n  agentgym check {env_id}\n"
+        f"  agentgym play {env_id}\n  pytest {written}\n\n"
+        f"Train a small policy on it:\n  cd {written}\n"
         f"  agentgym collect --env {env_id} --policy expert --n 200 --out runs/expert\n"
         "  agentgym train sft.yaml\n  agentgym train rl.yaml",
         soft_wrap=True,

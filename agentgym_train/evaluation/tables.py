@@ -119,7 +119,7 @@ def bar_chart(reports: Mapping[str, EvalReport], path: Path) -> None:
         figure.savefig(path, dpi=130)
 
 
-NO_CHART: Final = " (a chart needs matplotlib: pip install 'agentgym-sdk[train]')"
+NO_CHART: Final = " (a chart needs matplotlib: pip install matplotlib)"
 
 Bar = tuple[float, Interval | None]
 """A value and its interval."""

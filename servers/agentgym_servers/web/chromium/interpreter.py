@@ -17,6 +17,11 @@ import agentgym_servers
 from agentgym_env.errors import MissingExtra
 
 VARIABLE: Final = "AGENTGYM_WEB_PYTHON"
+SETUP: Final = (
+    "run `make setup-web` in a checkout, or `python -m venv web-env && web-env/bin/pip install "
+    f"'agentgym-sdk[chromium]'` and set {VARIABLE}=web-env/bin/python"
+)
+"""How to make the environment, for errors."""
 _TIMEOUT_S: Final = 30.0
 
 
@@ -38,10 +43,7 @@ def web_python() -> str:
     if beside.is_file():
         return str(beside)
     raise MissingExtra(
-        "BrowserGym, which controls Chromium, needs its own virtual environment: run "
-        "`make setup-web` in a checkout, or `python -m venv web-env && "
-        "web-env/bin/pip install 'agentgym-sdk[chromium]'` and set "
-        f"{VARIABLE}=web-env/bin/python"
+        f"BrowserGym, which controls Chromium, needs its own virtual environment: {SETUP}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from agentgym_env.errors import MissingExtra
 from agentgym_env.text_env import TaskSet
-from agentgym_servers.web.chromium.interpreter import package_folder
+from agentgym_servers.web.chromium.interpreter import SETUP, package_folder
 
 TEST_SEEDS: Final = range(5)
 """Those of BrowserGym's benchmark."""
@@ -59,7 +59,6 @@ def miniwob_pages() -> Path:
     folder = package_folder("miniwob")
     if folder is None or not (folder / "html").is_dir():
         raise MissingExtra(
-            "MiniWoB needs the package miniwob in the web environment: run `make setup-web` in a "
-            "checkout, or pip install 'agentgym-sdk[chromium]' in that environment"
+            f"MiniWoB needs the package miniwob in a virtual environment for browsers: {SETUP}"
         )
     return folder / "html"
