@@ -289,7 +289,9 @@ def test_ctrl_c_ends_two_processes_by_our_message_alone(at, tmp_path):
     def is_there() -> bool:
         if at == "training":
             return (folder / "metrics.jsonl").exists()
-        return "agentgym_train.launcher" in psutil.Process(process.pid).cmdline()
+        launcher = psutil.Process(process.pid)
+        is_launcher = "agentgym_train.launcher" in launcher.cmdline()
+        return is_launcher and any("torch" in part.path for part in launcher.memory_maps())
 
     until(is_there, f"no {at}", process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
