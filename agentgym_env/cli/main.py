@@ -124,6 +124,9 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
             message = f"an input is nested too deeply ({message}); --debug shows where it is read"
         if isinstance(error, MissingExtra):
             message = with_all_extras(message, _called(words), words)
+        if config := next((word for word in words if word.endswith((".yaml", ".yml"))), ""):
+            # Errors do not know which file the user named.
+            message = message.replace("agentgym train CONFIG", f"agentgym train {config}")
         _print_error(message)
         sys.exit(getattr(error, "exit_status", 2))
 

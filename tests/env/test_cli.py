@@ -18,7 +18,7 @@ from agentgym_env.cli.main import (
     _naming_the_extra,
     main,
 )
-from agentgym_env.errors import MissingExtra, UnknownEnvironment
+from agentgym_env.errors import ConfigError, MissingExtra, UnknownEnvironment
 from commands import agentgym
 
 
@@ -83,6 +83,20 @@ def test_zsh_is_told_what_each_command_does(monkeypatch, capsys):
         main([])
     said = capsys.readouterr().out
     assert '"replay":"Repeat recorded episodes' in said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train", "rl.yaml", "steps=3"], "agentgym train rl.yaml --num-processes 2"),
+        (["train", "starter:a/b.yml"], "agentgym train starter:a/b.yml --num-processes 2"),
+        (["train"], "agentgym train CONFIG --num-processes 2"),
+    ],
+)
+def test_an_error_names_the_config_of_the_command_line(words, named, capsys):
+    with pytest.raises(SystemExit), _ending_on_errors(words):
+        raise ConfigError("start it with `agentgym train CONFIG --num-processes 2`")
+    assert f"`{named}`" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(capsys):
