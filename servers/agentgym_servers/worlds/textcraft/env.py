@@ -44,9 +44,9 @@ class TextCraft(TextEnv):
     | `craft AMOUNT ITEM using AMOUNT ITEM, ...` | use one recipe once, with exactly its amounts |
     | `inventory` | list what you hold |
 
-    Amounts are 1 to 9999. Where a recipe asks for planks or wool, any one kind of them counts; every
-    other ingredient has the recipe's own name, such as jungle logs. A command that is not possible
-    changes nothing; the observation says why, and what the recipe needs.
+    Amounts are 1 to 9999. Where a recipe asks for planks or wool, any one kind of them counts;
+    every other ingredient has the recipe's own name, such as jungle logs. A command that is not
+    possible changes nothing; the observation says why, and what the recipe needs.
 
     ## Rewards
     1 for crafting the goal item, else 0.
