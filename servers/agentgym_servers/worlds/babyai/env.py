@@ -253,7 +253,7 @@ class BabyAI(TextEnv):
         self.tasks = babyai_tasks() if levels is None else tasks_of(levels)  # type: ignore[misc]
         if legacy:
             self.instruction = legacy_wording(self.instruction)  # type: ignore[misc]
-            self.verbs = tuple(  # type: ignore[misc]
+            self.verbs = tuple(  # type: ignore[misc, assignment]
                 replace(verb, pattern=legacy_wording(verb.pattern),
                         description=legacy_wording(verb.description))
                 for verb in self.verbs
