@@ -262,17 +262,16 @@ def test_every_available_action_is_accepted(env, task, before):
         assert not info["invalid_action"], f"{action}: {observation}"
 
 
-def test_listing_the_actions_draws_nothing_that_the_episode_draws(env):
-    """The simulator draws names as it lists, from the generator that moves the bees."""
-    texts = []
+@pytest.mark.parametrize("task", ["boil/3", "grow-fruit/2", "find-animal/0"])
+def test_listing_the_actions_draws_nothing_that_the_episode_draws(env, task):
+    """The simulator draws names as it lists; what it draws next decides how bees fly."""
+    drawn = []
     for lists in (False, True):
-        start(env, "grow-fruit/2")
-        for action in ("open door to greenhouse", "go to greenhouse", *["wait"] * 3):
-            if lists:
-                assert env.available_actions()
-            env.step(action)
-        texts.append(env.step("look around")[0])
-    assert texts[0] == texts[1]
+        start(env, task)
+        if lists:
+            assert env.available_actions()
+        drawn.append(env._simulator._state.draws.nextInt())
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize(
