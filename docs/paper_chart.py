@@ -29,7 +29,7 @@ PART_OF_SFT: Final[list[Bar | None]] = [rate(0, 34), None, rate(0, 39)]
 
 OURS: Final[dict[str, list[Bar | None]]] = {
     "expert": [rate(99, 100), rate(86, 90), rate(161, 200), rate(50, 50), rate(400, 400)],
-    "random": [rate(32, 100), rate(59, 90), rate(0, 200), rate(0, 50), rate(0, 400)],
+    "random": [rate(49, 100), rate(59, 90), rate(0, 200), rate(0, 50), rate(0, 400)],
     "SmolLM2-135M, SFT": [(0.73, (0.66, 0.80)), (0.69, (0.61, 0.76)), *PART_OF_SFT],
     "SmolLM2-135M, SFT and RL": [(0.76, (0.69, 0.83)), (0.83, (0.76, 0.89)), None, None, None],
 }

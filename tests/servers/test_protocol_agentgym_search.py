@@ -96,7 +96,7 @@ def test_an_episode_with_the_original_field_names(server, zones):
     assert post(server, "/reset", env_idx=0, id=0).endswith(f" Question: {zones[0].text}")
     wrong = post(server, "/step", env_idx=0, action="<answer>nobody</answer>")
     assert wrong == {
-        "observation": "The answer is wrong. You may search on and answer again.", "reward": 0.0,
+        "observation": "Sorry, your answer is incorrect. Please try again.", "reward": 0.0,
         "done": False, "info": None,
     }  # fmt: skip
     right = f"<answer>{zones[0].answers[0]}</answer>"
@@ -121,4 +121,4 @@ def test_what_is_wrong_with_a_call_is_said_and_never_a_500(server):
     assert call(server, "GET", "/observation", query={"env_idx": 99}).json() == lost
     assert call(server, "POST", "/create", body={}).status_code == 422
     surrogate = post(server, "/step", env_idx=number, action="\ud800")
-    assert surrogate["observation"].startswith("This turn has neither")
+    assert surrogate["observation"].startswith("Your previous action is invalid.")

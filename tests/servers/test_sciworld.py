@@ -17,7 +17,7 @@ from agentgym_servers.worlds.sciworld import env as _sciworld_env
 from agentgym_servers.worlds.sciworld import oracle
 from agentgym_servers.worlds.sciworld import simulator as _sciworld_jvm
 from agentgym_servers.worlds.sciworld import simulator as _sciworld_pool
-from agentgym_servers.worlds.sciworld.env import SciWorld
+from agentgym_servers.worlds.sciworld.env import SciWorld, numbered_apart
 from agentgym_servers.worlds.sciworld.oracle import gold_path
 from agentgym_servers.worlds.sciworld.simulator import Simulator, find_java
 from agentgym_servers.worlds.sciworld.tasks import VARIATIONS, sciworld_tasks
@@ -228,6 +228,110 @@ def test_actions_of_any_length_and_alphabet_are_answered(env):
         assert len(observation) < 2000
 
 
+def in_the_kitchen(env, *actions):
+    start(env, "boil/3")
+    for action in ("open door to kitchen", "go to kitchen", *actions):
+        env.step(action)
+
+
+def test_what_is_out_of_reach_is_not_available(env):
+    in_the_kitchen(env)
+    assert not [a for a in env.available_actions() if "ceramic cup" in a]
+    env.step("open cupboard")
+    assert "pick up ceramic cup" in env.available_actions()
+
+
+@pytest.mark.parametrize(
+    ("task", "before"),
+    [
+        ("boil/3", ["open door to kitchen", "go to kitchen"]),
+        ("find-plant/1", ["open door to greenhouse", "go to greenhouse"]),
+        ("test-conductivity/5", ["open door to workshop", "go to workshop", "pick up wire"]),
+    ],
+)
+def test_every_available_action_is_accepted(env, task, before):
+    start(env, task)
+    for action in before:
+        env.step(action)
+    drawn = random.Random(task).sample(env.available_actions(), 6)
+    for action in drawn:
+        start(env, task)
+        for earlier in before:
+            env.step(earlier)
+        observation, *_, info = env.step(action)
+        assert not info["invalid_action"], f"{action}: {observation}"
+
+
+@pytest.mark.parametrize("task", ["boil/3", "grow-fruit/2", "find-animal/0"])
+def test_listing_the_actions_draws_nothing_that_the_episode_draws(env, task):
+    """The simulator draws names as it lists; what it draws next decides how bees fly."""
+    drawn = []
+    for lists in (False, True):
+        start(env, task)
+        if lists:
+            assert env.available_actions()
+        drawn.append(env._simulator._state.draws.nextInt())
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_invalid"),
+    [
+        ("99", True), ("3", True), ("-1", True), ("look around", True),
+        ("0", False), (" 2. ", False), ("", False), ("task", False),
+    ],
+)  # fmt: skip
+def test_a_reply_that_is_none_of_the_readings_is_invalid(env, reply, is_invalid):
+    in_the_kitchen(env, "open cupboard")
+    assert "\n2:\tpick up glass cup" in env.step("pick up cup")[0]
+    assert env.step(reply)[-1]["invalid_action"] is is_invalid
+    if reply == "task":
+        assert env.step("99")[-1]["invalid_action"], "the request still waits for a number"
+    assert env.step("look around")[-1]["invalid_action"] is False
+
+
+def test_equal_readings_are_told_apart():
+    listed = "Ambiguous request:\n0:\tsee a cup (here)\n1:\tsee a cup (here)\n2:\tsee a mug\n"
+    assert numbered_apart(listed) == (
+        "Ambiguous request:\n0:\tsee a cup (here), 1 of 2\n1:\tsee a cup (here), 2 of 2\n"
+        "2:\tsee a mug\n",
+        3,
+    )
+
+
+@pytest.mark.parametrize("action", ["look around.", " Inventory. ", "open door to kitchen."])
+def test_a_full_stop_after_an_action_is_accepted(env, action):
+    start(env, "boil/3")
+    assert env.step(action)[-1]["invalid_action"] is False
+    start(env, "boil/3")
+    assert env.step(action + ".")[-1]["invalid_action"] is True
+
+
+@pytest.mark.parametrize(
+    ("simplifications", "has", "has_not"),
+    [
+        ("", "connect", "teleport"),
+        ("teleportAction", "teleport", "no such"),
+        ("easy", "teleport", "no such"),
+        ("openDoors,noElectricalAction", "go to", "connect"),
+    ],
+)
+def test_instruction_and_tools_have_the_actions_that_there_are(simplifications, has, has_not):
+    env = SciWorld(simplifications=simplifications)
+    patterns = " ".join(tool.pattern for tool in env.tool_specs())
+    assert has in env.instruction and has in patterns
+    assert has_not not in env.instruction and has_not not in patterns
+
+
+def test_a_teleport_is_available_to_every_place():
+    env = SciWorld(simplifications="teleportAction")
+    start(env, "boil/0")
+    listed = [a for a in env.available_actions() if a.startswith("teleport to ")]
+    assert len(listed) == 10
+    assert "You teleport" in env.step(listed[-1])[0]
+    env.close()
+
+
 def test_simplifications_are_the_simulators_own():
     env = SciWorld(simplifications=["openDoors", "teleportAction"])
     observation = start(env, "boil/0")[0]
@@ -405,7 +509,7 @@ def random_episode(simulator, task, turns):
     yield simulator.describe_task(), simulator.step("look around")
     draw = random.Random(task)
     for turn in range(turns):
-        valid = [a for a in simulator.valid_actions() if not a.startswith("reset")]
+        valid = [a for a in simulator.listed_actions() if not a.startswith("reset")]
         action = "wait" if turn % 5 == 4 else draw.choice(valid)
         yield action, simulator.step(action), simulator.score(), simulator.moves()
 

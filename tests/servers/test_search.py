@@ -197,13 +197,17 @@ def test_legacy_lets_a_wrong_answer_be_tried_again():
     assert observation == f"{env.instruction}\n\n Question: {question.text}"
     assert env.step(f"<search>{question.text}</search>")[0].startswith("<information>Doc 1(")
     told, reward, terminated, _, info = env.step("<answer>wrong thing</answer>")
-    assert told == "The answer is wrong. You may search on and answer again."
+    assert told == "Sorry, your answer is incorrect. Please try again."
     assert (reward, terminated, info["success"], info["f1"]) == (0.0, False, False, 0.0)
-    assert env.step("no tags")[0].startswith("This turn has neither")
-    assert env.step("<search> </search>")[0].startswith("The query is empty")
+    assert env.step("no tags")[0].startswith("Your previous action is invalid.")
+    assert env.step("<search> </search>")[0] == "<information></information>"
+    for nothing in ("", "<answer>unclosed"):
+        observation, _, terminated, _, info = env.step(nothing)
+        assert observation.endswith("Please try again.") and info["invalid_action"]
+        assert not terminated
     right = f"<answer>wrong</answer><answer>{question.answers[0]}</answer>"
     told, reward, terminated, _, info = env.step(right)
-    assert told == "The answer is right."
+    assert told == "Congratulations! You have answered the question correctly."
     assert (reward, terminated, info["success"], info["score"]) == (1.0, True, True, 1.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -160,7 +161,10 @@ def test_a_kind_takes_any_one_member_but_not_a_mixture():
     say(env, *["get 1 oak logs", "craft 4 oak planks using 1 oak logs"] * 2)
     say(env, "get 1 birch logs", "craft 4 birch planks using 1 birch logs")
     mixed = say(env, "craft 1 chest using 4 oak planks, 4 birch planks")[0]
-    assert mixed == "No recipe makes chest from exactly 4 oak planks, 4 birch planks."
+    assert mixed == (
+        "No recipe makes chest from exactly 4 oak planks, 4 birch planks. "
+        "craft 1 chest needs 8 planks."
+    )
     assert env.step("craft 1 chest using 8 oak planks")[1] == 1.0
 
 
@@ -178,7 +182,24 @@ def test_a_kind_takes_any_one_member_but_not_a_mixture():
         ("get 3 foo", 'There is no item called "foo".'),
         ("craft 1 bone using 2 bamboo", "bone has no recipe; get it."),
         ("craft 1 stick using 2 bamboo", "Not enough bamboo: 2 needed, 0 held."),
-        ("craft 1 stick using 3 bamboo", "No recipe makes stick from exactly 3 bamboo."),
+        (
+            "craft 1 stick using 3 bamboo",
+            "No recipe makes stick from exactly 3 bamboo. "
+            "craft 4 stick needs 2 planks; craft 1 stick needs 2 bamboo.",
+        ),
+        (
+            "craft 1 stick using 2 bambooo",
+            'There is no item called "bambooo". Do you mean bamboo? '
+            "craft 4 stick needs 2 planks; craft 1 stick needs 2 bamboo.",
+        ),
+        (
+            "craft 1 chests using 8 oak planks",
+            'There is no item called "chests". Do you mean chest?',
+        ),
+        (
+            "get 1 jungle logz",
+            'There is no item called "jungle logz". Do you mean jungle log or jungle logs?',
+        ),
         (
             "craft 4 stick using 2 planks",
             "planks is a kind of item; name one, such as acacia planks.",
@@ -221,8 +242,58 @@ def test_a_megabyte_is_refused_and_not_echoed():
     assert len(say(started("chest"), "get 1 " + "x" * 1_000_000)[0]) < 100
 
 
-def test_available_actions_are_accepted_once_what_they_need_is_held():
-    env = started("stick")
-    for action in env.available_actions():
-        if action.startswith("get"):
-            assert say(env, action)[0].startswith("Got")
+@pytest.mark.parametrize(
+    ("task", "named", "needed"),
+    [
+        ("jungle planks", "1 jungle log", "craft 4 jungle planks needs 1 jungle logs."),
+        ("campfire", "3 logs, 3 stick, 1 coal", "craft 1 campfire needs 3 logs, 3 stick, 1 coals."),
+        (
+            "stone axe",
+            "2 stick, 3 cobblestone",
+            "craft 1 stone axe needs 2 stick, 3 stone tool materials.",
+        ),
+    ],
+)
+def test_a_name_that_is_not_the_recipes_own_is_answered_with_what_is_needed(task, named, needed):
+    env = started(task)
+    observation, *_, info = env.step(f"craft 1 {task} using {named}")
+    assert observation.endswith(needed) and info["invalid_action"]
+
+
+def test_the_instruction_names_every_kind_that_has_members():
+    (sentence,) = [s for s in TextCraft.instruction.split(". ") if "one kind of them" in s]
+    assert all(tag in sentence for tag in recipe_book().tags)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_every_available_action_is_accepted_and_a_craft_is_listed_once_it_can_be_done(legacy):
+    env, crafts = TextCraft(legacy=legacy), 0
+    for seed, task in enumerate(env.tasks.ids[::11]):
+        draw = random.Random(task)
+        env.reset(seed=seed, options={"task": task})
+        for _ in range(15):
+            action = draw.choice(env.available_actions())
+            observation, _, over, _, info = env.step(action)
+            assert not info["invalid_action"], f"{task}: {action}: {observation}"
+            crafts += action.startswith("craft")
+            if over:
+                break
+    assert crafts > 20
+
+
+def test_a_craft_is_available_when_its_ingredients_are_held_and_not_before():
+    env = started("birch boat")
+    planks = "craft 4 birch planks using 1 birch logs"
+    boat = "craft 1 birch boat using 5 birch planks"
+    assert not {planks, boat} & set(env.available_actions())
+    say(env, "get 1 birch logs")
+    assert {planks, boat} & set(env.available_actions()) == {planks}
+    say(env, planks, "get 1 birch logs", planks)
+    assert {planks, boat} & set(env.available_actions()) == {boat}
+
+
+def test_no_more_is_offered_than_can_be_held():
+    env = started("acacia planks")
+    assert "get 1 acacia logs" in env.available_actions()
+    say(env, f"get {MAX_AMOUNT} acacia logs")
+    assert "get 1 acacia logs" not in env.available_actions()

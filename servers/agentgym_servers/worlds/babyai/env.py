@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -14,7 +15,9 @@ from gymnasium.envs.registration import load_env_creator
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_env.tools import Verb
+from agentgym_servers.worlds.babyai.legacy import LegacyLevel, legacy_wording
 from agentgym_servers.worlds.babyai.oracle import follow_bot
+from agentgym_servers.worlds.babyai.refusals import why_not
 from agentgym_servers.worlds.babyai.view import (
     DROP,
     FORWARD,
@@ -136,8 +139,6 @@ _MAX_COMMAND = 200
 
 _CHECK = "check available actions"
 
-_LOW_LEVEL = frozenset({"turn left", "turn right", "move forward", "drop", "toggle"})
-
 _OBJECT: Final = {"object": "A colour, a kind and a number, such as red ball 1."}
 _DOOR: Final = {"door": "A colour, door and a number, such as blue door 2."}
 
@@ -167,7 +168,7 @@ class BabyAI(TextEnv):
     | `check available actions` | list the actions again; takes no step of the level |
 
     A locked door takes the key of its colour. An action stands for one or more low-level steps. One
-    that is not available changes nothing.
+    that is not available changes nothing; the observation says why.
 
     ## Rewards
     `1 - 0.9 t/T` when the instruction is carried out after `t` of the level's `T` low-level steps;
@@ -194,8 +195,9 @@ class BabyAI(TextEnv):
     ## Arguments
     - `levels` (default `None`): names of levels; the splits `train` and `test` then have their
       tasks only, and there are no other splits
-    - `legacy` (default `False`): words observations as AgentGym does, and like there hides the
-      order of instructions ("then" and "after you" become "and")
+    - `legacy` (default `False`): offers actions and words observations as AgentGym does
+      (docs/babyai.md), and like there hides the order of instructions ("then" and "after you"
+      become "and")
 
     `render_mode` is `ansi` or `rgb_array`.
 
@@ -249,6 +251,13 @@ class BabyAI(TextEnv):
         levels: Sequence[str] | None = None,
     ) -> None:
         self.tasks = babyai_tasks() if levels is None else tasks_of(levels)  # type: ignore[misc]
+        if legacy:
+            self.instruction = legacy_wording(self.instruction)  # type: ignore[misc]
+            self.verbs = tuple(  # type: ignore[misc, assignment]
+                replace(verb, pattern=legacy_wording(verb.pattern),
+                        description=legacy_wording(verb.description))
+                for verb in self.verbs
+            )  # fmt: skip
         super().__init__(render_mode)
         self._legacy = legacy
         self._level = ""
@@ -260,30 +269,30 @@ class BabyAI(TextEnv):
             self._level, self._world = level, make_level(level)
         self._world.reset(seed=int(seed))
         self._solved = self._invalid = self._out_of_steps = False
-        self._look()
         goal = str(self._world.mission)
         if self._legacy:
-            goal = goal.replace(", then", ", and").replace(" after you", " and")
-            return f"Your goal: {goal}\n{self._describe()}"
+            self._original = LegacyLevel(self._world)
+            goal = goal.replace("then", "and").replace("after you", "and")
+            return f"Your goal: {goal}\n{self._original.describe()}"
+        self._look()
         return f"Your goal: {goal}.\n{self._describe()}"
 
     def _step(self, action: str) -> tuple[str, float, bool]:
-        command = _normal(action, "pickup" if self._legacy else "pick up")
+        if self._legacy:
+            observation, possible, reward, over = self._original.carry_out(action)
+            self._invalid, self._solved = not possible, self._original.is_solved
+            self._out_of_steps = self._original.is_out_of_steps
+            return observation, reward, over and not self._out_of_steps
+        command = _normal(action)
         plan = self._plans.get(command)
         self._invalid = plan is None and command != _CHECK
         if command == _CHECK:
             return self._describe_actions(), 0.0, False
         if plan is None:
             return self._refuse(command), 0.0, False
-        before = self._state()
         reward, over = self._carry_out(plan)
-        moved = self._state() != before
         self._look()
-        if self._legacy and not moved and command not in _LOW_LEVEL:
-            observation = f"No change in state.\n{self._describe_actions()}"
-        else:
-            observation = self._describe(over=over)
-        return observation, reward, over and not self._out_of_steps
+        return self._describe(over=over), reward, over and not self._out_of_steps
 
     def _carry_out(self, plan: list[int]) -> tuple[float, bool]:
         """Take low-level steps until the plan is done, the world ends, or the way is blocked."""
@@ -315,20 +324,23 @@ class BabyAI(TextEnv):
 
     def available_actions(self) -> list[str]:
         """What can be done now, as the observation lists it."""
-        return [*self._plans, _CHECK]
+        return [*self._offered(), _CHECK]
 
     def expert(self) -> Iterator[str]:
         """Follow minigrid's own bot, its steps gathered into the actions that take it furthest.
 
         It yields nothing where the bot fails or is too slow (docs/babyai.md lists the levels).
         """
-        return follow_bot(lambda: (self._world, self._plans))
+        return follow_bot(lambda: (self._world, self._offered()))
 
     def render(self) -> Any:
         """The whole grid as an image (`rgb_array`), or the last observation (`ansi`)."""
         if self.render_mode == "rgb_array":
             return self._world.get_frame()
         return super().render()
+
+    def _offered(self) -> dict[str, list[int]]:
+        return self._original.plans if self._legacy else self._plans
 
     def _look(self) -> None:
         self._view = View(self._world)
@@ -338,39 +350,26 @@ class BabyAI(TextEnv):
         """Every action that is possible now, with its low-level steps."""
         world, view = self._world, self._view
         plans: dict[str, list[int]] = {"turn left": [LEFT], "turn right": [RIGHT]}
-        # AgentGym offers what only a wall or a box prevents, whatever else is there.
-        blocked = view.wall_ahead if self._legacy else view.blocked_ahead
-        ahead_is_free = blocked is None or blocked[1] > 1
-        if ahead_is_free:
+        blocked = view.blocked_ahead
+        if blocked is None or blocked[1] > 1:
             plans["move forward"] = [FORWARD]
         ways = [(seen, view.way_to(seen.ahead, seen.right)) for seen in view.objects]
         reachable = [(seen, way) for seen, way in ways if way is not None]
-        take = "pickup" if self._legacy else "pick up"
         for seen, way in reachable:
             if seen.kind != "door" and world.carrying is None:
-                plans[f"{take} {seen.name}"] = [*way, PICKUP]
-        if world.carrying is not None and (
-            ahead_is_free and getattr(view.front, "type", "door") == "door"
-            if self._legacy
-            else view.front is None
-        ):
+                plans[f"pick up {seen.name}"] = [*way, PICKUP]
+        if world.carrying is not None and view.front is None:
             plans["drop"] = [DROP]
         for seen, way in reachable:
             if seen.state == "open":
                 plans[f"go through {seen.name}"] = [*way, FORWARD]
             elif self._can_open(seen):
                 plans[f"toggle and go through {seen.name}"] = [*way, TOGGLE, FORWARD]
-            if seen.is_in_front and self._can_toggle(seen):
+            if seen.is_in_front and (seen.kind == "box" or self._can_open(seen)):
                 plans["toggle"] = [TOGGLE]
         for seen, way in reachable:
             plans[f"go to {seen.name}"] = way
         return plans
-
-    def _can_toggle(self, seen: Seen) -> bool:
-        if self._legacy:
-            # AgentGym offers it neither for boxes nor to close a door.
-            return seen.state != "open" and self._can_open(seen)
-        return seen.kind == "box" or self._can_open(seen)
 
     def _can_open(self, door: Seen) -> bool:
         if door.state != "locked":
@@ -382,25 +381,14 @@ class BabyAI(TextEnv):
         cell = self._world.grid.get(*self._world.front_pos)
         return cell is not None and cell.type == "door" and bool(cell.is_open)
 
-    def _state(self) -> tuple[Any, ...]:
-        """What an action may change, as far as the agent is concerned."""
-        world = self._world
-        front = world.grid.get(*world.front_pos)
-        facing = None if front is None else (id(front), getattr(front, "is_open", None))
-        return (*map(int, world.agent_pos), int(world.agent_dir), id(world.carrying), facing)
-
     def _refuse(self, command: str) -> str:
-        if self._legacy:
-            text = "The action is not recognized. Please check valid actions."
-            return f"{text}\n{self._describe_actions()}"
         shown = command if len(command) <= 80 else f"{command[:77]}..."
-        return f'"{shown}" is not possible now.\n{self._describe_actions()}'
+        reason = why_not(command, self._view, self._world.carrying)
+        return f'"{shown}" is not possible now: {reason}\n{self._describe_actions()}'
 
     def _describe(self, over: bool = False) -> str:
-        look = self._describe_as_agentgym() if self._legacy else self._describe_view()
-        if self._legacy and over and self._solved:
-            look += "\n The task is completed."
-        elif not self._legacy and over:
+        look = self._describe_view()
+        if over:
             look += "\nThe goal is reached." if self._solved else "\nThe goal is not reached."
         return f"{look}\n{self._describe_actions()}"
 
@@ -409,37 +397,19 @@ class BabyAI(TextEnv):
         listed = "You see:\n" + "\n".join(lines) if lines else "You see no objects."
         blocked = self._view.blocked_ahead
         ahead = f"Ahead is a {blocked[0]}, {blocked[1]} away. " if blocked else ""
-        return f"{listed}\n{ahead}You carry {self._carried('nothing')}."
-
-    def _describe_as_agentgym(self) -> str:
-        parts = [
-            f"There is a {seen.name} {_place_as_agentgym(seen)}. " for seen in self._view.objects
-        ]
-        parts.append("The room has walls around you.")
-        ahead = self._view.wall_ahead
-        if ahead:
-            parts.append(f"You are facing a {ahead[0]} {ahead[1]} steps away.")
-        carried = self._carried("")
-        parts.append(f"You are {f'carrying {carried}' if carried else 'not carrying anything'}.")
-        return "In front of you in this room, you can see several objects: " + " ".join(parts)
+        carried = self._world.carrying
+        held = "nothing" if carried is None else f"a {carried.color} {carried.type}"
+        return f"{listed}\n{ahead}You carry {held}."
 
     def _describe_actions(self) -> str:
-        if self._legacy:
-            listed = ", ".join(f'"{action}"' for action in self.available_actions())
-            return f"Available actions: [{listed}]"
         return f"Available actions: {', '.join(self.available_actions())}"
 
-    def _carried(self, nothing: str) -> str:
-        carried = self._world.carrying
-        return nothing if carried is None else f"a {carried.color} {carried.type}"
 
-
-def _normal(action: str, take: str) -> str:
+def _normal(action: str) -> str:
     """An action as the list has it; both spellings of picking up are understood."""
-    command = " ".join(action[:_MAX_COMMAND].lower().split()).removesuffix(".")
-    for spelling in ("pick up ", "pickup "):
-        if command.startswith(spelling):
-            return f"{take} {command.removeprefix(spelling)}"
+    command = " ".join(action[:_MAX_COMMAND].lower().split()).removesuffix(".").rstrip()
+    if command.startswith("pickup "):
+        return f"pick up {command.removeprefix('pickup ')}"
     return command
 
 
@@ -447,10 +417,3 @@ def _place(seen: Seen) -> str:
     side = f"{abs(seen.right)} {'right' if seen.right > 0 else 'left'}" if seen.right else ""
     ahead = f"{seen.ahead} ahead" if seen.ahead else ""
     return ", ".join(filter(None, (ahead, side)))
-
-
-def _place_as_agentgym(seen: Seen) -> str:
-    if seen.right == 0:
-        return f"right in front of you {seen.ahead} steps away"
-    side = "right" if seen.right > 0 else "left"
-    return f"{seen.ahead} steps in front of you and {abs(seen.right)} steps to your {side}"

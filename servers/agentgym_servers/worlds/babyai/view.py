@@ -7,7 +7,7 @@ costs several times as much; tests/servers/test_babyai.py compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -76,11 +76,20 @@ class View:
         """What is in the next cell: a minigrid object, None where it is free."""
         self.blocked_ahead = _first_ahead(cells, visible)
         """(what, cells away) of the first thing straight ahead that one cannot walk through."""
-        self.wall_ahead = _first_ahead(cells, visible, ("wall", "box"))
-        """The same, as AgentGym looks: past everything but walls and boxes."""
         self._cells = cells
         self._visible = visible
         self._ways: Ways | None = None
+
+    def where(self, kinds: Collection[str]) -> set[tuple[int, int]]:
+        """The (right, ahead) of what is seen of some kinds, walls included."""
+        return {
+            (column - _HOME[0], _HOME[1] - row)
+            for column in range(SIZE)
+            for row in range(SIZE)
+            if self._visible[column][row]
+            and getattr(self._cells[column][row], "type", None) in kinds
+            and (column, row) != _HOME
+        }
 
     def way_to(self, ahead: int, right: int) -> list[int] | None:
         """The fewest turns and steps that bring the agent to face a cell from beside it."""
@@ -175,9 +184,7 @@ def _objects(cells: Sequence[Sequence[Any]], visible: Sequence[Sequence[bool]]) 
 
 
 def _first_ahead(
-    cells: Sequence[Sequence[Any]],
-    visible: Sequence[Sequence[bool]],
-    kinds: Sequence[str] | None = None,
+    cells: Sequence[Sequence[Any]], visible: Sequence[Sequence[bool]]
 ) -> tuple[str, int] | None:
     column = _HOME[0]
     for ahead in range(1, SIZE):
@@ -185,9 +192,7 @@ def _first_ahead(
         if not visible[column][row]:
             return None
         cell = cells[column][row]
-        if cell is None:
-            continue
-        if cell.type in kinds if kinds is not None else not cell.can_overlap():
+        if cell is not None and not cell.can_overlap():
             return cell.type, ahead
     return None
 

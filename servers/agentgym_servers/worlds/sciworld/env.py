@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from agentgym_env.errors import BadRequest, EnvironmentFault
 from agentgym_env.text_env import TextEnv
-from agentgym_env.tools import Verb
+from agentgym_servers.worlds.sciworld.actions import (
+    INSTRUCTION,
+    VERBS,
+    accepted,
+    instruction_for,
+    verbs_for,
+)
 from agentgym_servers.worlds.sciworld.oracle import gold_path
 from agentgym_servers.worlds.sciworld.simulator import Simulator, borrow, find_java, give_back
 from agentgym_servers.worlds.sciworld.tasks import parse_simplifications, sciworld_tasks
 
 _MAX_ACTION = 1000
 _UNKNOWN = "No known action matches that input."
+_AMBIGUOUS = "Ambiguous request"
+_READING = re.compile(r"([0-9]+):\t(.*)")
+_NUMBER = re.compile(r"[+-]?\d+")
+_TOLD = frozenset({"task", "help", "objects"})
+"""What the simulator answers at any time, without taking it for an action."""
 _RESET_TASK = re.compile(r"\s*reset\s+task\s*", re.ASCII | re.IGNORECASE)
 _NO_RESET = "`reset task` is not possible here: what is done stays done."
 
@@ -44,7 +56,7 @@ class SciWorld(TextEnv):
     | `wait`, `wait1` | let ten moves pass, or one |
 
     An ambiguous action is answered by numbered readings; the next action is a number. `reset task`
-    is not available.
+    is not available. With `teleportAction` there is `teleport to PLACE` as well.
 
     ## Rewards
     The increase of the score, which is the share of the task that is done, 0 to 1. The rewards of
@@ -83,52 +95,8 @@ class SciWorld(TextEnv):
     `agentgym/SciWorld-v0`
     """
 
-    instruction = (
-        "You are in a house with a workshop, a kitchen, an art studio, a greenhouse, a foundry and "
-        "other places, and are given a task to do there. Each turn, answer with one action:\n"
-        "look around, look at OBJECT, look in OBJECT, read OBJECT, inventory, task\n"
-        "open OBJECT, close OBJECT - a door or a container\n"
-        "go to PLACE - through an open door\n"
-        "pick up OBJECT, put down OBJECT, move OBJECT to OBJECT\n"
-        "pour OBJECT into OBJECT, dunk OBJECT into OBJECT\n"
-        "mix OBJECT - mix what a container holds\n"
-        "activate OBJECT, deactivate OBJECT, use OBJECT on OBJECT, use OBJECT\n"
-        "connect OBJECT to OBJECT, disconnect OBJECT - electrical parts\n"
-        "eat OBJECT, flush OBJECT\n"
-        "focus on OBJECT - say which thing the task is about; a wrong one fails the task\n"
-        "wait - for ten moves; wait1 - for one\n"
-        "When a request is ambiguous, answer with the number of the one you mean. Moves are "
-        "limited."
-    )
-    verbs = (
-        Verb("look around", "See the place that you are in."),
-        Verb("look at {object}", "See what an object is like."),
-        Verb("look in {object}", "See what is in a container."),
-        Verb("read {object}"),
-        Verb("inventory", "See what you carry."),
-        Verb("task", "See the task again."),
-        Verb("open {object}", "Open a door or a container."),
-        Verb("close {object}", "Close a door or a container."),
-        Verb("go to {place}", "Go through an open door."),
-        Verb("pick up {object}"),
-        Verb("put down {object}"),
-        Verb("move {object} to {target}"),
-        Verb("pour {object} into {target}"),
-        Verb("dunk {object} into {target}"),
-        Verb("mix {object}", "Mix what a container holds."),
-        Verb("activate {object}", "Turn a device on."),
-        Verb("deactivate {object}", "Turn a device off."),
-        Verb("use {object} on {target}", tool="use_on"),
-        Verb("use {object}"),
-        Verb("connect {part} to {target}", "Connect electrical parts."),
-        Verb("disconnect {part}", "Disconnect an electrical part."),
-        Verb("eat {object}"),
-        Verb("flush {object}"),
-        Verb("focus on {object}", "Say which thing the task is about; a wrong one fails the task."),
-        Verb("wait", "Wait for ten moves."),
-        Verb("wait1", "Wait for one move."),
-        Verb("{number:int}", "Choose one of the meanings of an ambiguous request.", "choose"),
-    )
+    instruction = INSTRUCTION
+    verbs = VERBS
     isolated = True
     can_copy = False
     step_timeout_s = 360.0  # a simulator has its own deadline; this one would end its neighbours
@@ -146,6 +114,8 @@ class SciWorld(TextEnv):
         self._simplifications = parse_simplifications(simplifications)
         self._move_limit = move_limit
         self.tasks = sciworld_tasks(self._simplifications)  # type: ignore[misc]
+        self.instruction = instruction_for(self._simplifications)  # type: ignore[misc]
+        self.verbs = verbs_for(self._simplifications)  # type: ignore[misc, assignment]
         super().__init__(render_mode)
         self._simulator: Simulator | None = None
         self._percent = 0
@@ -159,19 +129,24 @@ class SciWorld(TextEnv):
             self._simulator = borrow()
         self._simulator.load(name, int(variation), self._simplifications)
         self._percent, self._taken, self._valid = 0, [], None
-        self._invalid = self._out_of_moves = False
+        self._invalid, self._readings, self._out_of_moves = False, 0, False
         self._name, self._variation = name, int(variation)
         return f"{self._simulator.describe_task()}\n{self._simulator.step('look around')}"
 
     def _step(self, action: str) -> tuple[str, float, bool]:
         self._invalid = True
-        if _RESET_TASK.fullmatch(action):
-            return _NO_RESET, 0.0, False
         if len(action) > _MAX_ACTION:
             return _UNKNOWN, 0.0, False
+        action = action.strip().removesuffix(".").rstrip()
+        if _RESET_TASK.fullmatch(action):
+            return _NO_RESET, 0.0, False
         simulator = self._running()
         observation = simulator.step(action)
-        self._invalid = observation.startswith(_UNKNOWN)
+        self._invalid = observation.startswith(_UNKNOWN) or not self._is_a_choice(action)
+        if observation.startswith(_AMBIGUOUS):
+            observation, self._readings = numbered_apart(observation)
+        elif action.lower() not in _TOLD:
+            self._readings = 0
         self._valid = None
         self._taken.append(action)
         before, self._percent = self._percent, simulator.score()
@@ -192,17 +167,20 @@ class SciWorld(TextEnv):
         return self._percent / 100
 
     def invalid_action(self) -> bool:
-        """Whether the simulator did not understand the last action, effect or none."""
+        """Whether the last action was not understood, or chose none of the meanings listed."""
         return self._invalid
 
     def available_actions(self) -> list[str]:
         """What the simulator accepts now, some hundreds of actions, or the numbers it asks for.
 
-        It takes the simulator tens of milliseconds, and is called once a turn.
+        It takes the simulator tens of milliseconds, and is asked for once a turn.
         """
         if self._valid is None:
-            listed = self._running().valid_actions()
-            self._valid = [action for action in listed if not _RESET_TASK.fullmatch(action)]
+            simulator = self._running()
+            listed = simulator.listed_actions()
+            if not self._readings:
+                listed = accepted(listed, simulator.names_in_reach())
+            self._valid = listed
         return list(self._valid)
 
     def expert(self) -> Iterator[str]:
@@ -226,7 +204,26 @@ class SciWorld(TextEnv):
             give_back(simulator)
         super().close()
 
+    def _is_a_choice(self, action: str) -> bool:
+        """Whether an action may follow what was said before: after a list, a number from it."""
+        # An empty answer cancels the request, as the list says.
+        if not self._readings or not action or action.lower() in _TOLD:
+            return True
+        return _NUMBER.fullmatch(action) is not None and 0 <= int(action) < self._readings
+
     def _running(self) -> Simulator:
         if self._simulator is None:
             raise EnvironmentFault("the environment is closed; reset it", "environment_error")
         return self._simulator
+
+
+def numbered_apart(observation: str) -> tuple[str, int]:
+    """A list of readings in which equal ones are told apart, and how many there are."""
+    lines = observation.split("\n")
+    found = {n: match[2] for n, line in enumerate(lines) if (match := _READING.fullmatch(line))}
+    total, so_far = Counter(found.values()), Counter[str]()
+    for n, reading in found.items():
+        so_far[reading] += 1
+        if total[reading] > 1:
+            lines[n] += f", {so_far[reading]} of {total[reading]}"
+    return "\n".join(lines), len(found)

@@ -124,6 +124,8 @@ class JVM:
             self._simplifications.setAccessible(True)
             self._counter = find("util.UniqueIdentifier$").getField("MODULE$").get(None)
             self._set_count = getattr(self._counter, "count_$eq")
+            self._listing = self.gateway.jvm.java.util.Random(0)
+            self._operations = self.gateway.jvm.scala.Predef.genericArrayOps
             self.join = self.gateway.jvm.java.lang.String.join
 
     @property
@@ -147,6 +149,40 @@ class JVM:
         self._simplifications.set(self._simplifier, state.simplifications)
         self._set_count(state.count)
         self._current = state
+
+    @contextmanager
+    def other_draws(self) -> Iterator[None]:
+        """Draw from another generator inside, always the same; the lock is held.
+
+        To list actions the simulator draws names, which must not change the episode.
+        """
+        assert self._current is not None
+        self._listing.setSeed(0)
+        self._draws.set(self._random, self._listing)
+        try:
+            yield
+        finally:
+            if self.alive:
+                self._draws.set(self._random, self._current.draws)
+
+    def names_in_reach(self, world: Any) -> list[str]:
+        """As the simulator itself looks for them when it reads an action; the lock is held."""
+        kept: list[Any] = []
+
+        def keep(found: Any) -> Any:
+            kept.append(found)
+            return found
+
+        interface = keep(keep(world.agentInterface()).get())
+        agent, parser = keep(interface.agent()), keep(interface.inputParser())
+        room = keep(keep(agent.getContainer()).get())
+        names: list[str] = []
+        for place in (room, agent):
+            found = keep(self._operations(keep(parser.getAllReferents(place, True))))
+            names += str(found.mkString("\n")).split("\n")
+        for each in kept:
+            self.gateway.detach(each)
+        return names
 
     @contextmanager
     def failing(self) -> Iterator[None]:
@@ -224,9 +260,18 @@ class Simulator:
         """How many moves the episode took; waiting takes several, looking none."""
         return int(self._ask("getNumMoves"))
 
-    def valid_actions(self) -> list[str]:
-        """Every action that the simulator accepts now, sorted by it; takes tens of milliseconds."""
-        return self._lines("getValidActionObjectCombinations")
+    def listed_actions(self) -> list[str]:
+        """Every action on what is in the room, in reach or not; takes tens of milliseconds."""
+        with self._jvm.lock, self._jvm.failing():
+            self._jvm.enter(self._state)
+            with self._jvm.other_draws():
+                return self._lines("getValidActionObjectCombinations")
+
+    def names_in_reach(self) -> list[str]:
+        """Every name of what an action may be about now."""
+        with self._jvm.lock, self._jvm.failing():
+            self._jvm.enter(self._state)
+            return self._jvm.names_in_reach(self._state.world)
 
     def gold_actions(self) -> list[str]:
         """A way through the task that was loaded with `gold`."""

@@ -57,7 +57,10 @@ SIMPLIFICATIONS: Final = (
     "teleportAction", "openDoors", "openContainers", "selfWateringFlowerPots", "noElectricalAction",
     "easy",
 )  # fmt: skip
-"""What makes ScienceWorld easier; `easy` is all the others."""
+"""What makes ScienceWorld easier.
+
+`easy` is the others but openContainers; tasks about electricity keep its actions.
+"""
 
 _ELECTRICAL: Final = ("power-component", "test-conductivity")
 

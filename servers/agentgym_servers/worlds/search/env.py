@@ -213,7 +213,15 @@ _NO_REPLY = "The search engine did not answer. Try again."
 
 _NOTHING = "<information>Nothing was found. Try other words.</information>"
 
-_LEGACY_WRONG = "The answer is wrong. You may search on and answer again."
+_LEGACY_RIGHT = "Congratulations! You have answered the question correctly."
+
+_LEGACY_WRONG = "Sorry, your answer is incorrect. Please try again."
+
+_LEGACY_NO_ACTION = (
+    "Your previous action is invalid. If you want to search, you should put the query between "
+    "<search> and </search>. If you want to give the final answer, you should put the answer "
+    "between <answer> and </answer>. Please try again."
+)
 
 
 class Search(TextEnv):
@@ -263,7 +271,8 @@ class Search(TextEnv):
     - `retriever` (default `None`): the folder of an index or an http address; by default BM25
       over the corpus, in this process
     - `topk` (default `3`): passages of a search, 1 to 100
-    - `legacy` (default `False`): a wrong answer may be tried again, as in AgentGym
+    - `legacy` (default `False`): a wrong answer may be tried again, as in AgentGym, and the
+      replies to a turn are its own
 
     ## Data
     `synthetic:0` is invented and made by this project (Apache-2.0). `timezones` is made from tables
@@ -327,14 +336,14 @@ class Search(TextEnv):
         parsed = parse_action(reply)
         self._invalid = parsed is None or (parsed.kind == "search" and not parsed.text)
         if parsed is None:
-            return _NO_ACTION, 0.0, False
+            return _LEGACY_NO_ACTION if self._legacy else _NO_ACTION, 0.0, False
         if parsed.kind == "search":
             return self._search(parsed.text), 0.0, False
         return self._answer(last_answer(reply) if self._legacy else parsed.text)
 
     def _search(self, query: str) -> str:
         self._query, self._hits = query, None
-        if not query:
+        if not query and not self._legacy:
             return _EMPTY_QUERY
         try:
             (self._hits,) = self._setup.retriever.search([query], self._topk)
@@ -357,7 +366,7 @@ class Search(TextEnv):
             "sub_em": int(sub_exact_match(answer, golden)),
         }
         if self._solved:
-            return "The answer is right.", 1.0, True
+            return _LEGACY_RIGHT if self._legacy else "The answer is right.", 1.0, True
         if self._legacy:
             return _LEGACY_WRONG, 0.0, False
         return "The answer is wrong.", 0.0, True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from functools import cache
 from typing import TypeVar
 
@@ -43,8 +44,9 @@ class TextCraft(TextEnv):
     | `craft AMOUNT ITEM using AMOUNT ITEM, ...` | use one recipe once, with exactly its amounts |
     | `inventory` | list what you hold |
 
-    Amounts are 1 to 9999. Where a recipe asks for a kind of item, such as planks, any member
-    counts. A command that is not possible changes nothing; the observation says why.
+    Amounts are 1 to 9999. Where a recipe asks for planks or wool, any one kind of them counts;
+    every other ingredient has the recipe's own name, such as jungle logs. A command that is not
+    possible changes nothing; the observation says why, and what the recipe needs.
 
     ## Rewards
     1 for crafting the goal item, else 0.
@@ -87,9 +89,9 @@ class TextCraft(TextEnv):
         "craft AMOUNT ITEM using AMOUNT ITEM, AMOUNT ITEM - use one recipe once, with exactly its "
         "amounts, from items you hold\n"
         "inventory - see what you hold\n"
-        "Where a recipe asks for a kind of item, such as planks or wool, name one item of that "
-        "kind, such as oak planks. Not every command shown is needed. The episode ends when the "
-        "goal item is crafted."
+        "Where a recipe asks for planks or wool, name one kind of them, such as oak planks. Name "
+        "every other ingredient exactly as the recipe does, such as oak logs, not oak log. Not "
+        "every command shown is needed. The episode ends when the goal item is crafted."
     )
 
     verbs = (
@@ -153,14 +155,18 @@ class TextCraft(TextEnv):
         return self._invalid
 
     def available_actions(self) -> list[str]:
-        """`inventory`, and each shown recipe's own command and what it needs from the ground."""
+        """What is accepted now: `inventory`, to get what a shown recipe needs, and to craft.
+
+        A recipe is listed once all that it needs is held.
+        """
         actions = {"inventory": None}
         for recipe in self._recipes:
             for name, amount in recipe.ingredients:
-                if self._book.is_base(name):
+                if self._can_get(name, amount):
                     actions[f"get {amount} {name}"] = None
         for recipe in self._recipes:
-            actions[self._command(recipe)] = None
+            if self._is_held(recipe):
+                actions[self._command(recipe)] = None
         return list(actions)
 
     def expert(self) -> Iterator[str]:
@@ -219,10 +225,11 @@ class TextCraft(TextEnv):
             if item in book.tags:
                 return self._name_a_member(item)
             if item not in book.items:
-                return f"There is no item called {_quote(item)}."
+                return f"{self._unknown_item(item)} {_needs(book.recipes[output])}"
         recipe = next((r for r in book.recipes[output] if _fits(book, r, given)), None)
         if recipe is None:
-            return f"No recipe makes {output} from exactly {_cut(_listed(given))}."
+            refusal = f"No recipe makes {output} from exactly {_cut(_listed(given))}."
+            return f"{refusal} {_needs(book.recipes[output])}"
         for item, amount in given.items():
             held = self._inventory.get(item, 0)
             if held < amount:
@@ -244,27 +251,42 @@ class TextCraft(TextEnv):
             return f"{item} cannot be gotten, only crafted."
         if item in self._book.tags:
             return self._name_a_member(item)
-        return f"There is no item called {_quote(item)}."
+        return self._unknown_item(item)
 
     def _not_craftable(self, item: str) -> str:
         if item in self._book.tags:
             return self._name_a_member(item)
         if item in self._book.items:
             return f"{item} has no recipe; get it."
-        return f"There is no item called {_quote(item)}."
+        return self._unknown_item(item)
+
+    def _unknown_item(self, item: str) -> str:
+        near = get_close_matches(_cut(item), sorted(self._book.items), n=2, cutoff=0.8)
+        meant = f" Do you mean {' or '.join(near)}?" if near else ""
+        return f"There is no item called {_quote(item)}.{meant}"
 
     def _name_a_member(self, tag: str) -> str:
         return f"{tag} is a kind of item; name one, such as {self._book.members(tag)[0]}."
 
+    def _can_get(self, item: str, amount: int) -> bool:
+        if self._original is not None:
+            return self._original.is_gettable(item)
+        return self._book.is_base(item) and self._inventory.get(item, 0) + amount <= MAX_AMOUNT
+
+    def _is_held(self, recipe: Recipe) -> bool:
+        return all(self._inventory.get(i, 0) >= n for i, n in self._named(recipe))
+
     def _command(self, recipe: Recipe) -> str:
         """A recipe's command, with each kind of item replaced by a member held or listed."""
-        parts = []
+        parts = ", ".join(f"{amount} {item}" for item, amount in self._named(recipe))
+        return f"craft {recipe.makes} {recipe.output} using {parts}"
+
+    def _named(self, recipe: Recipe) -> Iterator[tuple[str, int]]:
         for name, amount in recipe.ingredients:
             members = [r.output for r in self._recipes if self._book.stands_for(r.output, name)]
             held = [item for item in members if self._inventory.get(item, 0) >= amount]
             chosen = (held or members or [name])[0] if name in self._book.tags else name
-            parts.append(f"{amount} {chosen}")
-        return f"craft {recipe.makes} {recipe.output} using {', '.join(parts)}"
+            yield chosen, amount
 
 
 @cache
@@ -323,6 +345,11 @@ def _fits(book: RecipeBook, recipe: Recipe, given: dict[str, int]) -> bool:
             return False
         del left[item]
     return not left
+
+
+def _needs(recipes: Sequence[Recipe]) -> str:
+    """What each recipe of an item is made of."""
+    return "; ".join(f"craft {r.makes} {r.output} needs {r.needs}" for r in recipes) + "."
 
 
 def _amount(digits: str) -> int | None:

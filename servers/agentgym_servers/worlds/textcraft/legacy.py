@@ -55,9 +55,13 @@ class LegacyInventory:
             return self._list(), True
         return f"Could not execute {action}", False
 
+    def is_gettable(self, item: str) -> bool:
+        """Whether `get` finds the item."""
+        return item not in self._tags and self._book.is_base(item)
+
     def _get(self, amount: int, item: str) -> tuple[str, bool]:
         name = _name(item)
-        if name in self._tags or not self._book.is_base(name):
+        if not self.is_gettable(name):
             return f"Could not find {item}", False
         self.held[name] = self.held.get(name, 0) + amount
         return f"Got {amount} {item}", True

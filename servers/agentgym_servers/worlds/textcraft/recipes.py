@@ -33,8 +33,12 @@ class Recipe:
     @cached_property
     def text(self) -> str:
         """The recipe as the command that carries it out."""
-        parts = ", ".join(f"{amount} {name}" for name, amount in self.ingredients)
-        return f"craft {self.makes} {self.output} using {parts}"
+        return f"craft {self.makes} {self.output} using {self.needs}"
+
+    @property
+    def needs(self) -> str:
+        """The ingredients as a command lists them."""
+        return ", ".join(f"{amount} {name}" for name, amount in self.ingredients)
 
 
 class RecipeBook:
