@@ -37,11 +37,13 @@ class LoopRunner(AbstractContextManager["LoopRunner"]):
         self._runner = asyncio.Runner()
         self._thread: ThreadPoolExecutor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop, once it is in the thread."""
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to completion; call it from one thread at a time."""
-        return self._run_in_thread(work) if self._needs_thread() else self._runner.run(work)
+        if self._needs_thread():
+            return self._run_in_thread(work)
+        self._loop = self._runner.get_loop()
+        return self._runner.run(work)
 
     def close(self) -> None:
         """Cancel what is left of the work, and close the loop."""
@@ -65,8 +67,9 @@ class LoopRunner(AbstractContextManager["LoopRunner"]):
 
     def _started(self) -> tuple[ThreadPoolExecutor, asyncio.AbstractEventLoop]:
         """The thread, and the loop in it."""
-        if self._thread is None or self._loop is None:
+        if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentgym-loop")
+        if self._loop is None:
             # It also keeps the context of the first call, as asyncio.Runner does.
             self._loop = self._thread.submit(copy_context().run, self._runner.get_loop).result()
         return self._thread, self._loop
