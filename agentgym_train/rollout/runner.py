@@ -35,7 +35,6 @@ from agentgym_train.rollout.loop import (
 )
 from agentgym_train.rollout.wrapping import Wrapping
 
-
 _REDRAWN_EVERY_S = 0.25
 
 

@@ -340,6 +340,7 @@ def shared_values(config: RunConfig, batch: int, steps: int, checkpoints: Path) 
     on_gpu = torch.cuda.is_available()
     return {
         "output_dir": str(checkpoints),
+        "run_name": Path(config.output_dir).name,
         "max_steps": steps,
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": "linear",
