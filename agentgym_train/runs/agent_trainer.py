@@ -449,7 +449,7 @@ def _path_of(kind: type) -> str:
     if found is not kind:
         raise ConfigError(
             f"the environment {kind.__qualname__} cannot be imported as {path} by its server "
-            "process; define it at the top level of a module or a notebook"
+            "process; define it in a module, or at the top level of a notebook"
         )
     return path
 
