@@ -33,8 +33,9 @@ def importable(entry_point: str) -> str:
     module, name = split_name(entry_point)
     if module != MAIN:
         return entry_point
+    kind = load_named(entry_point)
     try:
-        pickled = cloudpickle.dumps(load_named(entry_point))
+        pickled = cloudpickle.dumps(kind)
     except Exception as error:  # what the class refers to may raise anything
         raise BadRequest(
             f"{entry_point} cannot be sent to its server process: {error}; define it in a module, "

@@ -9,6 +9,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from agentgym_env.errors import ConfigError
+from agentgym_train.runs.preflight import resumed_config
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples" / "notebooks"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the kernel's client
@@ -97,6 +100,8 @@ def test_an_environment_of_a_cell_is_collected_and_trained_as_it_is_now(cells):
         lines = (folder / "runs" / run / "trajectories" / "collected.jsonl").read_text()
         assert set(re.findall(r'"action":"(\w+)"', lines)) == {word}
     assert (folder / "runs" / "rl" / "summary.json").is_file()
+    with pytest.raises(ConfigError, match=r"trained with Python objects \(env: Word\)"):
+        resumed_config(folder / "runs" / "rl", trusted=True)
 
 
 def test_a_notebook_shows_one_bar_per_phase_and_no_complaint_about_widgets(cells):
