@@ -79,7 +79,7 @@ def plain(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("plain") / "run")
 
 
-@pytest.mark.parametrize("somewhere", [in_loop, in_thread, in_loop_of_thread])
+@pytest.mark.parametrize("somewhere", [in_loop, in_thread])
 def test_a_training_gives_the_same_weights_wherever_it_is_called(tmp_path, plain, somewhere):
     found = somewhere(lambda: trained(tmp_path / "run"))
     assert all(torch.equal(found[name], plain[name]) for name in plain)
