@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import IO, Any, Final, cast
 
+from agentgym_env import main_module
 from agentgym_env.errors import (
     AgentGymError,
     BadRequest,
@@ -177,7 +178,7 @@ def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Lo
     process's end, or when the process dies. Raises `BadRequest` for settings that the environment
     rejects, `MissingExtra` for what is not installed, and `ServerStartFailed` for other causes.
     """
-    entry_point = find(env_id).entry_point
+    entry_point = main_module.importable(find(env_id).entry_point)
     try:
         settings = json.dumps(dict(env_kwargs or {}), sort_keys=True)
     except TypeError as error:
@@ -187,7 +188,7 @@ def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Lo
 
     def get() -> SharedServer:
         start = partial(_EnvServer, env_id, entry_point, settings)
-        return _SERVERS.get((env_id, settings), start)
+        return _SERVERS.get((env_id, entry_point, settings), start)
 
     return LocalServer(get, _SERVERS)
 
@@ -195,9 +196,11 @@ def local_server(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Lo
 def child_environment() -> dict[str, str]:
     """The environment variables for a child process that imports from the same path.
 
-    An environment may be a plain file that only this process's path knows.
+    An environment may be a plain file that only this process's path knows, or a class of its main
+    program.
     """
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+    path = os.pathsep.join([*(path or "." for path in sys.path), str(main_module.folder())])
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def failure_report(error: AgentGymError) -> dict[str, str]:

@@ -60,7 +60,8 @@ def load_named(name: str, *, search_here: bool = True) -> Any:
             raise
         found = _import_from_here(module, error)
     if not hasattr(found, attribute):
-        raise BadRequest(f"{module} has no {attribute!r}")
+        elsewhere = "; only its notebook or script has it" if module == "__main__" else ""
+        raise BadRequest(f"{module} has no {attribute!r}{elsewhere}")
     return getattr(found, attribute)
 
 

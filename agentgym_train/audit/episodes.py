@@ -41,6 +41,7 @@ from agentgym_train.config.methods import RLConfig
 from agentgym_train.data.tokenize import tools_of
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
 from agentgym_train.engines.hf import HFEngine
+from agentgym_train.event_loop import run_async
 from agentgym_train.models.loading import end_ids
 from agentgym_train.models.positions import lowered, positions_of
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
@@ -196,7 +197,7 @@ class AuditRunner:
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to completion."""
-        return asyncio.run(work)
+        return run_async(work)
 
     def is_sampled(self, number: int) -> bool:
         """Whether the model samples this episode."""

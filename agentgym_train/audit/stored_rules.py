@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.data.tokenize import NO_LIMIT, act_out
 from agentgym_train.engines.base import ScriptedEngine
+from agentgym_train.event_loop import run_async
 from agentgym_train.rollout.actors import ModelActor
 from agentgym_train.rollout.agent import Agent, agent_factory, format_of, is_black_box
 from agentgym_train.rollout.chat import Chat
@@ -56,7 +56,7 @@ def tokenized_again(
             rows = await actor.end()
         return rows
 
-    return asyncio.run(rows())
+    return run_async(rows())
 
 
 def _reflections(trajectory: Trajectory, kind: type[Agent], name: str) -> set[int]:

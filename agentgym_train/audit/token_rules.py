@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from agentgym_train.audit.rules import (
 )
 from agentgym_train.audit.rules import first_difference as difference
 from agentgym_train.engines.base import Generation, Sampling
+from agentgym_train.event_loop import run_async
 from agentgym_train.models.positions import positions_of
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.tool_calls import ToolCalls, ToolResult
@@ -433,7 +433,7 @@ def generation_stops(subject: Subject) -> Passed:
 
 def _sample(subject: Subject, prompt: list[int], stops: tuple[int, ...]) -> Generation:
     sampling = Sampling(_PROBE_TOKENS, temperature=0.0, stop_ids=stops)
-    return asyncio.run(subject.engine.generate(prompt, sampling))
+    return run_async(subject.engine.generate(prompt, sampling))
 
 
 def sampled_ids_are_trained(subject: Subject) -> Passed:

@@ -437,6 +437,8 @@ class AgentEvolConfig(RunConfig):
         values = {name: getattr(self, name) for name in shared - own}
         values |= {"model": model, "output_dir": output_dir, "servers": []}
         values |= {"data": self.data or ["explored"], "eval_horizon": self.horizon}
+        name = f"{Path(self.output_dir).name}-{Path(output_dir).name}"
+        values["trainer_args"] = {"run_name": name, **self.trainer_args}
         return SFTConfig(**values)
 
 

@@ -61,6 +61,33 @@ _FEW_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Values that a run supports; the others need evaluations by transformers, which it has not."""
 
+TRACKERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+}
+"""Values of `report_to` for which there is an extra of that name, and the packages of which one is
+needed."""
+OTHER_TRACKERS: Final = (
+    "none", "all", "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte",
+    "kubeflow", "mlflow", "neptune", "swanlab",
+)  # fmt: skip
+"""The other values that transformers knows."""
+
+
+def trackers_of(trainer_args: Mapping[str, Any]) -> list[str]:
+    """The names in `report_to`; raises `ConfigError` for one that transformers does not know."""
+    given = trainer_args.get("report_to") or []
+    names = given if isinstance(given, list) else [given]
+    known = (*TRACKERS, *OTHER_TRACKERS)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+            raise ConfigError(f"trainer_args.report_to has no tracker {name!r:.80}; {hint}")
+    return names
+
+
 _CLIPPED: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 _NEEDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -240,6 +267,7 @@ def check_trainer_args(method: str, trainer_args: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"trainer_args.{name} must be one of {', '.join(_FEW_VALUES[name])}, got {value!r}"
             )
+    trackers_of(trainer_args)
     if method in _DEFAULTS:
         check_needs(trainer_args, _DEFAULTS[method])
 

@@ -6,7 +6,6 @@ the contexts in which it will act, with the loss on its responses only. Does not
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import CountTokens
 from agentgym_train.engines.base import ScriptedEngine
+from agentgym_train.event_loop import run_async
 from agentgym_train.rollout.actors import ActorOutput, ModelActor
 from agentgym_train.rollout.agent import agent_factory
 from agentgym_train.rollout.chat import Chat, chat_of
@@ -70,7 +70,7 @@ class EpisodeTokenizer:
             self._config,
             agent=agent_factory(self._config.agent, form)(),
         )
-        rows, _ = asyncio.run(act_out(actor, trajectory, self._config.agent))
+        rows, _ = run_async(act_out(actor, trajectory, self._config.agent))
         return list(self._masked(rows, trajectory.turns, responses))
 
     def chat_of(self, trajectory: Trajectory) -> Chat:

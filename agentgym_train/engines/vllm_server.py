@@ -28,6 +28,7 @@ from agentgym_train.engines.vllm_transports import (
     sends_adapters,
 )
 from agentgym_train.engines.vllm_wire import Member, Unreachable, VLLMWire
+from agentgym_train.event_loop import run_async
 from agentgym_train.models.distributed import gathered
 
 logger = logging.getLogger(__name__)
@@ -456,8 +457,7 @@ class ServedEngine(VLLMServerEngine):
 def served_model(url: str, *, model: str | None = None, api_key: str | None = None) -> ServedModel:
     """The model that a vLLM server serves: the first one, or the one named `model`.
 
-    Raises `ConfigError` if no vLLM server responds, or if it does not serve the model. Do not call
-    it from a running event loop: it runs its own.
+    Raises `ConfigError` if no vLLM server responds, or if it does not serve the model.
     """
 
     async def ask() -> ServedModel:
@@ -469,7 +469,7 @@ def served_model(url: str, *, model: str | None = None, api_key: str | None = No
         finally:
             await wire.close()
 
-    return asyncio.run(ask())
+    return run_async(ask())
 
 
 def served_engine(
@@ -484,8 +484,8 @@ def served_engine(
     """Make an engine that samples from running vLLM servers.
 
     `tokenizer` must equal the servers' tokenizer. `max_tokens` is the maximum per conversation.
-    Raises `ConfigError` if a server does not respond or does not match. Do not call it from a
-    running event loop; the engine is bound to the loop that first uses it.
+    Raises `ConfigError` if a server does not respond or does not match. The
+    engine is bound to the loop that first uses it.
     """
     urls = [url] if isinstance(url, str) else list(url)
     addresses = [_address(each, api_key) for each in urls]
@@ -497,7 +497,7 @@ def served_engine(
         model=model,
         api_key=api_key,
     )
-    asyncio.run(engine.check())
+    run_async(engine.check())
     return engine
 
 

@@ -19,6 +19,7 @@ from agentgym_env.printable import one_line
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import GatewaySettings
 from agentgym_train.config.options import ChatTemplateKwargs, Instruction
+from agentgym_train.event_loop import LoopRunner
 
 
 def gateway(
@@ -87,7 +88,7 @@ def _serve(
         raise ConfigError(f"the gateway serves models (hf: or vllm:), got {config.model!r}")
     with ExitStack() as stack:
         runner: Any = stack.enter_context(RolloutRunner(env)) if env else None
-        loop = runner.run if runner is not None else stack.enter_context(asyncio.Runner()).run
+        loop = runner.run if runner is not None else stack.enter_context(LoopRunner()).run
         own = runner.card.instruction if runner is not None else ""
         policy: Policy = (
             served_policy(name, config, env_instruction=own)

@@ -11,7 +11,6 @@ import json
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.reasoning import MARKS, opens_reasoning, reply_of
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_train.config.base import PolicyConfig
+from agentgym_train.event_loop import in_main_thread
 from agentgym_train.rollout.agent import is_black_box
 from agentgym_train.rollout.text_ids import TextIds
 from agentgym_train.rollout.tool_calls import (
@@ -53,7 +53,7 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **values: An
     Raises `TimeoutError` if the template takes too long, which is noticed in the main thread only,
     and not on Windows. A template may raise anything.
     """
-    if not hasattr(signal, "setitimer") or current_thread() is not main_thread():
+    if not hasattr(signal, "setitimer") or not in_main_thread():
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **values))
 
     def end(number: int, frame: FrameType | None) -> None:

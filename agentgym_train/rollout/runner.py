@@ -25,6 +25,7 @@ from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
 from agentgym_train.config.worlds import RLWorld, World
+from agentgym_train.event_loop import LoopRunner
 from agentgym_train.rollout.loop import (
     ConcurrencyLimits,
     EpisodeActorFactory,
@@ -34,10 +35,51 @@ from agentgym_train.rollout.loop import (
 )
 from agentgym_train.rollout.wrapping import Wrapping
 
+_REDRAWN_EVERY_S = 0.25
+
+
+class NotebookProgress(Progress):
+    """A progress bar in the output of a notebook's cell. It is drawn in place, without widgets."""
+
+    _display: Any = None
+    _drawn = 0.0
+
+    def start(self) -> None:
+        """Show it, unless the console is quiet."""
+        if not self.console.quiet:
+            from IPython.display import display  # there is a notebook, so it is installed
+
+            self._display = display(self, display_id=True)
+
+    def stop(self) -> None:
+        """Draw the last state."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draw it again."""
+        if self._display is not None:
+            self._drawn = time.monotonic()
+            self._display.update(self)
+
+    def update(self, *args: Any, **values: Any) -> None:
+        """Change a task; drawn at once if that was long ago."""
+        super().update(*args, **values)
+        self._refresh_at_times()
+
+    def advance(self, *args: Any, **values: Any) -> None:
+        """Count on; drawn at once if that was long ago."""
+        super().advance(*args, **values)
+        self._refresh_at_times()
+
+    def _refresh_at_times(self) -> None:
+        if time.monotonic() - self._drawn > _REDRAWN_EVERY_S:
+            self.refresh()
+
 
 def progress_bar(console: Console) -> Progress:
     """A progress bar whose tasks have a `status` field, shown at the end of the line."""
-    return Progress(
+    kind = NotebookProgress if console.is_jupyter else Progress
+    return kind(
         TextColumn("[bold]{task.description:<12}"),
         BarColumn(bar_width=24),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
@@ -176,7 +218,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         concurrency: int = 256,
         processes: int = 1,
         limits: RolloutLimits | ConcurrencyLimits | None = None,
-        runner: asyncio.Runner | None = None,
+        runner: LoopRunner | asyncio.Runner | None = None,
         wrappers: Sequence[WrapperSpec] = (),
     ) -> None:
         """`processes` share `servers` and `concurrency`; each process starts its own local server.
@@ -202,7 +244,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         addresses = [self.server.address] if self.server else list(servers)
         # One loop for the whole run: connections and engines are bound to their first loop.
         self._shares_runner = runner is not None
-        self._runner = runner or asyncio.Runner()
+        self._runner = runner or LoopRunner()
         self._client = self._new_client(addresses, NO_TOKEN if self.server else token)
         try:
             self.card: EnvCard = self.run(self._client.card())
@@ -413,14 +455,18 @@ class ConcurrencyText:
 
 
 def live_status(rollout_runner: RolloutRunner, progress: Progress) -> ConcurrencyText | str:
-    """The status text of a bar over a runner's episodes; empty unless on a terminal."""
-    if not progress.console.is_terminal:
+    """The status text of a bar over a runner's episodes; empty where a bar is not redrawn."""
+    if not _is_live(progress.console):
         return ""
     return ConcurrencyText(rollout_runner.concurrency_limits)
 
 
+def _is_live(console: Console) -> bool:
+    return console.is_terminal or console.is_jupyter
+
+
 class RolloutBar:
-    """Progress bar of a step's episodes, visible during rollouts and on a terminal only."""
+    """Progress bar of a step's episodes, visible during rollouts and where it is redrawn."""
 
     def __init__(self, progress: Progress, concurrency_limits: ConcurrencyLimits) -> None:
         self._progress = progress
@@ -432,7 +478,7 @@ class RolloutBar:
         self._progress.reset(
             self._line,
             total=episodes,
-            visible=self._progress.console.is_terminal,
+            visible=_is_live(self._progress.console),
             status=ConcurrencyText(self._concurrency_limits),
         )
 
@@ -454,7 +500,7 @@ class Worlds(AbstractContextManager["Worlds"]):
         In RL all environments are played at once, and share `concurrency`.
         """
         self._open = ExitStack()
-        runner = self._open.enter_context(asyncio.Runner())
+        runner = self._open.enter_context(LoopRunner())
         self.concurrency_limits = ConcurrencyLimits(config.rollout_limits)
         worlds: Sequence[World | RLWorld] = config.worlds
         at_once = len(worlds) if isinstance(config, RLConfig) else 1

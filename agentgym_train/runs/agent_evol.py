@@ -79,6 +79,7 @@ from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.trainers.callbacks import last_checkpoint
 from agentgym_train.trainers.run_summary import conclude_evolution
 from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer
+from agentgym_train.trainers.trackers import Trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +377,7 @@ class _Run:
             keep_base(model, tokenizer, base, folder)
         trainer = AgentSFTTrainer(model, tokenizer, data.rows, settings, store.checkpoints)
         checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
-        with closing(trainer):
+        with Trackers(trainer, settings, store, {}), closing(trainer):
             train(trainer, checkpoint, METHOD, settings, store, self.console)
         partial = folder / "model.partial"
         trainer.save_model(str(partial))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import html
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +20,7 @@ from transformers import TrainerCallback
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.main_module import MAIN
 from agentgym_env.registration import full_id, load_named
 from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore, last_step
@@ -53,8 +56,36 @@ from agentgym_train.runs.run import (
 from agentgym_train.runs.watchdog import watching_processes
 
 _BUILT_IN: Final = frozenset(ALGORITHMS.values())
+_SHOWN: Final = ("step", "success", "reward", "loss", "turns", "accuracy")
+"""Metrics of the last step in a notebook's table."""
 _TRAINED: Final[WeakSet[Any]] = WeakSet()
 """Models that an AgentTrainer of this process has trained: their weights are not the first ones."""
+
+
+class TrainResult(dict[str, float]):
+    """The metrics of the last step. A notebook shows the run's evaluations and curves."""
+
+    def __init__(self, store: RunStore) -> None:
+        rows, _ = store.metrics()
+        super().__init__(rows[-1] if rows else {})
+        self.run: Path = store.path
+        """The run folder."""
+
+    def _repr_html_(self) -> str:
+        summary = RunStore(self.run).read_json("summary.json") or {}
+        names = ("success_before", "success_after")
+        held_out = [(name, summary[name]) for name in names if summary.get(name) is not None]
+        figures = [*held_out, *((n, self[n]) for n in self if n in _SHOWN)]
+        cells = "".join(
+            f"<tr><td>{name.replace('_', ' ')}</td><td>{value:.4g}</td></tr>"
+            for name, value in figures
+            if isinstance(value, int | float)
+        )
+        curves, picture = self.run / "curves.png", ""
+        if curves.is_file():
+            encoded = base64.b64encode(curves.read_bytes()).decode()
+            picture = f'<img alt="curves" width="640" src="data:image/png;base64,{encoded}">'
+        return f"<p>{html.escape(str(self.run))}</p><table>{cells}</table>{picture}"
 
 
 class AgentTrainer(AbstractContextManager["AgentTrainer"]):
@@ -117,7 +148,10 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             self._objects["algorithm"] = algorithm
         if horizon is not None:
             self._objects["horizon"] = as_horizon(horizon)
-        self._named_objects = _not_in_config(self.args, {**self._objects, "agent": agent})
+        given = {**self._objects, "agent": agent}
+        if self.args.env.startswith(f"{MAIN}:"):
+            given["env"] = load_named(self.args.env)
+        self._named_objects = _not_in_config(self.args, given)
         quiet_libraries()
         here = place()
         state = join(here.processes)
@@ -147,7 +181,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         """Add a transformers callback for the next `train`."""
         self.callbacks.append(callback)
 
-    def train(self, resume_from_checkpoint: bool = False) -> dict[str, float]:
+    def train(self, resume_from_checkpoint: bool = False) -> TrainResult:
         """Train to the last step, as `agentgym train` does; returns the last step's metrics.
 
         This includes the evaluations before and after training, unless `args` turns them off, and
@@ -187,8 +221,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             _TRAINED.add(self.policy.model)
             with watching_processes("Resume with train(resume_from_checkpoint=True)"):
                 run.play(self._new_trainer, checkpoint, self.callbacks)
-        rows, _ = store.metrics()
-        return dict(rows[-1]) if rows else {}
+        return TrainResult(store)
 
     def _new_trainer(self, store: RunStore) -> Any:
         objects = dict(self._objects)
@@ -410,13 +443,13 @@ def _path_of(kind: type) -> str:
     """`module:Class` of an environment's class, for its server process."""
     path = _label(kind)
     try:
-        found = None if kind.__module__ == "__main__" else load_named(path)
+        found = load_named(path)
     except (BadRequest, ImportError):
         found = None
     if found is not kind:
         raise ConfigError(
             f"the environment {kind.__qualname__} cannot be imported as {path} by its server "
-            "process; define it in a module"
+            "process; define it in a module, or at the top level of a notebook"
         )
     return path
 

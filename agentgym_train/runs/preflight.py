@@ -30,6 +30,7 @@ from agentgym_train.config.methods import (
     stored_config,
 )
 from agentgym_train.config.options import expand_flags
+from agentgym_train.config.trainer_args import TRACKERS, trackers_of
 from agentgym_train.config.values import local_path, parse_overrides
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 
@@ -121,6 +122,17 @@ def check_libraries() -> None:
         )
 
 
+def check_trackers(config: RunConfig) -> None:
+    """Raise `MissingExtra` if the package of a tracker is not installed, without loading it."""
+    for name in trackers_of(config.trainer_args):
+        packages = TRACKERS.get(name)
+        if packages and not any(find_spec(package) for package in packages):
+            raise MissingExtra(
+                f"trainer_args.report_to {name} needs {packages[0]}: "
+                f"pip install 'agentgym-sdk[{name}]'"
+            )
+
+
 def launch_if_asked(
     config: RunConfig, words: Sequence[str], file: Path | None, count: int | None
 ) -> None:
@@ -132,6 +144,7 @@ def launch_if_asked(
     options, asked = _options(file, count)
     config.check_processes(asked)
     check_libraries()
+    check_trackers(config)
     config.check_model()
     if not options:
         return
@@ -292,6 +305,7 @@ def prepared(config: RunConfig, processes: int = 1, *, is_loaded: bool = False) 
             "local server needs no token"
         )
     check_libraries()
+    check_trackers(config)
     if not is_loaded:
         config.check_model()
     if several is not None:

@@ -57,6 +57,7 @@ from agentgym_train.trainers.callbacks import (
 )
 from agentgym_train.trainers.compiling import compile_layers, set_tiles
 from agentgym_train.trainers.run_summary import show_end, success_table
+from agentgym_train.trainers.trackers import Trackers
 
 
 def start(
@@ -314,17 +315,20 @@ class Run:
             policy = self.policy
             keep_base(policy.model, policy.tokenizer, self.config.model, self.store.path)
         trainer = make_trainer(self.store)
-        with closing(trainer):
-            train(
-                trainer, checkpoint, self.method, self.config, self.store, self.console, callbacks
-            )
-        trainer.save_model(str(self.store.path / "model"))
-        on_main_process(lambda: finish_model_folder(self.store.path / "model", self.config))
-        if trainer.state.global_step < trainer.args.max_steps:
-            return
-        after = self.evaluated(trainer.gathered_model(), trained_steps=trainer.args.max_steps)
-        if trainer.is_world_process_zero():
-            self.close(before, after)
+        with Trackers(trainer, self.config, self.store, before) as trackers:
+            with closing(trainer):
+                train(
+                    trainer, checkpoint, self.method, self.config, self.store, self.console,
+                    callbacks,
+                )  # fmt: skip
+            trainer.save_model(str(self.store.path / "model"))
+            on_main_process(lambda: finish_model_folder(self.store.path / "model", self.config))
+            if trainer.state.global_step < trainer.args.max_steps:
+                return
+            after = self.evaluated(trainer.gathered_model(), trained_steps=trainer.args.max_steps)
+            trackers.evaluated(after)
+            if trainer.is_world_process_zero():
+                self.close(before, after)
 
     def evaluated(self, model: Any, trained_steps: int | None = None) -> Reports:
         """The evaluation before or after training, by environment; stored ones are not repeated."""

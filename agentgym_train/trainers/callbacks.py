@@ -21,6 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.base import RunConfig
 from agentgym_train.evaluation.report import Reports
+from agentgym_train.event_loop import in_main_thread
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.model_card import find_base_again
 from agentgym_train.rollout.horizon import Horizon
@@ -142,13 +143,15 @@ class StopOnInterrupt(TrainerCallback):
         self._before: Any = None
 
     def __enter__(self) -> StopOnInterrupt:
-        """Install the SIGINT handler."""
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        """Install the SIGINT handler; Ctrl-C reaches only the main thread."""
+        if in_main_thread():
+            self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Restore the previous SIGINT handler."""
-        signal.signal(signal.SIGINT, self._before)
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
@@ -337,6 +340,7 @@ def shared_values(config: RunConfig, batch: int, steps: int, checkpoints: Path) 
     on_gpu = torch.cuda.is_available()
     return {
         "output_dir": str(checkpoints),
+        "run_name": Path(config.output_dir).name,
         "max_steps": steps,
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": "linear",

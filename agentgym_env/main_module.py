@@ -1,0 +1,52 @@
+"""Makes classes of the main program, such as a notebook's, importable in other processes."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import cloudpickle
+
+from agentgym_env.errors import BadRequest
+from agentgym_env.registration import load_named, split_name
+
+MAIN: Final = "__main__"
+_LOADED: Final = """import pathlib, pickle
+{name} = pickle.loads(pathlib.Path(__file__).with_suffix(".pickle").read_bytes())
+"""
+
+
+def folder() -> Path:
+    """The folder of this process's modules, which other processes need in their path."""
+    return Path(_folder().name)
+
+
+def importable(entry_point: str) -> str:
+    """`module:Class` of another module than `__main__`, with the class as it is now.
+
+    The module is in `folder`. Other entry points are returned as they are. Raises `BadRequest` if
+    the class cannot be written to a file.
+    """
+    module, name = split_name(entry_point)
+    if module != MAIN:
+        return entry_point
+    kind = load_named(entry_point)
+    try:
+        pickled = cloudpickle.dumps(kind)
+    except Exception as error:  # what the class refers to may raise anything
+        raise BadRequest(
+            f"{entry_point} cannot be sent to its server process: {error}; define it in a module, "
+            "or open what it uses in its constructor"
+        ) from error
+    written = f"agentgym_main_{hashlib.blake2b(pickled, digest_size=8).hexdigest()}"
+    (folder() / f"{written}.pickle").write_bytes(pickled)
+    (folder() / f"{written}.py").write_text(_LOADED.format(name=name), encoding="utf-8")
+    return f"{written}:{name}"
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="agentgym-main-")

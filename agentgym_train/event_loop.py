@@ -1,0 +1,121 @@
+"""Runs coroutines from synchronous code, even where an event loop runs already: in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+def run_async(work: Coroutine[Any, Any, _T]) -> _T:
+    """`asyncio.run`, which also works in a thread whose event loop runs already."""
+    with LoopRunner() as runner:
+        return runner.run(work)
+
+
+def in_main_thread() -> bool:
+    """Whether this thread is the one that may install signal handlers."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class LoopRunner(AbstractContextManager["LoopRunner"]):
+    """An `asyncio.Runner` that also works in a thread whose event loop runs already.
+
+    That loop waits meanwhile, as for any synchronous call. Ours then runs in a thread of its own,
+    always in the same one. An exception is raised to the caller as it is. Ctrl-C cancels the
+    coroutine, waits for its end, and raises `KeyboardInterrupt`.
+    """
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._thread: ThreadPoolExecutor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine to completion; call it from one thread at a time."""
+        if self._needs_thread():
+            return self._run_in_thread(work)
+        self._loop = self._runner.get_loop()
+        return self._runner.run(work)
+
+    def close(self) -> None:
+        """Cancel what is left of the work, and close the loop."""
+        if self._needs_thread():
+            thread, _ = self._started()
+            thread.submit(self._runner.close).result()
+            thread.shutdown()
+        else:
+            self._runner.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _needs_thread(self) -> bool:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return self._thread is not None
+        # A call from within our own loop would wait for itself; asyncio rejects it.
+        return running is not self._loop
+
+    def _started(self) -> tuple[ThreadPoolExecutor, asyncio.AbstractEventLoop]:
+        """The thread, and the loop in it."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentgym-loop")
+        if self._loop is None:
+            # It also keeps the context of the first call, as asyncio.Runner does.
+            self._loop = self._thread.submit(copy_context().run, self._runner.get_loop).result()
+        return self._thread, self._loop
+
+    def _run_in_thread(self, work: Coroutine[Any, Any, _T]) -> _T:
+        thread, loop = self._started()
+        task: asyncio.Task[Any] | None = None
+        cancelled = False
+
+        async def tracked() -> _T:
+            nonlocal task
+            task = asyncio.current_task()
+            if cancelled:
+                work.close()
+                raise asyncio.CancelledError
+            return await work
+
+        def cancel() -> None:  # also in the loop's thread, so that neither comes in between
+            nonlocal cancelled
+            cancelled = True
+            if task is not None:
+                task.cancel()
+
+        running = thread.submit(self._runner.run, tracked())
+        try:
+            with _interruptible():
+                return running.result()
+        except KeyboardInterrupt:
+            loop.call_soon_threadsafe(cancel)
+            wait([running])
+            raise
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C raise `KeyboardInterrupt` within the main thread.
+
+    The handler of `asyncio.run` only cancels its task, which would be noticed after our work.
+    """
+    handler = signal.getsignal(signal.SIGINT) if in_main_thread() else None
+    owner = getattr(getattr(handler, "func", None), "__self__", None)
+    if not isinstance(owner, asyncio.Runner):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
