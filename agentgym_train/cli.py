@@ -18,7 +18,13 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
-from agentgym_env.cli.options import choice_option, json_object, with_option_groups
+from agentgym_env.cli.options import (
+    check_ending,
+    check_folder_name,
+    choice_option,
+    json_object,
+    with_option_groups,
+)
 from agentgym_env.errors import ConfigError
 from agentgym_env.printable import UncutTable, one_line
 from agentgym_env.run_lock import check_unlocked, folder_lock
@@ -113,8 +119,10 @@ def audit(
 
     The exit status is 1 if a rule fails.
     """
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
+    if json_path is not None:
+        check_ending("--json", json_path, ".json")
+        if not json_path.absolute().parent.is_dir():
+            raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
     from agentgym_train.models.local import check_available
 
     if not local_path(run_or_model).is_dir():
@@ -185,6 +193,7 @@ def collect(
     from agentgym_train.data.collect import CollectConfig
     from agentgym_train.data.collect import collect as play
 
+    check_folder_name("--out", out)
     config = CollectConfig(
         **policy_options.values(env_options.env, given_options(context)), env=env_options.env,
         model=policy, output_dir=str(out), split=split, n=n, samples=samples,
@@ -383,6 +392,10 @@ def evaluate(
 
     An interrupted evaluation resumes where it stopped.
     """
+    if out is not None:
+        check_folder_name("--out", out)
+    if json_path is not None:
+        check_ending("--json", json_path, ".json")
     words = PolicyWords(
         policy, policy_options, model_options, given_options(context), concurrency or 16
     )
@@ -491,7 +504,7 @@ def export(
     sources: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or files of episodes.")
     ],
-    out: Annotated[Path, typer.Option(help="File to write: .jsonl, or .json for an array.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, .json or .parquet.")],
     form: Annotated[
         str, typer.Option("--format", help="conversations, messages, dpo or trajectories.")
     ] = "messages",
@@ -512,10 +525,11 @@ def export(
     """Export episodes to files for training with other libraries."""
     from agentgym_train.config.values import PairRules
     from agentgym_train.data.datasets import read_demonstrations
-    from agentgym_train.data.formats import format_named, rows_of, write_rows
+    from agentgym_train.data.formats import ENDINGS, format_named, rows_of, write_rows
 
     console = Console()
     name = format_named(form)
+    check_ending("--out", out, *(ENDINGS[:2] if name == "trajectories" else ENDINGS))
     target = out.resolve()
     for source in sources:
         if source.resolve() in (target, *target.parents):
@@ -540,7 +554,9 @@ def export(
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSON or JSON lines.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="JSON, JSON lines or Parquet.")
+    ],
     out: Annotated[Path, typer.Option(help="Run folder to create.")],
     form: Annotated[
         str,
@@ -559,6 +575,7 @@ def import_(
     from agentgym_train.data.formats import Reading, format_named, read_episodes
 
     console = Console()
+    check_folder_name("--out", out)
     name = None if form == "auto" else format_named(form)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not empty; choose a new folder")

@@ -110,6 +110,24 @@ def test_blocks_run_or_state_why_they_do_not(capsys):
     assert counted["run"] > counted["only checked"], counted
 
 
+@pytest.mark.parametrize("note", ["skip", "skip,", "skip, ", "skip, slow", "skip agentgym train"])
+def test_a_skip_without_a_reason_is_refused(note):
+    with pytest.raises((AssertionError, ValueError), match="line 2: "):
+        list(read_blocks(f"<!-- docs-test: {note} -->\n```\nagentgym train x.yaml\n```\n"))
+
+
+def test_no_command_of_a_page_is_one_of_the_shell_s_own_by_mistake():
+    """`eval` and `test` are programs of packages, and would run the shell's own command."""
+    own = {"eval", "test", "time", "type", "command", "exec"}
+
+    def shadowed(block):
+        for words in commands_of(block):
+            if words and words[0] in own:
+                yield f"{words[0]} is the shell's own command; write the program's path"
+
+    assert not of_blocks(shadowed)
+
+
 def test_languages_are_those_that_the_tests_know():
     assert not of_blocks(lambda block: [block.language] * (block.language not in LANGUAGES))
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentgym_env.cli.options import EnvId, EnvKwargs, json_object
+from agentgym_env.cli.options import EnvId, EnvKwargs, check_ending, json_object
 from agentgym_env.conformance import RULES, Finding, check_environment
 from agentgym_env.conformance.attackers import model_attacker
 from agentgym_env.conformance.exploit import EPISODES, AttackReport, Exploit, attack_environment
@@ -76,6 +76,7 @@ def check(
     if exploit_out is not None:
         if not (exploit or exploit_model):
             raise BadRequest("--exploit-out needs --exploit")
+        check_ending("--exploit-out", exploit_out, ".jsonl")
         if not exploit_out.absolute().parent.is_dir():
             raise BadRequest(f"--exploit-out: there is no folder {exploit_out.absolute().parent}")
     if exploit or exploit_model:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -37,6 +37,28 @@ def server_token(token_file: Path | None, *, has_server: bool) -> str | None:
     if token_file is not None and not has_server:
         raise ConfigError("--token-file needs --server ADDRESS; a local server needs no token")
     return token_of_file(token_file)
+
+
+_FILES: Final = frozenset(
+    {".arrow", ".csv", ".feather", ".gz", ".html", ".json", ".jsonl", ".parquet", ".pkl", ".tsv"}
+    | {".txt", ".xz", ".yaml", ".yml", ".zip"}
+)
+
+
+def check_ending(option: str, path: Path, *endings: str) -> None:
+    """Raise `ConfigError` for a file whose ending promises another format than is written."""
+    if path.suffix.lower() not in endings:
+        given = f"ends in {path.suffix}" if path.suffix else "has no ending"
+        raise ConfigError(f"{option} {path} {given}; name a file in {' or '.join(endings)}")
+
+
+def check_folder_name(option: str, path: Path) -> None:
+    """Raise `ConfigError` for a folder that is called like a file."""
+    if path.suffix.lower() in _FILES and not path.is_dir():
+        raise ConfigError(
+            f"{option} {path} is a folder here, and ends in {path.suffix} like a file; choose "
+            f"another name, such as {path.with_suffix('')}"
+        )
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

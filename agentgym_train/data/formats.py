@@ -331,6 +331,10 @@ class Row:
 
 def read_rows(path: Path) -> tuple[list[Row], list[BrokenLine]]:
     """The objects of a file; raises `ConfigError` if it cannot be read."""
+    if path.suffix.lower() == ".parquet":
+        from agentgym_train.data.parquet import parquet_rows
+
+        return [Row(path, n, values) for n, values in enumerate(parquet_rows(path), 1)], []
     try:
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
@@ -555,6 +559,11 @@ class Reading:
         self.broken += other.broken
 
 
+ENDINGS: Final = (".jsonl", ".json", ".parquet")
+
+"""The files that episodes are written to and read from."""
+
+
 def format_named(name: str) -> FormatName:
     """A format by name; raises `ConfigError` with the available names."""
     if name not in FORMATS:
@@ -590,25 +599,36 @@ def rows_of(
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write a file: an array for the suffix `.json`, else JSON lines. Returns the number of rows.
+    """Write a file in the format of its ending. Returns the number of rows.
 
-    Each row has a line of its own, so that a broken line does not affect others.
+    In `.json` (an array) and `.jsonl`, each row has a line of its own, so that a broken line does
+    not affect others.
     """
-    array = path.suffix == ".json"
-    first, between, last = (b"[\n", b",\n", b"\n]\n") if array else (b"", b"\n", b"\n")
+    kind = path.suffix.lower()
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"cannot write {path.name}: the folder {path.parent} does not exist")
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    number = 0
     try:
-        with partial.open("wb") as file:
-            for row in rows:
-                file.write((between if number else first) + msgspec.json.encode(row))
-                number += 1
-            file.write(last if number else first + last.lstrip(b"\n"))
+        if kind == ".parquet":
+            from agentgym_train.data.parquet import write_parquet
+
+            number = write_parquet(partial, rows)
+        else:
+            number = _write_lines(partial, rows, array=kind == ".json")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+    return number
+
+
+def _write_lines(path: Path, rows: Iterable[dict[str, Any]], *, array: bool) -> int:
+    first, between, last = (b"[\n", b",\n", b"\n]\n") if array else (b"", b"\n", b"\n")
+    number = 0
+    with path.open("wb") as file:
+        for row in rows:
+            file.write((between if number else first) + msgspec.json.encode(row))
+            number += 1
+        file.write(last if number else first + last.lstrip(b"\n"))
     return number
 
 

@@ -50,7 +50,7 @@ RANGES: Final = {
 
 """Filters by number, written as `3`, `3..10`, `3..` or `..10`."""
 
-FACETS: Final = ("file", "env", "split", "category", "policy", "outcome", "success")
+FACETS: Final = ("run", "file", "env", "split", "category", "policy", "outcome", "success")
 
 _SORTS: Final = {**EXACT, **RANGES, "run": "run", "seconds": "seconds", "added": "id"}
 
@@ -153,16 +153,39 @@ def adjacent(index: Index, query: Query, episode: int) -> dict[str, dict[str, An
 
 
 def facets(index: Index, runs: Sequence[int]) -> dict[str, list[list[Any]]]:
-    """[value, number of episodes] of each filter, the most frequent first."""
+    """[value, number of episodes] of each filter, the most frequent first; runs are numbers."""
     marks = _marks(runs)
     found: dict[str, list[list[Any]]] = {}
     for name in FACETS:
         rows = index.rows(
-            f"SELECT {EXACT[name]} AS value, COUNT(*) AS n FROM episodes WHERE run IN ({marks}) "
-            f"GROUP BY 1 ORDER BY n DESC, value LIMIT {_MAX_FACETS}",
+            f"SELECT {EXACT.get(name, name)} AS value, COUNT(*) AS n FROM episodes "
+            f"WHERE run IN ({marks}) GROUP BY 1 ORDER BY n DESC, value LIMIT {_MAX_FACETS}",
             runs,
         )
         found[name] = [[row["value"], row["n"]] for row in rows]
+    return found
+
+
+def facets_among(
+    index: Index,
+    runs: Mapping[str, int],
+    asked: Mapping[str, Sequence[str]],
+    every: Mapping[str, Sequence[Sequence[Any]]],
+) -> dict[str, list[list[Any]]]:
+    """The values in `every`, with the numbers of episodes that the other filters leave of them."""
+    found: dict[str, list[list[Any]]] = {}
+    for name in FACETS:
+        others = {key: texts for key, texts in asked.items() if key not in (name, "sort")}
+        counts: Mapping[Any, int] = {value: n for value, n in every[name]}
+        if any(others.values()):
+            query = query_of(index, runs, others)
+            rows = index.rows(
+                f"SELECT {EXACT.get(name, name)} AS value, COUNT(*) AS n FROM episodes "
+                f"WHERE {query.where} GROUP BY 1",
+                query.values,
+            )
+            counts = {row["value"]: row["n"] for row in rows}
+        found[name] = [[value, counts.get(value, 0)] for value, _ in every[name]]
     return found
 
 

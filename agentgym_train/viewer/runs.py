@@ -23,6 +23,8 @@ _DEPTH = 3
 """How many folders deep runs are searched, such as those of `runs/eval`."""
 _MOST_BYTES = 256 * 2**20
 """Size above which a JSON file, or a run's metrics, are not read."""
+_METHODS = {"sft": "SFT", "dpo": "DPO", "evolve": "AgentEvol"}
+"""What a run trains by that has no `algorithm` among its settings."""
 _WRITTEN = ("metrics.jsonl", "trajectories", "tokens", "checkpoints", "run.json")
 
 
@@ -215,7 +217,7 @@ def _shown_settings(config: dict[str, Any]) -> dict[str, str]:
     )
     settings = {
         "env": config.get("env") or ", ".join(str(entry.get("env", "")) for entry in envs),
-        "algorithm": config.get("algorithm"),
+        "algorithm": config.get("algorithm") or _METHODS.get(str(config.get("method"))),
         "policy": config.get("model") or config.get("policy") or ", ".join(labels),
         "horizon": ", ".join(map(_stages, horizons)),
         "seed": config.get("seed"),

@@ -29,6 +29,7 @@ from agentgym_train.viewer.query import (
     adjacent,
     count_of,
     facets,
+    facets_among,
     html_of,
     lines_of,
     page_of,
@@ -97,14 +98,16 @@ class Api:
         return await _answer(lambda: self._runs.metrics(name))
 
     async def facets(self, request: web.Request) -> web.Response:
-        """The values of the filters."""
+        """The values of the filters, each counted among what the other filters leave."""
+        asked = _asked(request)
 
         def found() -> dict[str, Any]:
-            stamp = self._index.stamp()
+            stamp, runs = self._index.stamp(), self._runs.ids
             if self._facets[0] != stamp:
-                held = facets(self._index, list(self._runs.ids.values()))
-                self._facets = (stamp, {"run": list(self._runs.paths), **held})
-            return self._facets[1]
+                self._facets = (stamp, facets(self._index, list(runs.values())))
+            counted = facets_among(self._index, runs, asked, self._facets[1])
+            times = dict(map(tuple, counted["run"]))
+            return counted | {"run": [[name, times.get(run, 0)] for name, run in runs.items()]}
 
         return await _answer(found)
 

@@ -39,7 +39,7 @@ def endpoint():
 
 
 def evaluate(url: str, folder, taskset: dict, **env):
-    """What `eval agentgym-adapters --no-serve --no-push` does."""
+    """What `vf-eval agentgym-adapters --no-serve --no-push` does."""
     in_process = {"serve": None} if "serve" in EvalConfig.model_fields else {}
     config = EvalConfig.model_validate(
         {

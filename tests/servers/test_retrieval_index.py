@@ -275,3 +275,52 @@ def test_200_000_passages_are_indexed_in_less_than_500_mb(tmp_path):
     )  # fmt: skip
     assert "200,000 passages" in done.stdout
     assert int(re.search(r"VmHWM:\s+(\d+) kB", done.stdout)[1]) < 500 * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("data.csc.index.npy", lambda data: b"\0" * 16 + data[16:]),
+        ("indptr.csc.index.npy", lambda data: data[:-8] + b"\xff" * 8),
+        ("indptr.csc.index.npy", lambda data: b"nonsense" + data[8:]),
+        ("vocab.index.json", lambda data: data[:-3] + b"xyz"),
+        ("vocab.index.json", lambda data: data.replace(b":1,", b":9,", 1).replace(b":0", b":x", 1)),
+        ("passages.offsets.npy", lambda data: data[:-8] + bytes(8)),
+        ("passages.offsets.npy", lambda data: data[:60] + b"\0" * 60 + data[120:]),
+    ],
+)
+def test_a_damaged_file_of_an_index_is_named(tmp_path, name, damage):
+    file = bm25_index(tmp_path, FACTS) / name
+    data = file.read_bytes()
+    damaged = damage(data)
+    assert len(damaged) == len(data) and damaged != data
+    file.write_bytes(damaged)
+    with pytest.raises(BadRequest, match=f"{name} is damaged: .*; copy the index again"):
+        open_retriever(str(file.parent))
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "says"),
+    [
+        ("indices.csc.index.npy", 128, "is out of bounds"),
+        ("passages.bin", 0, r"passage \d is not UTF-8"),
+    ],
+)
+def test_damage_that_only_a_search_meets_is_named_there(tmp_path, name, start, says):
+    file = bm25_index(tmp_path, FACTS) / name
+    data = file.read_bytes()
+    file.write_bytes(
+        data[:start]
+        + b"\xfe\xff\xff\x7f" * ((len(data) - start) // 4)
+        + b"\xff" * ((len(data) - start) % 4)
+    )
+    retriever = open_retriever(str(file.parent))
+    with pytest.raises(BadRequest, match=f"{name} is damaged: .*{says}"):
+        retriever.search(["python neural networks"], 3)
+
+
+def test_a_description_of_an_index_with_a_wrong_field_is_named(tmp_path):
+    file = bm25_index(tmp_path, FACTS) / "index.json"
+    file.write_text(file.read_text().replace('"k1": 1.5', '"k1": "much"'))
+    with pytest.raises(BadRequest, match=r"index.json is not an index's description: .*k1"):
+        open_retriever(str(file.parent))

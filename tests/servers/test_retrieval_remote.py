@@ -97,21 +97,31 @@ def test_a_server_that_hangs_is_a_failure_within_the_timeout():
         (b"", "answered nonsense"),
         (b"<html>welcome</html>", "answered nonsense"),
         (b"\xff\xff", "answered nonsense"),
-        (b"[" * 100_000, "answered nonsense"),
-        (b"[]", "answered nonsense: Expected `object`, got `array`"),
-        (b"{}", "answered nonsense: Object missing required field `result`"),
-        (b'{"result": null}', "answered nonsense"),
-        (b'{"result": [{"id": "1", "contents": "x"}]}', "answered nonsense"),
-        (b'{"result": [[{"id": "1", "contents": "x"}]]}', "answered nonsense"),
-        (b'{"result": [[{"document": {"id": "1"}, "score": 1}]]}', "field `contents`"),
-        (b'{"result": [[{"document": {"contents": "x"}, "score": null}]]}', "`null`"),
         (b'{"result": [[{"document": {"contents": "x"}, "score": NaN}]]}', "answered nonsense"),
-        (b'{"result": []}', "gave 0 lists of passages for 1 queries"),
-        (b'{"result": [[], []]}', "gave 2 lists of passages for 1 queries"),
     ],
 )
 def test_nonsense_is_a_failure_that_says_what_is_wrong(answering, body, message):
     with pytest.raises(RetrieverFailed, match=message):
+        RemoteRetriever(answering(body).address).search(["a"], 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" * 100_000, "another format"),
+        (b"[]", "another format: Expected `object`, got `array`"),
+        (b"{}", "another format: Object missing required field `result`"),
+        (b'{"result": null}', "another format"),
+        (b'{"result": [{"id": "1", "contents": "x"}]}', "another format"),
+        (b'{"result": [[{"id": "1", "contents": "x"}]]}', "another format"),
+        (b'{"result": [[{"document": {"id": "1"}, "score": 1}]]}', "field `contents`"),
+        (b'{"result": [[{"document": {"contents": "x"}, "score": null}]]}', "`null`"),
+        (b'{"result": []}', "with 0 lists as its `result` for 1 queries"),
+        (b'{"result": [[], []]}', "with 2 lists as its `result` for 1 queries"),
+    ],
+)
+def test_another_format_is_an_error_that_names_the_field(answering, body, message):
+    with pytest.raises(BadRequest, match=message):
         RemoteRetriever(answering(body).address).search(["a"], 3)
 
 

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from msgspec import to_builtins
 
+from agentgym_env.errors import BadRequest
 from agentgym_env.wire import CreateRequest, ResetRequest, StepRequest
 from agentgym_servers.host.metrics import page
 from agentgym_servers.host.sessions import SessionTable
@@ -105,8 +106,6 @@ def test_a_retriever_that_hangs_is_waited_for_no_longer_than_its_time(monkeypatc
     [
         (b"<html>welcome</html>", 200),
         (b"", 200),
-        (b'{"result": [[{"id": "1", "contents": "Kenya"}]]}', 200),
-        (b'{"result": []}', 200),
         (b'{"result": [[{"document": {"contents": "x"}, "score": NaN}]]}', 200),
         (b"no", 500),
         (b"no", 404),
@@ -120,6 +119,25 @@ def test_a_retriever_that_answers_nonsense_and_then_sense(answering, body, statu
     observation, reward, *_, info = env.step("<search>Kenya</search>")
     expected = '\n\n<information>Doc 1(Title: "Velm") A town.</information>\n\n'
     assert (observation, reward, info["retrieval_errors"]) == (expected, 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (b'{"result": [[{"id": "1", "contents": "Kenya"}]]}', "missing required field `document`"),
+        (b'{"results": [[]]}', "missing required field `result`"),
+        (b'{"result": [[{"document": {"text": "Kenya"}, "score": 1}]]}', "field `contents`"),
+        (b'{"result": []}', "0 lists as its `result` for 1 queries"),
+    ],
+)
+def test_a_retriever_of_another_format_is_no_outage_but_an_error_that_names_it(
+    answering, body, names
+):
+    env = search_through(answering.address)
+    answering.body = body
+    with pytest.raises(BadRequest, match=names) as caught:
+        env.step("<search>Kenya</search>")
+    assert answering.address in str(caught.value) and "/retrieve" in str(caught.value)
 
 
 def test_a_server_counts_failed_searches(answering):

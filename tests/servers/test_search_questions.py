@@ -83,6 +83,31 @@ def test_a_folder_holds_a_split_a_file(tmp_path):
         ({"answer": 1911}, ("1911",)),
         ({"reward_model": {"style": "rule", "ground_truth": {"target": ["a"]}}}, ("a",)),
         ({"golden_answers": None, "answer": "a"}, ("a",)),
+        # TriviaQA's own rows, and lists of such objects
+        (
+            {
+                "golden_answers": None,
+                "answer": {
+                    "value": "Sinclair Lewis",
+                    "aliases": ["Lewis, Sinclair", "Sinclair Lewis", "Grace Hegger"],
+                    "normalized_value": "sinclair lewis",
+                    "normalized_aliases": ["lewis sinclair", "sinclair lewis"],
+                    "matched_wiki_entity_name": "",
+                    "type": "WikipediaEntity",
+                },
+            },
+            (
+                "Sinclair Lewis",
+                "Lewis, Sinclair",
+                "Grace Hegger",
+                "sinclair lewis",
+                "lewis sinclair",
+            ),
+        ),
+        ({"golden_answers": [{"aliases": ["a", "b"]}, {"value": "c"}]}, ("a", "b", "c")),
+        # MuSiQue's and PopQA's
+        ({"golden_answers": None, "answer": "a", "answer_aliases": ["b", "a"]}, ("a", "b")),
+        ({"golden_answers": None, "possible_answers": '["a", "b"]'}, ("a", "b")),
     ],
 )
 def test_answers_are_found_under_their_usual_names(tmp_path, fields, answers):
@@ -101,7 +126,10 @@ def test_answers_are_found_under_their_usual_names(tmp_path, fields, answers):
         ('{"question": "Who?", "golden_answers": []}', "line 3 has no texts"),
         ('{"question": "Who?", "golden_answers": ["a", ""]}', "line 3 has no texts"),
         ('{"question": "Who?", "golden_answers": ["a", null]}', "line 3 has no texts"),
-        ('{"question": "Who?", "answer": true}', "line 3 has no texts"),
+        ('{"question": "Who?", "answer": true}', "line 3 has no texts as its `answer`, got True"),
+        ('{"question": "Who?", "answer": {"type": "x"}}', "line 3 has no texts as its `answer`"),
+        ('{"question": "Who?", "golden_answers": {"aliases": []}}', "`golden_answers`, got"),
+        ('{"question": "Who?", "possible_answers": "[a"}', "`possible_answers` that are no JSON"),
         ('{"question": "Who?", "answer": "a", "id": 7}', "line 3 has the id of .*, line 1"),
     ],
 )

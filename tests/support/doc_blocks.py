@@ -135,6 +135,8 @@ def _with_notes(block: Block, notes: list[str]) -> Block:
         kind, _, rest = note.partition(" ")
         words, comma, reason = note.removeprefix("skip").partition(", ")
         if note.startswith(("skip ", "skip, ")) and comma:
+            # A single word does not say what is missing.
+            assert len(reason.split()) > 1, f"line {block.line}: why is it skipped? {note}"
             block = replace(block, skipped=(*block.skipped, (words.strip(), reason)))
         elif kind == "with" and " " in rest:
             program, _, words = rest.partition(" ")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from agentgym_env.errors import BadRequest
+from agentgym_env.cli.main import make_app
+from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.cli import export, import_
@@ -44,13 +46,77 @@ def imported(folder: Path) -> list[Trajectory]:
 
 
 @pytest.mark.parametrize("form", ["trajectories", "conversations", "messages"])
-@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "JSON"])
 def test_an_export_imported_again_gives_the_same_trajectories(tmp_path, form, suffix):
     out = tmp_path / f"x.{suffix}"
     said = call(export, run_of(tmp_path / "run"), "--format", form, "--out", out)
     assert "5 rows from 5 of 5 episodes" in said
     assert "b: 5 episodes, 3 successes." in call(import_, out, "--out", tmp_path / "b")
     assert imported(tmp_path / "b") == EPISODES
+
+
+@pytest.mark.parametrize("form", ["conversations", "messages"])
+def test_a_parquet_file_is_one_and_gives_the_same_trajectories(tmp_path, form):
+    out = tmp_path / "x.parquet"
+    said = call(export, run_of(tmp_path / "run"), "--format", form, "--out", out)
+    assert "5 rows from 5 of 5 episodes" in said
+    column = "messages" if form == "messages" else "conversations"
+    assert pyarrow.parquet.read_table(out).schema.field(column).type.num_fields == 1
+    call(import_, out, "--out", tmp_path / "b")
+    assert imported(tmp_path / "b") == EPISODES
+    (tmp_path / "broken.parquet").write_bytes(out.read_bytes()[:-9])
+    with pytest.raises(BadRequest, match=r"cannot read .*broken.parquet as Parquet"):
+        call(import_, tmp_path / "broken.parquet", "--out", tmp_path / "c")
+
+
+def test_pairs_in_parquet_are_the_pairs(tmp_path):
+    out = tmp_path / "pairs.parquet"
+    assert "2 rows" in call(export, run_of(tmp_path / "run"), "--format", "dpo", "--out", out)
+    call(import_, out, "--out", tmp_path / "back")
+    assert imported(tmp_path / "back") == [EPISODES[0], EPISODES[1], EPISODES[2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "says"),
+    [
+        ("x.csv", "messages", r"ends in \.csv; name a file in \.jsonl or \.json or \.parquet"),
+        ("x.jsonl.gz", "messages", r"ends in \.gz"),
+        ("x", "dpo", "has no ending"),
+        ("x.parquet", "trajectories", r"name a file in \.jsonl or \.json$"),
+    ],
+)
+def test_an_ending_that_is_not_written_is_refused(tmp_path, name, form, says):
+    out = tmp_path / name
+    with pytest.raises(ConfigError, match=says):
+        call(export, run_of(tmp_path / "run"), "--format", form, "--out", out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["demos.jsonl", "x.parquet", "x.CSV"])
+def test_a_run_folder_is_not_called_like_a_file(tmp_path, name):
+    call(export, run_of(tmp_path / "run"), "--out", tmp_path / "x.jsonl")
+    with pytest.raises(ConfigError, match="is a folder here"):
+        call(import_, tmp_path / "x.jsonl", "--out", tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "--env", "textcraft", "--policy", "expert", "--json", "r.csv"],
+        ["eval", "--env", "textcraft", "--policy", "expert", "--out", "r.json"],
+        ["collect", "--env", "textcraft", "--policy", "expert", "--out", "r.jsonl"],
+        ["audit", "no-model", "--json", "r.parquet"],
+        ["bench", "textcraft", "--json", "r.txt"],
+        ["check", "textcraft", "--exploit", "--exploit-out", "r.json"],
+        ["index", "corpus.jsonl", "--out", "r.parquet"],
+    ],
+)
+def test_every_command_refuses_an_ending_that_it_does_not_write(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"^{words[-2]} {words[-1]} "):
+        make_app(words)(words, standalone_mode=False)
+    assert not any(tmp_path.iterdir())
 
 
 def test_pairs_imported_again_give_the_episodes_that_were_in_them(tmp_path):

@@ -311,3 +311,68 @@ async def wide_elements(page: Page) -> list[str]:
         ".map(e => e.tagName + '.' + e.className)"
     )
     return found
+
+
+NAMES = {
+    "runs/textcraft-sft/model": "textcraft-sft",
+    "runs/a/model/": "a",
+    "expert, hf:runs/b/model": "expert, b",
+    "runs/c/checkpoints/checkpoint-40": "c checkpoint-40",
+    "/root/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de": "Qwen3-0.6B",
+    "openai:gpt-x@https://host/v1": "openai:gpt-x",
+    "Qwen/Qwen3-0.6B": "Qwen3-0.6B",
+    "expert": "expert",
+    "model": "model",
+}
+
+
+async def test_runs_show_their_model_method_success_and_a_horizon_in_steps(run, tmp_path):
+    sft = RunStore.create(
+        tmp_path / "sft", {"config": {"method": "sft", "model": "runs/base/model", "env": "e"}}
+    )
+    sft.write_json("eval_after.json", {"success": 0.25})
+    both = RunStore.create(tmp_path / "both", {"config": {"method": "dpo", "model": "a/b"}})
+    both.write_json("eval_before.json", {"success": 0.5})
+    both.write_json("eval_after.json", {"success": 0.75})
+    before = RunStore.create(tmp_path / "before", {"config": {"model": "a/b"}})
+    before.write_json("eval_before.json", {"success": 0.0})
+    async with watched(tmp_path, index=tmp_path / "i.sqlite") as (page, address):
+        await page.goto(f"{address}/")
+        await page.until("document.querySelectorAll('.run-table tbody tr').length === 4")
+        shown = {
+            row[0].strip(): row[1:]
+            for row in json.loads(
+                await page.js(
+                    "JSON.stringify([...document.querySelectorAll('.run-table tbody tr')].map("
+                    "(row) => ['run', 'lift', 'algorithm', 'policy'].map("
+                    "(name) => row.querySelector(`.${name}`).textContent)))"
+                )
+            )
+        }
+        assert shown["sft"] == ["25 % after", "SFT", "base"]
+        assert shown["both"] == ["50 % → 75 %", "DPO", "b"]
+        assert shown["before"] == ["0 % before", "\u2013", "b"]
+        assert shown["small"][:2] == ["\u2013", "grpo"]
+        await page.until("document.querySelectorAll('.chart').length >= 5")
+        path = await page.js(
+            "[...document.querySelectorAll('.chart')].find((one) => one.textContent.includes("
+            "'Horizon')).querySelector('.curve').getAttribute('d')"
+        )
+        assert "L" not in path and path.count("H") == path.count("V") == 39
+        for policy, name in NAMES.items():
+            found = await page.js(
+                f"import('/static/format.js').then((m) => m.modelNames({json.dumps(policy)}))"
+            )
+            assert found == name, policy
+
+
+async def test_the_numbers_beside_filters_follow_the_other_filters(run, tmp_path):
+    async with watched(run.path, index=tmp_path / "i.sqlite") as (page, address):
+        await page.goto(f"{address}/trajectories")
+        numbers = "[...document.querySelectorAll('.panel label')].map((l) => l.textContent).join()"
+        await page.until(f"{numbers}.includes('train8')")
+        assert "success8" in await page.js(numbers) and "failure1" in await page.js(numbers)
+        await page.click(".panel input#f-outcome-1")
+        await page.until(f"{numbers}.includes('train0') && {numbers}.includes('eval_after1')")
+        # The filter's own values keep theirs.
+        assert "success8" in await page.js(numbers) and "failure1" in await page.js(numbers)

@@ -18,6 +18,7 @@ from agentgym_train.viewer.query import (
     adjacent,
     count_of,
     facets,
+    facets_among,
     page_of,
     played,
     query_of,
@@ -215,6 +216,48 @@ def test_evaluations_tell_what_they_were_asked_for(tmp_path, show):
     facts = shown.runs.facts("run")
     assert facts["settings"] == {"env": "e", "policy": "expert, mine", "horizon": "9"}
     assert facts["state"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("config", "shown_as"),
+    [
+        ({"method": "sft"}, "SFT"),
+        ({"method": "dpo"}, "DPO"),
+        ({"method": "evolve"}, "AgentEvol"),
+        ({"method": "rl", "algorithm": "gspo"}, "gspo"),
+        ({"method": "import"}, None),
+    ],
+)
+def test_a_run_says_by_what_it_trained(config, shown_as, tmp_path, show):
+    store = RunStore.create(tmp_path / "run", {"config": config})
+    settings = show(store.path).runs.facts("run")["settings"]
+    assert settings.get("algorithm") == shown_as
+
+
+def test_a_value_is_counted_among_what_the_other_filters_leave(tmp_path, show):
+    for name, seed in (("a", 1), ("b", 2)):
+        store = RunStore.create(tmp_path / name, {})
+        store.append_trajectories("train", list(made_up(200, seed)))
+    shown = show(tmp_path)
+    every = facets(shown.index, list(shown.runs.ids.values()))
+
+    def counted(name, **asked):
+        return facets_among(shown.index, shown.runs.ids, asked, every)[name]
+
+    assert counted("outcome") == every["outcome"]
+    for asked in (
+        {"run": ["b"]},
+        {"category": ["a", "b"], "turns": ["2..3"]},
+        {"q": ["oak"], "success": ["1"]},
+        {"env": ["no-such"]},
+    ):
+        for value, times in counted("outcome", **asked):
+            assert times == shown.count(outcome=value, **asked), (asked, value)
+    # Its own filter does not count: otherwise no second value could be chosen.
+    assert counted("outcome", outcome=["failure"]) == every["outcome"]
+    assert dict(map(tuple, counted("run", run=["a"], outcome=["failure"]))) == {
+        run: shown.count(run=name, outcome="failure") for name, run in shown.runs.ids.items()
+    }
 
 
 @pytest.mark.parametrize(

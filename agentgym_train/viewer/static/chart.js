@@ -11,8 +11,8 @@ const BOTTOM = 24;
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 /**
- * A chart of curves `{name, color, points: [[x, y], ...]}`, sorted by x; curves with `isExact` are
- * not smoothed.
+ * A chart of curves `{name, color, points: [[x, y], ...]}`, sorted by x; curves with `inSteps` keep
+ * a value until the next one, and are not smoothed.
  *
  * `view` is shared by a page's charts: `{zoom: [a, b] | null, smooth, at: x | null}`. `onZoom` and
  * `onPoint` are called for user input; `update(view)` redraws the chart.
@@ -33,7 +33,7 @@ export function chart({ title, curves, xName, view, onZoom, onPoint }) {
   function update(next) {
     now = next;
     const domain = now.zoom ?? extent(curves.flatMap((c) => [c.points[0]?.[0], c.points.at(-1)?.[0]]));
-    const drawn = curves.map((curve) => ({ ...curve, raw: inside(curve.points, domain), smooth: inside(curve.isExact ? curve.points : smoothed(curve.points, now.smooth), domain) }));
+    const drawn = curves.map((curve) => ({ ...curve, raw: inside(curve.points, domain), smooth: inside(curve.inSteps ? curve.points : smoothed(curve.points, now.smooth), domain) }));
     const range = padded(extent(drawn.flatMap((c) => (now.smooth > 1 ? [...c.smooth, ...thinned(c.raw)] : c.raw).map((p) => p[1]))));
     const x = (v) => LEFT + ((v - domain[0]) / (domain[1] - domain[0] || 1)) * (width - LEFT - RIGHT);
     const y = (v) => HEIGHT - BOTTOM - ((v - range[0]) / (range[1] - range[0] || 1)) * (HEIGHT - TOP - BOTTOM);
@@ -47,8 +47,8 @@ export function chart({ title, curves, xName, view, onZoom, onPoint }) {
       ]),
       ticks(domain, Math.max(2, Math.floor(width / 60))).map((v) => s("text", { class: "tick", x: x(v), y: HEIGHT - 8, "text-anchor": "middle" }, brief(v))),
       s("g", { "clip-path": `url(#${clip})` }, drawn.map((c, i) => [
-        now.smooth > 1 && !c.isExact && s("path", { class: "raw", d: path(c.raw, x, y), stroke: c.color }),
-        s("path", { class: "curve", d: path(now.smooth > 1 ? c.smooth : c.raw, x, y), stroke: c.color, "stroke-dasharray": DASHES[Math.floor((c.position ?? i) / 8) % 4] }),
+        now.smooth > 1 && !c.inSteps && s("path", { class: "raw", d: path(c.raw, x, y), stroke: c.color }),
+        s("path", { class: "curve", d: path(now.smooth > 1 ? c.smooth : c.raw, x, y, c.inSteps), stroke: c.color, "stroke-dasharray": DASHES[Math.floor((c.position ?? i) / 8) % 4] }),
         c.smooth.length === 1 && s("circle", { cx: x(c.smooth[0][0]), cy: y(c.smooth[0][1]), r: 3, fill: c.color }),
       ])),
       s("g", { class: "cross" }), s("rect", { class: "brush", y: TOP, height: HEIGHT - TOP - BOTTOM, width: 0 }));
@@ -160,8 +160,11 @@ function thinned(points, most = 1000) {
   return kept;
 }
 
-function path(points, x, y) {
-  return thinned(points).map(([px, py], i) => `${i ? "L" : "M"}${x(px).toFixed(1)} ${y(py).toFixed(1)}`).join("");
+function path(points, x, y, inSteps = false) {
+  return thinned(points).map(([px, py], i) => {
+    const [across, up] = [x(px).toFixed(1), y(py).toFixed(1)];
+    return i && inSteps ? `H${across}V${up}` : `${i ? "L" : "M"}${across} ${up}`;
+  }).join("");
 }
 
 function nearest(points, at) {

@@ -16,12 +16,17 @@ export function filterPanel({ get: current, set }) {
   const element = h("div", { class: "panel" });
   let held = null;
   let asked = 0;
+  let query = null;
   const opened = new Set();
 
   async function update() {
-    if (!held || Date.now() - asked > REFRESH_MS) {
+    const own = current().toString();
+    if (own !== query || Date.now() - asked > REFRESH_MS) {
       asked = Date.now();
-      held = await get("/api/facets").catch(() => held);
+      query = own;
+      const found = await get("/api/facets", current()).catch(() => held);
+      if (own !== query) return;
+      held = found;
     }
     if (held) draw();
   }

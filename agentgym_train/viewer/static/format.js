@@ -37,6 +37,23 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
 }
 
+/** Short names of policies, joined by commas: of a path the part that says which model it is. */
+export function modelNames(policies = "") {
+  return policies.split(", ").map(modelName).join(", ");
+}
+
+function modelName(policy) {
+  const parts = policy.replace(/@https?:.*$/, "").split("/").filter(Boolean);
+  const snapshots = parts.lastIndexOf("snapshots");
+  // The hub's cache: models--OWNER--NAME/snapshots/COMMIT.
+  if (snapshots > 0) return parts[snapshots - 1].split("--").at(-1);
+  const last = parts.at(-1) ?? policy;
+  const isStep = /^(checkpoint|step)-\d+$/.test(last);
+  if (last !== "model" && !isStep) return last;
+  const run = parts.slice(0, -1).findLast((part) => part !== "checkpoints") ?? "";
+  return isStep || !run ? `${run} ${last}`.trim() : run;
+}
+
 /** An outcome's name, and the class of its badge. */
 export function outcomeOf(row) {
   const lost = ["environment_lost", "engine_lost", "environment_error", "agent_lost"].includes(row.outcome);

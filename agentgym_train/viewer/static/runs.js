@@ -3,7 +3,7 @@
 import { h, refill } from "./dom.js";
 import { address, get } from "./api.js";
 import { chart } from "./chart.js";
-import { ago, number, percent, runColor } from "./format.js";
+import { ago, modelNames, number, percent, runColor } from "./format.js";
 import { line, plain, shown } from "./text.js";
 
 const FIRST = ["reward", "success", "horizon", "turns", "cut_turns", "sampled_tokens", "kl", "engine/kl",
@@ -128,7 +128,7 @@ export function runsPage({ main, params, navigate }) {
     const loss = visible.filter(({ run }) => !metrics.get(run.name).reward).length ? ["loss"] : [];
     const figures = [...new Set([...FIRST, ...loss, ...every().filter((name) => more.has(name))])];
     const drawn = figures.map((name) => [name, visible.map(({ run, i }) => ({
-      name: plain(run.name), color: runColor(i), position: i, isExact: name === "horizon", points: pointsOf(metrics.get(run.name), name, axis),
+      name: plain(run.name), color: runColor(i), position: i, inSteps: name === "horizon", points: pointsOf(metrics.get(run.name), name, axis),
     })).filter((curve) => curve.points.length)]).filter(([, curves]) => curves.length);
     charts = [];
     tools.hidden = !runs.some((run) => metrics.get(run.name)?.step?.length);
@@ -206,14 +206,20 @@ function runRow(run, position, on, toggle) {
     toggle(run, box.checked);
     row.classList.toggle("off", !box.checked);
   } });
-  const lift = run.evaluated.length ? run.evaluated.map(percent).join(", ") : run.before == null ? null : [percent(run.before), h("span", { class: "soft" }, run.after == null ? " before" : " → "),
-    run.after != null && h("strong", {}, percent(run.after))];
+  const lift = run.evaluated.length ? run.evaluated.map(percent).join(", ") : success(run);
   const cells = { state: h("span", { class: `badge ${run.state}` }, run.state), lift, env: text(settings.env), algorithm: text(settings.algorithm),
-    policy: text(settings.policy?.split("/").at(-1)), horizon: text(settings.horizon), seed: text(settings.seed), written: run.written && ago(run.written) };
+    policy: text(modelNames(settings.policy)), horizon: text(settings.horizon), seed: text(settings.seed), written: run.written && ago(run.written) };
   const row = h("tr", { class: on ? null : "off" }, h("th", { scope: "row", class: "run" }, h("span", { class: "field" }, box,
     h("span", { class: "swatch", style: { background: runColor(position) } }), h("a", { href: address("/trajectories", new URLSearchParams({ run: run.name })), title: plain(run.path) }, line(run.name)))),
     FACTS.slice(1).map(([name, words]) => h("td", { class: `${name}${cells[name] ? "" : " none"}`, "data-name": words }, cells[name] || h("span", { class: "soft" }, "–"))));
   return row;
+}
+
+/** The success before and after, or the one of them that there is. */
+function success({ before, after }) {
+  const soft = (words) => h("span", { class: "soft" }, words);
+  if (after == null) return before == null ? null : [percent(before), soft(" before")];
+  return [before != null && [percent(before), soft(" → ")], h("strong", {}, percent(after)), before == null && soft(" after")];
 }
 
 function text(value) {
@@ -230,7 +236,7 @@ function playedTable(runs) {
       h("th", { scope: "row" }, h("span", { class: "field" }, h("span", { class: "swatch", style: { background: runColor(i) } }), line(run.name))),
       h("td", {}, h("a", { href: address("/trajectories", new URLSearchParams({ run: run.name, file: part.file, env: part.env, policy: part.policy })) }, shown(part.file))),
       h("td", { class: "soft" }, line(part.env.split("/").at(-1))),
-      h("td", { class: "soft" }, line(part.policy.split("/").at(-1))),
+      h("td", { class: "soft" }, line(modelNames(part.policy))),
       [number(part.episodes), number(part.tasks), part.lost ? h("span", { class: "warn" }, number(part.lost)) : "0", percent(part.success), number(part.reward), number(part.turns),
         part.cut_turns ? h("span", { class: "warn" }, percent(part.cut_turns)) : "0"]
         .map((value) => h("td", { class: "number" }, value)))))))];

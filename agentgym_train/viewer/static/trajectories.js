@@ -3,7 +3,7 @@
 import { h, refill, say } from "./dom.js";
 import { address, filtersOf, get, nameOfEpisode } from "./api.js";
 import { filterPanel, chips } from "./filters.js";
-import { number, outcomeOf, percent } from "./format.js";
+import { modelNames, number, outcomeOf, percent } from "./format.js";
 import { cell, headRow, longTable } from "./table.js";
 import { line, plain, shown } from "./text.js";
 
@@ -128,7 +128,7 @@ export function trajectoriesPage({ main, params, navigate }) {
     return h("div", { role: "row", class: "row" }, cell("pick", h("label", {}, box)), cell("outcome", h("span", { class: `badge ${kind}` }, shown(words))), cell("task", link),
       cell("category", line(row.category)), cell("turns number", number(row.turns), h("span", { class: "unit" }, " turns")),
       cell(`reward number ${row.reward > 0 ? "good" : row.reward < 0 ? "bad" : ""}`, number(row.reward)),
-      cell("step number", row.step < 0 ? "–" : number(row.step)), cell("policy", line(row.policy.split("/").at(-1))), cell("from", line(`${row.run} / ${row.name}`)));
+      cell("step number", row.step < 0 ? "–" : number(row.step)), cell("policy", line(modelNames(row.policy))), cell("from", line(`${row.run} / ${row.name}`)));
   }
 
   return {

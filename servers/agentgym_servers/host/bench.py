@@ -23,7 +23,7 @@ from msgspec import UNSET, Struct, UnsetType
 from rich.console import Console
 from rich.table import Table
 
-from agentgym_env.cli.options import EnvId, TokenFile, server_token
+from agentgym_env.cli.options import EnvId, TokenFile, check_ending, server_token
 from agentgym_env.client.sync import EnvClient
 from agentgym_env.client.transports import checked_address
 from agentgym_env.errors import BadRequest, EnvironmentLost, MissingExtra
@@ -361,6 +361,8 @@ def bench(
     counts = _parse_counts(concurrency)
     if not seconds > 0:
         raise BadRequest(f"--seconds must be above 0, got {seconds}")
+    if json_file is not None:
+        check_ending("--json", json_file, ".json")
     token = server_token(token_file, has_server=server is not None)
     if server is not None:
         with EnvClient(server, token=token) as client:

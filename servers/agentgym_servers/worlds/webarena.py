@@ -244,7 +244,8 @@ class WebArena(TextEnv):
     ## Rewards
     1 where the answer, the address and the pages are as the task asks when the agent stops, by
     WebArena's rules; else 0. On embedded sites, the address must be the target's and have a page,
-    and an answer may have four times the characters of the reference, at least 40.
+    and an answer may have four times the characters of the reference, at least 40, and another
+    common form, such as `43,934`, `$84.8` or `**2**`.
 
     ## Termination
     The episode terminates when the agent stops. It is truncated after 30 turns.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -68,6 +68,19 @@ _MODIFIERS: Final = ("Alt", "Control", "ControlOrMeta", "Meta", "Shift")
 
 _REQUIRED: Final = object()
 
+_BARE_TEXTS: Final = (bool, int, float, type(None))
+
+"""What is written without quotes and read as a text where one is wanted."""
+
+
+class CallText(NamedTuple):
+    """A call in a text, and its place there."""
+
+    start: int
+    end: int
+    source: str
+    """The call in Python's syntax, if it can be read."""
+
 
 class CallGrammar:
     """The calls that are understood: their names and arguments."""
@@ -80,26 +93,24 @@ class CallGrammar:
         """The reply to an agent whose text is no call."""
         self._name = re.compile(rf"\b(?:{'|'.join(signatures)})\(")
 
-    def call_texts(self, text: str) -> list[str]:
+    def calls(self, text: str) -> list[CallText]:
         """The calls of known actions in a text, in order; of very many the last."""
         starts = [(found.start(), found.end()) for found in self._name.finditer(text)]
-        calls: list[str] = []
-        done = 0
-        for start, inside in starts[-_MAX_CALLS:]:
-            if start < done:
+        starts = starts[-_MAX_CALLS:]
+        calls: list[CallText] = []
+        for number, (start, inside) in enumerate(starts, 1):
+            following = starts[number][0] if number < len(starts) else len(text)
+            if calls and start < calls[-1].end:
                 continue
-            rest = _ARGUMENTS.match(text, inside)
-            if rest is not None:
-                done = rest.end()
-                calls.append(text[start:done])
+            calls.append(_call_at(text, start, inside, following))
         return calls
 
     def parse(self, text: str) -> Action | ActionProblem:
         """Read one call, such as `fill("12", "red lamp")`."""
-        try:
-            call = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return ActionProblem(f"This is not a call: {text[:80]!r}. {self.how_to_call}")
+        text = text.strip()
+        call = _python(text)
+        if call is None:
+            return self._unreadable(text, text.partition("(")[0])
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             return ActionProblem(
                 f"This is not a call of an action: {text[:80]!r}. {self.how_to_call}"
@@ -109,7 +120,7 @@ class CallGrammar:
             return ActionProblem(f"There is no action {kind!r}. {self.how_to_call}")
         signature = self._signatures[kind]
         try:
-            given = _bind(kind, call, signature)
+            given = _bind(kind, call, signature, text)
             args = tuple(
                 read(given.get(name, default)) for name, (read, default) in signature.items()
             )
@@ -118,6 +129,14 @@ class CallGrammar:
         if kind == "fill":
             args += (False,)
         return Action(kind, args)
+
+    def _unreadable(self, text: str, kind: str) -> ActionProblem:
+        how = f"Write: {self._usage(kind)}." if kind in self._signatures else self.how_to_call
+        return ActionProblem(
+            f"ValueError: {text[:80]!r} is no call that can be read: its arguments are texts in "
+            "quotes, numbers or lists. Close each quote and the parenthesis, and write a quote "
+            f"within a text as \\' or \\\". {how}"
+        )
 
     def _usage(self, kind: str) -> str:
         return f"{kind}({', '.join(self._signatures[kind])})"
@@ -137,7 +156,46 @@ def write_call(action: Action) -> str:
     return f"{action.kind}({shown})" + ("\nkeyboard_press('Enter')" if enter else "")
 
 
-def _bind(kind: str, call: ast.Call, signature: Signature) -> dict[str, object]:
+def _python(text: str) -> ast.expr | None:
+    """The expression that a text is, if it is one."""
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _call_at(text: str, start: int, inside: int, following: int) -> CallText:
+    """The call whose name begins at `start`, with its arguments from `inside` on.
+
+    What is no Python is read with unescaped quotes and line breaks in its texts, up to where the
+    next call begins: a quote ends a text where a comma or a bracket follows it. If what follows the
+    call could belong to it just as well, it stays as it is.
+    """
+    strict = _ARGUMENTS.match(text, inside)
+    if strict is not None and _python(text[start : strict.end()]) is not None:
+        return CallText(start, strict.end(), text[start : strict.end()])
+    loose = _LOOSE_ARGUMENTS.match(text, inside, following)
+    if loose is not None:
+        end = loose.end()
+        same_end = strict is not None and strict.end() == end
+        escaped = text[start:inside] + _LOOSE_TEXT.sub(_escaped, loose[0])
+        if (same_end or not _ENDING.search(text, end, following)) and _python(escaped) is not None:
+            return CallText(start, end, escaped)
+    end = strict.end() if strict is not None else following
+    return CallText(start, end, text[start:end])
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A text with its quotes and line breaks written as Python wants them."""
+    quote, inner = found[0][0], found[0][1:-1]
+
+    def escape(one: re.Match[str]) -> str:
+        return one[0] if one[0][0] == "\\" else {"\n": "\\n", "\r": "\\r"}.get(one[0], "\\" + quote)
+
+    return quote + re.sub(rf"\\.|[\n\r{quote}]", escape, inner, flags=re.DOTALL) + quote
+
+
+def _bind(kind: str, call: ast.Call, signature: Signature, text: str) -> dict[str, object]:
     names = list(signature)
     if len(call.args) > len(names):
         raise ValueError(f"{kind} takes {len(names)} arguments, got {len(call.args)}.")
@@ -150,20 +208,29 @@ def _bind(kind: str, call: ast.Call, signature: Signature) -> dict[str, object]:
     if missing:
         raise ValueError(f"{kind} needs {', '.join(missing)}.")
     try:
-        return {name: ast.literal_eval(node) for name, node in nodes.items()}
+        given = {name: ast.literal_eval(node) for name, node in nodes.items()}
     except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError) as error:
         raise ValueError(f"{kind} takes only plain texts, numbers and lists.") from error
+    for name, node in nodes.items():
+        if signature[name][0] is _text and isinstance(given[name], _BARE_TEXTS):
+            # As it is written: 84.80, not 84.8.
+            given[name] = ast.get_source_segment(text, node)
+    return given
 
 
 def _text(given: object) -> str:
     if isinstance(given, str):
         # JSON writes one character above U+FFFF as two escapes; a literal reads them as two.
         return clean_text(given)
+    if isinstance(given, _BARE_TEXTS):
+        return str(given)
     raise ValueError(f"expected a string, got {str(given)[:40]}.")
 
 
 def _bid(given: object) -> str:
-    return str(given) if type(given) is int else _text(given)
+    if isinstance(given, bool | float | None):
+        raise ValueError(f"expected an id, got {given}.")
+    return _text(given)
 
 
 def _typed(given: object) -> str:
@@ -280,6 +347,16 @@ _ARGUMENTS: Final = re.compile(
 )
 
 """The rest of a call; possessive, so that it never goes back."""
+
+_LOOSE: Final = r"""'(?:\\.|[^'\\]|'(?!\s*[,)\]]))*+'|"(?:\\.|[^"\\]|"(?!\s*[,)\]]))*+\""""
+
+_LOOSE_TEXT: Final = re.compile(_LOOSE, re.DOTALL)
+
+"""A text that may contain its own quote, up to one that ends an argument."""
+
+_LOOSE_ARGUMENTS: Final = re.compile(rf"(?:[^()'\"]|{_LOOSE})*+\)", re.DOTALL)
+
+_ENDING: Final = re.compile(r"['\"]\s*\)")
 
 WINDOW_HEIGHT: Final = 720.0
 
@@ -442,10 +519,14 @@ def parse_action(text: str, grammar: CallGrammar = SITES) -> Action | ActionProb
     found = _whole(text.strip(), grammar)
     if found is not None:
         return found
-    for line in reversed(text.splitlines()):
+    calls = grammar.calls(text)
+    on_lines = calls[-1] if calls and "\n" in text[calls[-1].start : calls[-1].end] else None
+    for line in reversed(text[on_lines.end if on_lines else 0 :].splitlines()):
         found = _whole(line.strip(" \t`*"), grammar)
         if found is not None:
             return found
+    if on_lines:
+        return grammar.parse(on_lines.source)
     return ActionProblem(_NO_ACTION if grammar is SITES else f"{_NOTHING} {grammar.how_to_call}")
 
 
@@ -456,12 +537,12 @@ def _whole(text: str, grammar: CallGrammar) -> Action | ActionProblem | None:
         if isinstance(found, Action) and found.kind not in grammar.kinds:
             return ActionProblem(f"There is no action {found.kind!r} here. {grammar.how_to_call}")
         return found
-    calls = grammar.call_texts(text)
+    calls = grammar.calls(text)
     if not calls:
         return None
     if len(calls) == 1:
-        return grammar.parse(calls[0])
-    return ActionProblem(_TWO_ACTIONS) if text.startswith(calls[0]) else None
+        return grammar.parse(calls[0].source)
+    return ActionProblem(_TWO_ACTIONS) if calls[0].start == 0 else None
 
 
 def _last_fence(text: str) -> str | None:

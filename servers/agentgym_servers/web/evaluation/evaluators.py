@@ -10,12 +10,14 @@ import contextlib
 import html
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 from urllib.parse import parse_qs, urlparse
 
 import msgspec
 
 from agentgym_env.errors import AgentGymError
+from agentgym_servers import answer_forms
 from agentgym_servers.web.evaluation.own_rules import PageExists, answer_limit, is_target
 from agentgym_servers.web.evaluation.page_access import Page, Pages, Rest, ScriptError
 from agentgym_servers.web.evaluation.site_functions import call_function, read_call
@@ -27,6 +29,10 @@ from agentgym_servers.web.tasks.tasks import (
     ReferenceAnswers,
     WebTask,
 )
+
+Rule = Callable[[str, str], bool]
+
+"""A reference and a text in, whether the text is as the reference asks out."""
 
 Judge = Callable[[str], str]
 
@@ -167,14 +173,9 @@ def must_include(reference: str, found: str, *, as_word: bool = False) -> bool:
     return reference in found
 
 
-def includes_every(references: list[str], found: str) -> list[bool]:
-    """The rule for answers: each reference is included; a lone one counts as a word."""
-    return [must_include(one, found, as_word=len(references) == 1) for one in references]
-
-
-def includes_choice(reference: str, found: str) -> bool:
-    """The rule for pages: any of the choices that ` |OR| ` joins is included."""
-    return any(must_include(choice, found) for choice in reference.split(" |OR| "))
+def includes_choice(reference: str, found: str, rule: Rule = must_include) -> bool:
+    """Whether any of the choices that ` |OR| ` joins is included."""
+    return any(rule(choice, found) for choice in reference.split(" |OR| "))
 
 
 _LONGEST_FOUND: Final = 500
@@ -291,7 +292,7 @@ def evaluate(
 ) -> Judged:
     """Judge the answer with which the agent stopped, and the pages as it left them.
 
-    By WebArena's rules; with `page_exists`, by the stricter ones of `own_rules`.
+    By WebArena's rules; with `page_exists`, by those of our own sites (`own_rules`).
 
     Raises `JudgeMissing` for a task that needs a judge where there is none, whatever the answer.
     """
@@ -304,7 +305,7 @@ def evaluate(
     for kind in task.eval.eval_types:
         match kind:
             case "string_match":
-                verdicts += match_answer(task, answer, judge)
+                verdicts += match_answer(task, answer, judge, own=page_exists is not None)
                 if page_exists is not None and task.eval.reference_answers is not None:
                     limit = answer_limit(task.eval.reference_answers)
                     if len(answer.strip()) > limit:
@@ -323,8 +324,13 @@ def evaluate(
     return Judged(float(all(one.passed for one in verdicts)), tuple(verdicts))
 
 
-def match_answer(task: WebTask, answer: str, judge: Judge | None) -> list[Verdict]:
-    """Judge the answer alone; a judge is called last, and only where something is left to judge."""
+def match_answer(
+    task: WebTask, answer: str, judge: Judge | None, *, own: bool = False
+) -> list[Verdict]:
+    """Judge the answer alone; a judge is called last, and only where something is left to judge.
+
+    With `own`, an answer may have any form of `answer_forms`.
+    """
     rules = task.eval.reference_answers or ReferenceAnswers()
     # Each rule cleans once more: of two pairs of quotes both go.
     answer = clean_answer(answer)
@@ -334,11 +340,14 @@ def match_answer(task: WebTask, answer: str, judge: Judge | None) -> list[Verdic
         verdicts.append(verdict(rule, passed, expected, answer, "the answer"))
 
     if rules.exact_match is not None:
-        add("exact_match", exact_match(rules.exact_match, answer), rules.exact_match)
+        same = answer_forms.same if own else exact_match
+        add("exact_match", same(rules.exact_match, answer), rules.exact_match)
     if rules.must_include is not None:
-        held = includes_every(rules.must_include, answer)
-        for one, passed in zip(rules.must_include, held, strict=True):
-            add("must_include", passed, one)
+        # A lone reference of one character must be a word.
+        original = partial(must_include, as_word=len(rules.must_include) == 1)
+        includes = answer_forms.includes if own else original
+        for one in rules.must_include:
+            add("must_include", includes_choice(one, answer, includes), one)
     if rules.fuzzy_match == NOT_ACHIEVABLE:
         passed = exact_match(NOT_ACHIEVABLE, answer) or (
             judge is not None and same_reason(judge, task.intent, task.eval.string_note, answer)

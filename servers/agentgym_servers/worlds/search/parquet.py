@@ -19,7 +19,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 _WANTED = (
-    "id", "question", "golden_answers", "answers", "answer", "data_source", "reward_model",
+    "id", "question", "golden_answers", "answers", "answer", "possible_answers", "answer_aliases",
+    "data_source", "reward_model",
 )  # fmt: skip
 
 Rows = Iterator[tuple[int, dict[str, Any]]]

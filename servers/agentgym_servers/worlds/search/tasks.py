@@ -18,7 +18,11 @@ _SUFFIXES: Final = (".jsonl", ".parquet")
 
 _HUB: Final = "hf:"
 
-_ANSWERS: Final = ("golden_answers", "answers", "answer")
+_ANSWERS: Final = ("golden_answers", "answers", "answer", "possible_answers")
+
+_ALIASES: Final = ("text", "value", "aliases", "normalized_value", "normalized_aliases")
+
+"""Where SQuAD and TriviaQA have the texts of an answer that is an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +85,17 @@ def _row(where: str, value: Any) -> Row:
     question = value.get("question")
     if not isinstance(question, str) or not question.strip():
         raise BadRequest(f"{where} has no text as its `question`")
-    given = next((value[name] for name in _ANSWERS if value.get(name) is not None), None)
-    if given is None:
-        given = _rewarded(value)
-    answers = _texts(given.get("text") if isinstance(given, Mapping) else given)
+    name = next((name for name in _ANSWERS if value.get(name) is not None), None)
+    given = _rewarded(value) if name is None else value[name]
+    if name == "possible_answers" and isinstance(given, str):  # PopQA has a list as JSON text
+        given = _parsed_answers(where, given)
+    # MuSiQue has further right answers in a column of their own.
+    answers = _texts([given, value.get("answer_aliases") or []])
     if not answers:
-        raise BadRequest(f"{where} has no texts as its `golden_answers`")
+        raise BadRequest(
+            f"{where} has no texts as its `{name or _ANSWERS[0]}`, got {str(given)[:80]}; give a "
+            "text, a list of texts, or an object with `text` or `aliases`"
+        )
     id, source = value.get("id"), value.get("data_source")
     return Row(
         where, question.strip(), answers, None if id is None else str(id),
@@ -103,11 +112,31 @@ def _rewarded(value: Mapping[str, Any]) -> Any:
 
 
 def _texts(given: Any) -> tuple[str, ...]:
-    """Answers as texts; empty where one of them is none."""
-    listed = given if isinstance(given, list | tuple) else [given]
+    """Answers as texts, each once; empty where one of them is none."""
+    listed = list(_flat(given))
     kinds_fit = all(isinstance(a, str | int | float) and not isinstance(a, bool) for a in listed)
-    texts = tuple(str(answer).strip() for answer in listed) if kinds_fit else ()
+    texts = tuple(dict.fromkeys(str(a).strip() for a in listed)) if kinds_fit else ()
     return texts if all(texts) else ()
+
+
+def _flat(given: Any) -> Iterator[Any]:
+    """The single answers of a list, or of an object as SQuAD and TriviaQA write it."""
+    if isinstance(given, Mapping):
+        # Without the texts it is an answer that is none.
+        found = [given[name] for name in _ALIASES if given.get(name)]
+        given = found or [None]
+    if not isinstance(given, list | tuple):
+        yield given
+        return
+    for one in given:
+        yield from _flat(one)
+
+
+def _parsed_answers(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{where} has `possible_answers` that are no JSON: {error}") from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:

@@ -16,9 +16,18 @@ from agentgym_servers.worlds.search.retrieval.corpus import (
     Ranking,
     Scores,
     best,
+    damaged,
+    loaded,
     mapped,
     score_space,
 )
+
+
+def _read_terms(path: Path) -> dict[str, int]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise damaged(path, str(error)) from error
 
 
 def splitter(settings: Bm25Settings) -> Callable[[str], list[str]]:
@@ -52,17 +61,33 @@ class Bm25Ranker:
     def __init__(self, folder: Path, settings: Bm25Settings, passages: int) -> None:
         self._scores = mapped(folder / SCORES_FILE)  # (postings,) float32
         self._numbers = mapped(folder / PASSAGES_FILE)  # (postings,) int32
-        self._starts = np.load(folder / STARTS_FILE)  # (terms + 1,) int64
-        self._terms = msgspec.json.decode((folder / TERMS_FILE).read_bytes(), type=dict[str, int])
+        self._numbers_file = folder / PASSAGES_FILE
+        self._starts = loaded(folder / STARTS_FILE)  # (terms + 1,) int64
+        self._terms = _read_terms(folder / TERMS_FILE)
+        self._check(folder)
         self._split = splitter(settings)
         self._passages = passages
         self._common = self._common_terms()
         self._spread: dict[int, Scores] = {}
         self._own = threading.local()
 
+    def _check(self, folder: Path) -> None:
+        """Raise `BadRequest` for numbers that lead out of the files."""
+        starts, numbers = self._starts, self._numbers
+        if starts[0] != 0 or starts[-1] != len(numbers) or (np.diff(starts) < 0).any():
+            raise damaged(folder / STARTS_FILE, f"it does not divide {len(numbers)} postings")
+        if len(self._scores) != len(numbers):
+            raise damaged(folder / SCORES_FILE, f"{len(self._scores)} scores, not {len(numbers)}")
+        if not 0 <= min(self._terms.values()) <= max(self._terms.values()) < len(starts) - 1:
+            raise damaged(folder / TERMS_FILE, f"it numbers terms beyond {len(starts) - 2}")
+
     def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """At most `k` passages that share a token with the query, for each."""
-        return [self._rank(query, k) for query in queries]
+        try:
+            return [self._rank(query, k) for query in queries]
+        except IndexError as error:
+            # All of them are not read when the index is opened: it may have gigabytes.
+            raise damaged(self._numbers_file, str(error)) from error
 
     def _rank(self, query: str, k: int) -> Ranking:
         sums = self._space()

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from agentgym_env.cli.options import choice_option
+from agentgym_env.cli.options import check_folder_name, choice_option
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.search.retrieval.corpus import (
     LINES_FILE,
@@ -218,6 +218,7 @@ def index(
 
     An interrupted build resumes where it stopped.
     """
+    check_folder_name("--out", out)
     more: dict[str, Any] = {} if chunk_passages is None else {"chunk_passages": chunk_passages}
     dense = {"query_prefix": query_prefix, "passage_prefix": passage_prefix}
     if backend != "bm25":

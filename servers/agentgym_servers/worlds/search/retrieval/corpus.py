@@ -7,6 +7,7 @@ import hashlib
 import mmap
 import os
 import shutil
+import tokenize
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,23 @@ from agentgym_env.errors import AgentGymError, BadRequest
 def mapped(path: Path) -> NDArray[Any]:
     """A file's array, read where it is looked at."""
     # As a plain array: numpy's own class for maps makes every slice slow.
-    return np.asarray(np.load(path, mmap_mode="r"))
+    return np.asarray(loaded(path, mmap_mode="r"))
+
+
+def loaded(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+    """A file's array; raises `BadRequest` where it is none."""
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode=mmap_mode)
+    except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:
+        raise damaged(path, str(error)) from error
+    return array
+
+
+def damaged(path: Path, why: str) -> BadRequest:
+    """The error for a file of an index that cannot be what was written."""
+    return BadRequest(
+        f"{path} is damaged: {why}; copy the index again, or make it again in another folder"
+    )
 
 
 def new_map(path: Path, dtype: type[np.generic], *shape: int) -> NDArray[Any]:
@@ -185,16 +202,25 @@ class PassageStore:
     """The passages of a folder by number; safe to read from several threads."""
 
     def __init__(self, folder: Path) -> None:
+        self._path = folder / TEXT_FILE
         self._offsets = mapped(folder / OFFSETS_FILE)
-        with (folder / TEXT_FILE).open("rb") as file:
+        with self._path.open("rb") as file:
             self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if self._offsets[-1] != len(self._text):
+            raise damaged(
+                folder / OFFSETS_FILE,
+                f"its texts end at byte {self._offsets[-1]}, and {TEXT_FILE} at {len(self._text)}",
+            )
 
     def __len__(self) -> int:
         return len(self._offsets) // 2
 
     def __getitem__(self, number: int) -> Passage:
         start, middle, end = self._offsets[2 * number : 2 * number + 3].tolist()
-        return Passage(self._text[start:middle].decode(), self._text[middle:end].decode())
+        try:
+            return Passage(self._text[start:middle].decode(), self._text[middle:end].decode())
+        except UnicodeDecodeError as error:
+            raise damaged(self._path, f"passage {number} is not UTF-8 ({error})") from error
 
 
 def write_passages(folder: Path, passages: Sequence[Passage]) -> None:

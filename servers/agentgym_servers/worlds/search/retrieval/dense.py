@@ -15,6 +15,7 @@ from agentgym_servers.worlds.search.retrieval.corpus import (
     DenseSettings,
     Graph,
     Ranking,
+    damaged,
     mapped,
     new_map,
     ordered,
@@ -126,7 +127,10 @@ class GraphSearch:
     """Walks a graph of neighbours, under a memory map; may miss a vector."""
 
     def __init__(self, folder: Path, graph: Graph) -> None:
-        self._index = faiss.read_index(str(folder / GRAPH_FILE), faiss.IO_FLAG_MMAP_IFC)
+        try:
+            self._index = faiss.read_index(str(folder / GRAPH_FILE), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise damaged(folder / GRAPH_FILE, str(error).splitlines()[0]) from error
         self._ef_search = graph.ef_search
 
     def nearest(self, queries: Vectors, k: int) -> tuple[Vectors, NDArray[np.int64]]:

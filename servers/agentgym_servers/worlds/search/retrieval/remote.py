@@ -61,11 +61,18 @@ class Reply(Struct):
 
 _SHOWN_CHARS = 200
 
+_FORMAT: Final = (
+    f"{PATH} there must answer as Search-R1's retriever does, "
+    '{"result": [[{"document": {"id": "7", "contents": "..."}, "score": 0.8}]]}'
+)
+
 _decode = msgspec.json.Decoder(ScoredReply).decode
 
 
 class RemoteRetriever:
-    """Asks a server; whatever is wrong with the server is `RetrieverFailed`.
+    """Asks a server; what is wrong with the server now is `RetrieverFailed`.
+
+    An answer in another format than Search-R1's is wrong for ever, and is `BadRequest`.
 
     `address` may end in `/retrieve`, as Search-R1's configs write it. A call is repeated on a
     connection error and on 502, 503 and 504; `timeout_s` bounds it, its repeats included.
@@ -88,9 +95,9 @@ class RemoteRetriever:
             raise RetrieverFailed(f"the retriever is lost: {error}") from error
         lists = self._read(answer)
         if len(lists) != len(queries):
-            raise RetrieverFailed(
-                f"the retriever {self.address} gave {len(lists)} lists of passages for "
-                f"{len(queries)} queries; check that it is a retriever of Search-R1's route"
+            raise BadRequest(
+                f"the retriever {self.address} answered with {len(lists)} lists as its `result` "
+                f"for {len(queries)} queries; {_FORMAT}"
             )
         return [[_hit(found) for found in documents[:k]] for documents in lists]
 
@@ -106,6 +113,12 @@ class RemoteRetriever:
             )
         try:
             return _decode(answer.body).result
+        except msgspec.ValidationError as error:
+            # It answers, and will answer like this for ever.
+            raise BadRequest(
+                f"the retriever {self.address} answered in another format: "
+                f"{str(error)[:_SHOWN_CHARS]}; {_FORMAT}"
+            ) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RetrieverFailed(
                 f"the retriever {self.address} answered nonsense: {str(error)[:_SHOWN_CHARS]}; "
