@@ -221,7 +221,7 @@ class RecordTrajectory(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
 
     @property
     def _limit(self) -> int | None:
-        """The most turns that `gymnasium.make` allows."""
+        """Maximum turns per episode, as set by `gymnasium.make`."""
         return self.spec.max_episode_steps if self.spec is not None else None
 
     def _write(self, outcome: Outcome, error: str | None = None) -> None:

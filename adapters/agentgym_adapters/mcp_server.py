@@ -41,6 +41,7 @@ PATH: Final = "/mcp"
 SESSION: Final = "mcp-session-id"
 EPISODE: Final = "episode"
 """The argument that names an episode where there are no sessions."""
+_NAMED: Final[Mapping[str, Any]] = {EPISODE: {"type": "string", "description": "From reset."}}
 _TOOLS: Final = ("reset", "step", "available_actions")
 _CLOSE: Final = "close"
 """The tool that ends an episode where there are no sessions."""
@@ -296,14 +297,7 @@ def tools(card: EnvCard, *, named: bool) -> list[dict[str, Any]]:
     """The tools of an environment; `named` where an argument names the episode."""
     text = {"type": "string", "maxLength": card.observation_max_length}
     info = {"type": "object"}
-    episode: dict[str, Any] = {EPISODE: {"type": "string", "description": "From reset."}}
-    extra, required = (episode, [EPISODE]) if named else ({}, [])
-    close = {
-        "name": _CLOSE,
-        "description": "End an episode that is not needed any more.",
-        "inputSchema": _object([EPISODE], **episode),
-        "outputSchema": _object(["closed"], closed={"type": "boolean"}),
-    }
+    extra, required = (_NAMED, [EPISODE]) if named else ({}, [])
     return [
         {
             "name": "reset",
@@ -345,8 +339,17 @@ def tools(card: EnvCard, *, named: bool) -> list[dict[str, Any]]:
             ),
             "annotations": {"readOnlyHint": True},
         },
-        *([close] if named else []),
+        *([_close_tool()] if named else []),
     ]
+
+
+def _close_tool() -> dict[str, Any]:
+    return {
+        "name": _CLOSE,
+        "description": "End an episode that is not needed any more.",
+        "inputSchema": _object([EPISODE], **_NAMED),
+        "outputSchema": _object(["closed"], closed={"type": "boolean"}),
+    }
 
 
 async def _step(episode: ServedEpisode, action: str) -> types.CallToolResult:

@@ -222,6 +222,32 @@ async def test_without_sessions_reset_names_the_episode(speak):
         assert sessions_become(address, 2)
 
 
+async def test_without_sessions_close_ends_an_episode(speak):
+    address = speak("mcp", Guess)
+    async with mcp.Client(f"{address}/mcp") as newest:
+        listed = {tool.name: tool for tool in (await newest.list_tools()).tools}
+        assert listed["close"].input_schema["required"] == ["episode"]
+        first, second = [await begun(newest, task) for task in ("5", "7")]
+        assert sessions_become(address, 2)
+        told = await newest.call_tool("close", {"episode": first})
+        assert told.structured_content == {"closed": True}
+        assert sessions_become(address, 1)
+        for tool, arguments in (("step", {"action": "5"}), ("close", {})):
+            gone = await newest.call_tool(tool, {**arguments, "episode": first})
+            assert gone.is_error and "unknown or expired" in gone.content[0].text
+        wrong = await newest.call_tool("close", {"episode": second, "loud": True})
+        assert wrong.is_error and "loud" in wrong.content[0].text
+        # An episode that has ended has its session still, until it is closed.
+        told = await newest.call_tool("step", {"action": "7", "episode": second})
+        assert told.structured_content["terminated"] and sessions_become(address, 1)
+        assert (await newest.call_tool("close", {"episode": second})).is_error is False
+        assert sessions_become(address, 0)
+    async with mcp.Client(f"{address}/mcp", mode="legacy") as older:
+        assert "close" not in {tool.name for tool in (await older.list_tools()).tools}
+        with pytest.raises(Exception, match="Unknown tool: close"):
+            await older.call_tool("close", {"episode": first})
+
+
 async def begun(client: mcp.Client, task: str) -> str:
     told = await client.call_tool("reset", {"task": task})
     name = told.structured_content["episode"]
