@@ -199,7 +199,7 @@ def child_environment() -> dict[str, str]:
     An environment may be a plain file that only this process's path knows, or a class of its main
     program.
     """
-    path = os.pathsep.join([*(path or "." for path in sys.path), str(main_module.folder())])
+    path = os.pathsep.join([*(path or "." for path in sys.path), *main_module.folders()])
     return {**os.environ, "PYTHONPATH": path}
 
 

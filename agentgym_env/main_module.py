@@ -19,15 +19,15 @@ _LOADED: Final = """import pathlib, pickle
 """
 
 
-def folder() -> Path:
-    """The folder of this process's modules, which other processes need in their path."""
-    return Path(_folder().name)
+def folders() -> list[str]:
+    """What other processes need in their path: the folder of this process's modules, if any."""
+    return [_folder().name] if _folder.cache_info().currsize else []
 
 
 def importable(entry_point: str) -> str:
     """`module:Class` of another module than `__main__`, with the class as it is now.
 
-    The module is in `folder`. Other entry points are returned as they are. Raises `BadRequest` if
+    The module is in one of `folders`. Other entry points are returned as they are. Raises `BadRequest` if
     the class cannot be written to a file.
     """
     module, name = split_name(entry_point)
@@ -42,8 +42,9 @@ def importable(entry_point: str) -> str:
             "or open what it uses in its constructor"
         ) from error
     written = f"agentgym_main_{hashlib.blake2b(pickled, digest_size=8).hexdigest()}"
-    (folder() / f"{written}.pickle").write_bytes(pickled)
-    (folder() / f"{written}.py").write_text(_LOADED.format(name=name), encoding="utf-8")
+    folder = Path(_folder().name)
+    (folder / f"{written}.pickle").write_bytes(pickled)
+    (folder / f"{written}.py").write_text(_LOADED.format(name=name), encoding="utf-8")
     return f"{written}:{name}"
 
 

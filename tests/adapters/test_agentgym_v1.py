@@ -191,7 +191,8 @@ def test_the_other_worlds_are_driven_as_ours_are(run, name, task, episodes):
     for actions, score in episodes:
         assert env.reset(options={"task": task})[0] == own.reset(options={"task": alias})[0]
         for action in actions:
-            theirs, ours = env.step(action), own.step(action)
+            # AgentGym's own prompt says `pick up`, its code knows `pickup`; our client translates.
+            theirs, ours = env.step(action), own.step(action.replace("pick up", "pickup"))
             assert theirs[0] == ours[0] and "not recognized" not in theirs[0]
             assert theirs[1] == pytest.approx(ours[1]) and theirs[2:4] == ours[2:4]
             assert theirs[4]["success"] == ours[4]["success"]

@@ -33,7 +33,7 @@ def test_a_constructor_need_not_know_the_render_mode():
     assert (env.size, env.render_mode) == (5, "ansi")
     env.reset(seed=0)
     assert env.render() == "A door."
-    with pytest.raises(BadRequest, match="render_mode 'human' is not one of"):
+    with pytest.raises(BadRequest, match="no render_mode 'human'"):
         construct(Sized, {}, "human")
 
 
