@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -42,8 +42,15 @@ class LoopRunner(AbstractContextManager["LoopRunner"]):
         """Run a coroutine to completion; call it from one thread at a time."""
         if self._needs_thread():
             return self._run_in_thread(work)
-        self._loop = self._runner.get_loop()
+        self.get_loop()
         return self._runner.run(work)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop in which the work runs."""
+        if self._needs_thread():
+            return self._started()[1]
+        self._loop = self._runner.get_loop()
+        return self._loop
 
     def close(self) -> None:
         """Cancel what is left of the work, and close the loop."""
@@ -93,13 +100,15 @@ class LoopRunner(AbstractContextManager["LoopRunner"]):
             if task is not None:
                 task.cancel()
 
-        running = thread.submit(self._runner.run, tracked())
-        try:
+        running: Future[_T] | None = None
+        try:  # from the start: Ctrl-C may come at once, and the work would never end
             with _interruptible():
+                running = thread.submit(self._runner.run, tracked())
                 return running.result()
         except KeyboardInterrupt:
             loop.call_soon_threadsafe(cancel)
-            wait([running])
+            if running is not None:
+                wait([running])
             raise
 
 

@@ -77,7 +77,7 @@ def test_rendering_is_the_last_observation(serve):
     assert env.reset(seed=0)[0] == env.render()
     assert env.step("0")[0] == env.render() == "'0' is wrong."
     env.close()
-    with pytest.raises(BadRequest, match="'human' is not one of"):
+    with pytest.raises(BadRequest, match="no render_mode 'human'"):
         RemoteEnv(GUESS, render_mode="human")
 
 

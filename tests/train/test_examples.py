@@ -209,3 +209,19 @@ def test_a_world_trains_for_two_steps(world, tmp_path):
 def test_the_small_run_of_textcraft_takes_a_step(tmp_path):
     (row,) = one_run(TRAIN / "textcraft" / "small.yaml", tmp_path, "horizon=[4,6]", "steps=1")
     assert row["horizon"] == 4 and row["lost"] == 0
+
+
+@pytest.mark.parametrize("variant", [ReactiveTextCraft, RenamedTextCraft])
+def test_random_turns_of_the_variants_make_errors_to_recover_from(variant):
+    env = variant()
+    refused = []
+    for seed in range(5):
+        env.reset(seed=seed)
+        refused += [env.step(action)[4]["invalid_action"] for action in env.available_actions()]
+    assert 0 < sum(refused) < len(refused)
+    env.reset(seed=0)
+    while (action := env.expert_action()) is not None:
+        *_, ended, _, info = env.step(action)
+        if ended:
+            break
+    assert info["success"]

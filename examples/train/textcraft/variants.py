@@ -64,6 +64,11 @@ class ReactiveTextCraft(TextCraft):
         """None: the world's own is about its plan."""
         return ""
 
+    def available_actions(self) -> list[str]:
+        """Also the crafts that lack something: random turns among them are errors to recover from."""
+        crafts = map(self._command, self._recipes)
+        return list(dict.fromkeys([*super().available_actions(), *crafts]))
+
     def _lacking(self, recipe: Recipe) -> tuple[str, int] | None:
         """The first item of a recipe that is not held in its amount, with this amount."""
         for name, amount in recipe.ingredients:

@@ -176,8 +176,8 @@ class BabyAI(TextEnv):
 
     ## Termination
     The episode terminates when the instruction is carried out, and when the level says that it can
-    no longer be carried out. It is truncated when the level's `T` steps are used up, and after 100
-    turns.
+    no longer be carried out. It is truncated after 100 turns, and when the level's `T` steps are
+    used up.
 
     ## Tasks
     `LEVEL/SEED` for 96 levels; `babyai_N` is AgentGym's number N. The category is the level.

@@ -63,8 +63,8 @@ class SciWorld(TextEnv):
     an episode add up to its score. Focusing on a wrong thing sets the score to -1.
 
     ## Termination
-    The episode terminates when the task is done and when it has failed. It is truncated when more
-    than `move_limit` moves are used, and after 100 turns.
+    The episode terminates when the task is done and when it has failed. It is truncated after 100
+    turns, and when more than `move_limit` moves are used.
 
     ## Tasks
     `TASK/VARIATION` for the 30 tasks, in ScienceWorld's own splits; `sciworld_N` is AgentGym's
