@@ -27,8 +27,8 @@ def folders() -> list[str]:
 def importable(entry_point: str) -> str:
     """`module:Class` of another module than `__main__`, with the class as it is now.
 
-    The module is in one of `folders`. Other entry points are returned as they are. Raises `BadRequest` if
-    the class cannot be written to a file.
+    The module is in one of `folders`. Other entry points are returned as they are. Raises
+    `BadRequest` if the class cannot be written to a file.
     """
     module, name = split_name(entry_point)
     if module != MAIN:

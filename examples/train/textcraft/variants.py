@@ -65,7 +65,7 @@ class ReactiveTextCraft(TextCraft):
         return ""
 
     def available_actions(self) -> list[str]:
-        """Also the crafts that lack something: random turns among them are errors to recover from."""
+        """Also crafts that lack something: random turns among them are errors to recover from."""
         crafts = map(self._command, self._recipes)
         return list(dict.fromkeys([*super().available_actions(), *crafts]))
 
