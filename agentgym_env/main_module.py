@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import os
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -21,7 +24,7 @@ _LOADED: Final = """import pathlib, pickle
 
 def folders() -> list[str]:
     """What other processes need in their path: the folder of this process's modules, if any."""
-    return [_folder().name] if _folder.cache_info().currsize else []
+    return [_folder()] if _folder.cache_info().currsize else []
 
 
 def importable(entry_point: str) -> str:
@@ -42,12 +45,20 @@ def importable(entry_point: str) -> str:
             "or open what it uses in its constructor"
         ) from error
     written = f"agentgym_main_{hashlib.blake2b(pickled, digest_size=8).hexdigest()}"
-    folder = Path(_folder().name)
-    (folder / f"{written}.pickle").write_bytes(pickled)
-    (folder / f"{written}.py").write_text(_LOADED.format(name=name), encoding="utf-8")
+    module_file = Path(_folder()) / f"{written}.py"
+    if not module_file.exists():
+        module_file.with_suffix(".pickle").write_bytes(pickled)
+        module_file.write_text(_LOADED.format(name=name), encoding="utf-8")
     return f"{written}:{name}"
 
 
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="agentgym-main-")
+def _folder() -> str:
+    made, owner = tempfile.mkdtemp(prefix="agentgym-main-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a forked process ends earlier
+            shutil.rmtree(made, ignore_errors=True)
+
+    atexit.register(remove)
+    return made

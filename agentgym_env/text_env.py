@@ -171,10 +171,10 @@ class TextEnv(gymnasium.Env[str, str]):
     """A text environment: observations and actions are strings.
 
     A subclass sets `instruction` and `tasks` and writes `_reset` and `_step`; it may write
-    `available_actions`, `expert`, `truncated`, `success`, `score`, `invalid_action`, `details` and
-    `render`. It draws randomness from `self.rng` only, which is seeded by the episode's seed and
-    task: the same pair gives the same episode in every process. An invalid action is answered by an
-    observation, never an exception.
+    `available_actions`, `expert`, `world_limit`, `success`, `score`, `invalid_action`, `details`
+    and `render`. It draws randomness from `self.rng` only, which is seeded by the episode's seed
+    and task: the same pair gives the same episode in every process. An invalid action is answered
+    by an observation, never an exception.
     """
 
     instruction: ClassVar[str]
@@ -306,7 +306,7 @@ class TextEnv(gymnasium.Env[str, str]):
         """
         return ""
 
-    def truncated(self) -> bool:
+    def world_limit(self) -> bool:
         """Whether the last step used up the environment's own limit; default: it has none.
 
         `terminated` is the end of the task, `truncated` that of a limit: the return of an episode
@@ -364,7 +364,7 @@ class TextEnv(gymnasium.Env[str, str]):
             raise EpisodeOver(f"{reason}; call reset() before step()")
         observation, reward, terminated = self._checked(self._step(clean_text(action)))
         self._turn += 1
-        self._terminated, truncated = bool(terminated), bool(self.truncated())
+        self._terminated, truncated = bool(terminated), bool(self.world_limit())
         self._over = self._terminated or truncated
         value = self._finite("reward", reward)
         self._return += value
@@ -466,7 +466,7 @@ class GymnasiumText(TextEnv):
         self._reward, self._truncated = 0.0, False
         return self.translation.describe(self.observation, self.env)
 
-    def truncated(self) -> bool:
+    def world_limit(self) -> bool:
         """Whether the environment's own time limit was reached."""
         return self._truncated
 

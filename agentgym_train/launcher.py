@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
+from contextlib import suppress
 from types import FrameType
 
 from agentgym_train.config.values import INTERRUPTED
@@ -34,9 +36,10 @@ class _Interrupt:
         if not processes:  # none was started yet
             sys.exit(INTERRUPTED)
         for process in processes:
-            # A process of our own group got it from the terminal.
-            if os.getpgid(process.pid) != os.getpgrp():
-                process.send_signal(signal.SIGINT)
+            # A process of our own group got it from the terminal; one may have ended just now.
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getpgid(process.pid) != os.getpgrp():
+                    process.send_signal(signal.SIGINT)
 
 
 def main() -> None:
@@ -52,7 +55,7 @@ def main() -> None:
     arguments.signals_to_handle = _LEFT_TO_TORCH  # torch's own option, which accelerate passes on
     try:
         launch_command(arguments)
-    except (ChildFailedError, SignalException):
+    except (ChildFailedError, SignalException, subprocess.CalledProcessError):
         if not interrupt.came:
             raise
         sys.exit(INTERRUPTED)

@@ -43,6 +43,7 @@ class OpenEnv(TextEnv):
     )
     # Each step waits for another server.
     isolated = True
+    can_copy = False
 
     def __init__(
         self,

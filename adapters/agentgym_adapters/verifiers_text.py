@@ -51,6 +51,7 @@ class VerifiersText(TextEnv):
     solved_at: ClassVar[float] = 1.0
     # It waits for whatever the environment waits for.
     isolated = True
+    can_copy = False
 
     def __init__(self, render_mode: str | None = None) -> None:
         env = type(self).load()

@@ -47,7 +47,8 @@ _FILES: Final = frozenset(
 
 def check_ending(option: str, path: Path, *endings: str) -> None:
     """Raise `ConfigError` for a file whose ending promises another format than is written."""
-    if path.suffix.lower() not in endings:
+    is_file = path.is_file() or not path.exists()  # not /dev/stdout
+    if is_file and path.suffix.lower() not in endings:
         given = f"ends in {path.suffix}" if path.suffix else "has no ending"
         raise ConfigError(f"{option} {path} {given}; name a file in {' or '.join(endings)}")
 

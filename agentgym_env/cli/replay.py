@@ -74,7 +74,8 @@ def replay_episode(env: gymnasium.Env[str, str], trajectory: Trajectory) -> Repl
                 _reset(env, trajectory)  # the agent began the episode once more
             observation, reward, terminated, truncated, info = env.step(turn.action)
             taken, success = taken + 1, bool(info.get("success"))
-            ended = terminated or truncated
+            # Where both limits coincide, the horizon was recorded.
+            ended = terminated or (truncated and trajectory.outcome != "horizon")
             found = _compared(number, turn, observation, float(reward))
             if found is not None:
                 return Replayed(taken, found)

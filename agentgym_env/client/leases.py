@@ -20,18 +20,16 @@ from typing import Any, Final
 
 from agentgym_env.client.transports import AsyncHttpTransport, Call, HttpTransport
 from agentgym_env.errors import EnvironmentLost
-from agentgym_env.wire import RenewRequest, SessionRequest, encode
+from agentgym_env.wire import STATUS, RenewRequest, SessionRequest, encode
 
 logger = logging.getLogger(__name__)
 
-LEASE_S: Final = 40.0
+LEASE_S: Final = 45.0
 """Seconds after the last renewal until a session ends."""
 RENEW_EVERY_S: Final = 10.0
-_TIMEOUT_S: Final = 5.0
-_EXIT_S: Final = 2.0
-"""Most seconds for which the end of a program waits for one server."""
-_ALL_EXIT_S: Final = 5.0
-"""Seconds after which it asks no further server."""
+_TIMEOUT_S: Final = 20.0
+_EXIT_S: Final = 5.0
+"""Most seconds for which the end of a program waits for servers."""
 _MAX_ITEMS: Final = 256
 """Sessions a call, which any server accepts in one body."""
 
@@ -46,6 +44,11 @@ class Lease:
         self.is_held = True
         """Whether the session is to be kept: it is neither closed nor lost."""
         self.owner: weakref.ref[object] | None = None
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether its owner was collected."""
+        return self.owner is None or self.owner() is None
 
 
 def lease(owner: object, name: str, transport: object) -> Lease | None:
@@ -70,8 +73,8 @@ class _Keeper(threading.Thread):
         super().__init__(name=f"leases at {address}", daemon=True)
         self._key = (address, token)
         # Its `put` may be called by the garbage collector, in the middle of anything.
-        self._mail: queue.SimpleQueue[Lease] = queue.SimpleQueue()
-        """New leases, and those whose owners were collected."""
+        self._mail: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
+        """New leases, and those whose owners were collected; None at the end of the program."""
         self._held: set[Lease] = set()
 
     def add(self, owner: object, made: Lease) -> None:
@@ -80,50 +83,42 @@ class _Keeper(threading.Thread):
         made.owner = weakref.ref(owner, lambda _: mail.put(made))
         mail.put(made)
 
+    def end(self) -> None:
+        """Let the thread close what is open, and end; does not wait for it."""
+        self._mail.put(None)
+
     def run(self) -> None:
         """Renew leases until none is left for a while."""
-        transport = self._transport(_TIMEOUT_S)
-        renew_at = time.monotonic() + RENEW_EVERY_S
-        while True:
-            arrived = [each for each in self._read_mail(renew_at) if each.is_held]
-            forgotten = {each for each in arrived if each.owner is None or each.owner() is None}
-            new = set(arrived) - forgotten
-            self._held = {each for each in self._held if each.is_held} - forgotten | new
-            _close(transport, forgotten)
-            is_due = time.monotonic() >= renew_at
-            _renew(transport, self._held if is_due else new)
-            if is_due:
-                renew_at = time.monotonic() + RENEW_EVERY_S
-                if self._is_done():
-                    break
-        transport.close()
-
-    def close_all(self) -> None:
-        """Close the sessions that are still open, at the end of the program."""
-        transport = self._transport(_EXIT_S)
-        _close(transport, {each for each in [*self._held, *self._unread()] if each.is_held})
-        transport.close()
-
-    def _transport(self, timeout_s: float) -> HttpTransport:
         address, token = self._key
-        return HttpTransport(address, token=token, timeout_s=timeout_s, retries=0)
+        transport = HttpTransport(address, token=token, timeout_s=_TIMEOUT_S, retries=0)
+        renew_at = time.monotonic() + RENEW_EVERY_S
+        is_done = False
+        while not is_done:
+            arrived = self._read_mail(renew_at)
+            new = {each for each in arrived if each is not None and each.is_held}
+            is_done = None in arrived
+            self._held = {each for each in self._held | new if each.is_held}
+            forgotten = self._held if is_done else {each for each in new if each.is_forgotten}
+            _close(transport, forgotten)
+            self._held = self._held - forgotten
+            if not is_done and time.monotonic() < renew_at:
+                _renew(transport, new - forgotten)
+            elif not is_done:
+                _renew(transport, self._held)
+                renew_at = time.monotonic() + RENEW_EVERY_S
+                is_done = self._has_nothing_left()
+        transport.close()
 
-    def _read_mail(self, until: float) -> list[Lease]:
+    def _read_mail(self, until: float) -> list[Lease | None]:
         """What has arrived; waits for the first at most until then."""
-        try:
-            first = self._mail.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            return []
-        return [first, *self._unread()]
-
-    def _unread(self) -> list[Lease]:
-        found: list[Lease] = []
+        found: list[Lease | None] = []
         with contextlib.suppress(queue.Empty):
+            found.append(self._mail.get(timeout=max(0.0, until - time.monotonic())))
             while True:
                 found.append(self._mail.get_nowait())
         return found
 
-    def _is_done(self) -> bool:
+    def _has_nothing_left(self) -> bool:
         """Whether nothing is left to keep; a later lease then gets another keeper."""
         with _lock:
             if self._held or not self._mail.empty():
@@ -142,28 +137,36 @@ def _renew(transport: HttpTransport, held: Iterable[Lease]) -> None:
 
 
 def _close(transport: HttpTransport, forgotten: Iterable[Lease]) -> None:
-    asked = []
+    # Until they are closed they count as held: the program may end meanwhile.
+    _send(transport, "/v1/close", [SessionRequest(each.name) for each in forgotten])
     for each in forgotten:
         each.is_held = False
-        asked.append(SessionRequest(each.name))
-    _send(transport, "/v1/close", asked)
 
 
 def _send(transport: HttpTransport, path: str, asked: Sequence[Any]) -> None:
     """Send requests whose replies do not matter: a session that is gone needs neither."""
     for start in range(0, len(asked), _MAX_ITEMS):
+        part = asked[start : start + _MAX_ITEMS]
         try:
-            transport.send(Call(path, encode(asked[start : start + _MAX_ITEMS])))
+            answer = transport.send(Call(path, encode(part)))
         except EnvironmentLost as lost:
             logger.debug("%s was not answered: %s", path, lost)
             return
+        if answer.status == STATUS["too_many_items"] and len(part) > 1:
+            half = len(part) // 2
+            _send(transport, path, part[:half])
+            _send(transport, path, part[half:])
 
 
-def _close_all() -> None:
-    until = time.monotonic() + _ALL_EXIT_S
-    for keeper in list(_keepers.values()):
-        if time.monotonic() < until:
-            keeper.close_all()
+def _end_all() -> None:
+    """Close the sessions that are open at the end of the program."""
+    with _lock:
+        keepers = list(_keepers.values())
+    until = time.monotonic() + _EXIT_S
+    for keeper in keepers:
+        keeper.end()
+    for keeper in keepers:
+        keeper.join(max(0.0, until - time.monotonic()))
 
 
 def _start_anew() -> None:
@@ -173,6 +176,6 @@ def _start_anew() -> None:
     _keepers.clear()
 
 
-atexit.register(_close_all)
+atexit.register(_end_all)
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_start_anew)

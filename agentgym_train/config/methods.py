@@ -91,8 +91,8 @@ class RLConfig(RunConfig):
     algorithm_args: dict[str, Any] = field(default_factory=dict)
     """Fields of the algorithm's dataclass."""
     train_outcomes: list[str] = field(default_factory=lambda: sorted(TEACHES))
-    """Outcomes whose episodes are trained on: success, failure, horizon, token_budget and
-    policy_timeout. Others are excluded from the loss and from baselines, as lost episodes are."""
+    """Outcomes whose episodes are trained on: success, failure, horizon, world_limit, token_budget
+    and policy_timeout. Others are excluded from the loss and from baselines, as lost ones are."""
     importance_sampling_correction: Literal["auto", "off", "token", "geometric"] = "auto"
     """Weight sampled tokens by the trainer's probability over the engine's: per `token`, or also
     excluding the episodes whose mean differs too much (`geometric`). auto uses token for engines
@@ -531,12 +531,19 @@ def stored_config(
 ) -> _C:
     """The config in the run.json of a run's folder; an error names the file to edit."""
     try:
-        return read(values)
+        return read(with_world_limit(values))
     except ConfigError as error:
         raise ConfigError(
             f"the config in {path}/run.json is not one of this version: {error}. Edit it in "
             "run.json and config.yaml, or start a new run"
         ) from error
+
+
+def with_world_limit(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The stored values of an older run, which trained on all outcomes that there were."""
+    every = sorted(TEACHES - {"world_limit"})
+    is_old = "train_outcomes" in values and sorted(values["train_outcomes"]) == every
+    return {**values, "train_outcomes": sorted(TEACHES)} if is_old else values
 
 
 def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -68,11 +68,12 @@ TRACKERS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Values of `report_to` for which there is an extra of that name, and the packages of which one is
 needed."""
-OTHER_TRACKERS: Final = (
-    "none", "all", "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte",
-    "kubeflow", "mlflow", "neptune", "swanlab",
-)  # fmt: skip
-"""The other values that transformers knows."""
+OTHER_TRACKERS: Final[Mapping[str, str]] = {
+    "none": "", "all": "", "azure_ml": "azureml", "clearml": "clearml", "codecarbon": "codecarbon",
+    "comet_ml": "comet_ml", "dagshub": "dagshub", "dvclive": "dvclive", "flyte": "flytekit",
+    "kubeflow": "", "mlflow": "mlflow", "neptune": "neptune", "swanlab": "swanlab",
+}  # fmt: skip
+"""The other values that transformers knows, and the module that each needs."""
 
 
 def trackers_of(trainer_args: Mapping[str, Any]) -> list[str]:

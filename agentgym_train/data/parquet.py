@@ -27,7 +27,8 @@ def write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 def parquet_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file; raises `ConfigError` if it cannot be read."""
     try:
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+        rows = pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise ConfigError(f"cannot read {path} as Parquet: {error}") from error
-    return rows
+    # A column has a value for each row: null where a row lacks it.
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]

@@ -26,7 +26,7 @@ from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore, last_step
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
 from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig
+from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, with_world_limit
 from agentgym_train.config.values import ANOTHER_FOLDER
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered, join, on_main_process
@@ -238,7 +238,10 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
     def _check_resumed(self, store: RunStore) -> None:
         """Raise `ConfigError` if the run was started with other settings."""
         metadata, (rows, _) = store.read_json("run.json") or {}, store.metrics()
-        old = {**metadata.get("config", {}), "objects": metadata.get("objects", [])}
+        old = {
+            **with_world_limit(metadata.get("config", {})),
+            "objects": metadata.get("objects", []),
+        }
         has_schedule = any(name.startswith("horizon:") for name in self._named_objects)
         if isinstance(self.args, RLConfig) and has_schedule and "horizon" in old:
             # Of a schedule of one's own the config has two values; more steps may have another.

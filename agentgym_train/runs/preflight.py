@@ -30,7 +30,7 @@ from agentgym_train.config.methods import (
     stored_config,
 )
 from agentgym_train.config.options import expand_flags
-from agentgym_train.config.trainer_args import TRACKERS, trackers_of
+from agentgym_train.config.trainer_args import OTHER_TRACKERS, TRACKERS, trackers_of
 from agentgym_train.config.values import local_path, parse_overrides
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 
@@ -131,6 +131,9 @@ def check_trackers(config: RunConfig) -> None:
                 f"trainer_args.report_to {name} needs {packages[0]}: "
                 f"pip install 'agentgym-sdk[{name}]'"
             )
+        module = OTHER_TRACKERS.get(name)
+        if module and find_spec(module) is None:
+            raise MissingExtra(f"trainer_args.report_to {name} needs {module}; install it with pip")
 
 
 def launch_if_asked(

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 WEAK = 0.05
 """Success below which the suggestion after SFT is to find out why."""
+_NOTHING_TO_LEARN = (
+    "read five failures. Where next to nothing is solved, RL has no success to learn from: begin "
+    "with a policy that solves some tasks, such as one after SFT"
+)
 SMOOTHED_OVER = 10
 """Steps of the plot's moving average."""
 
@@ -274,7 +278,10 @@ def _save(figure: Figure, folder: Path) -> Path:
 def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, purpose) of the suggested commands after RL."""
     run, world = store.path, config.worlds[0]
+    success = (store.read_json("summary.json") or {}).get("success_after")
+    is_hopeless = success is not None and success < WEAK
     return [
+        *([(f"agentgym view {run}", _NOTHING_TO_LEARN)] if is_hopeless else []),
         *(
             (
                 _eval_command(
@@ -336,6 +343,7 @@ def next_learning_commands(config: SFTConfig | DPOConfig, store: RunStore) -> li
     if success is not None and success < WEAK:
         return _after_a_weak_result(config, store, results)
     file = _rl_config(env)
+    written = shlex.quote(str(file or "rl.yaml"))
     return [
         (
             _eval_command(config, env, run, config.eval_split, config.fixed_eval_horizon),
@@ -347,7 +355,7 @@ def next_learning_commands(config: SFTConfig | DPOConfig, store: RunStore) -> li
             "collect its episodes: pairs for method: dpo, or more data for method: sft",
         ),
         (
-            f"agentgym train {file or 'rl.yaml'} --model {run}/model --output_dir {run}-rl",
+            f"agentgym train {written} --model {run}/model --output_dir {run}-rl",
             "continue with RL"
             if file
             else f"continue with RL: write rl.yaml with env: {env} (examples/train has some)",
@@ -380,7 +388,7 @@ def _rl_config(env: str) -> Path | None:
     for path in sorted(Path().glob("*.y*ml")):
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             continue  # it is not a config of ours
         if not isinstance(values, dict):
             continue

@@ -28,6 +28,12 @@ WAYS = {
         "async def main():\n    return await AsyncEnvClient(ADDRESS).open_many(4)\n"
         "s = asyncio.run(main())"
     ),
+    "a function": (
+        "def play():\n    e = gymnasium.make(ID, server=ADDRESS); e.reset()\nplay(); play()"
+    ),
+    "sessions that were dropped": (
+        "from agentgym_env import EnvClient\nc = EnvClient(ADDRESS)\nc.open_many(4)"
+    ),
     "an exception": (
         "v = gymnasium.make_vec(ID, num_envs=4, server=ADDRESS); v.reset(seed=0); 1 / 0"
     ),
@@ -99,8 +105,8 @@ def test_the_sessions_of_a_killed_client_end_when_their_lease_runs_out(serve):
     until(lambda: leased() == 4, "four sessions have no lease")
     killed.kill()
     killed.communicate()
-    # A minute, in steps of the server's own looks at its sessions.
-    for _ in range(3):
+    # Less than a minute, in steps of the server's own looks at its sessions.
+    for _ in range(4):
         clock.now += 10.0
         assert table.reap() == 0
     clock.now += 10.0
@@ -125,6 +131,42 @@ def test_a_client_that_lives_renews_its_leases(serve, monkeypatch):
     # Two minutes of silence, in which the client only thought.
     assert env.step("5")[1:3] == (1.0, True)
     env.close()
+
+
+def test_leases_are_renewed_within_the_servers_limit_of_items(serve, make_host, monkeypatch):
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 0.05)
+    clock = Clock()
+    server = serve(clock=clock, max_items=2)
+    with EnvClient(server.address) as client:
+        sessions = [client.open() for _ in range(5)]
+        table = server.host.table
+        for _ in range(6):
+            clock.now += 10.0
+            table.reap()
+            awake = table._awake_s
+            renewed = lambda awake=awake: all(s.renewed == awake for s in table._sessions.values())  # noqa: E731
+            until(renewed, "not all leases are renewed")
+        assert len(table) == len(sessions) == 5
+
+
+def test_a_server_that_answers_too_slowly_does_not_keep_a_program(serve):
+    # It takes the session and then a byte at a time, for ever.
+    code = (
+        "import socket, threading, time\n"
+        "from agentgym_env.client import leases\nfrom agentgym_env.client.transports import *\n"
+        "listener = socket.create_server(('127.0.0.1', 0))\n"
+        "def drip():\n"
+        "    while True:\n"
+        "        peer, _ = listener.accept(); peer.sendall(b'HTTP/1.1 200 OK\\r\\n')\n"
+        "        threading.Thread(target=trickle, args=[peer], daemon=True).start()\n"
+        "def trickle(peer):\n"
+        "    while True:\n        peer.sendall(b'X-A: a\\r\\n'); time.sleep(0.1)\n"
+        "threading.Thread(target=drip, daemon=True).start()\n"
+        "class Owner: pass\nowner = Owner()\n"
+        "address = 'http://127.0.0.1:%d' % listener.getsockname()[1]\n"
+        "held = leases.lease(owner, 'name', HttpTransport(address))\n"
+    )
+    assert program(code, "unused").wait(60) == 0
 
 
 def test_the_thread_that_renews_ends_with_the_last_session(serve, monkeypatch):

@@ -197,3 +197,29 @@ def test_a_step_that_takes_long_keeps_nobody_from_renewing(pool, tmp_path):
             path.touch()
             assert all(each["renewed"] for each in told.json()) and is_open
             assert len({step.result().observation.split()[0] for step in steps}) == 1
+
+
+def test_the_end_of_a_session_that_hangs_costs_its_process_alone(tmp_path):
+    settings = ServeSettings(
+        env_id="worlds:HangsAtItsEnd", entry_point="worlds:HangsAtItsEnd", isolated=True, workers=1,
+        step_timeout_s=1.0, session_ttl_s=1.0,
+    )  # fmt: skip
+    server = HttpServer(None, app_of(world_pool(settings), settings))
+
+    def posted(path, item):
+        return requests.post(server.address + path, json=[item], timeout=60).json()[0]
+
+    name = posted("/v1/sessions", {})["session"]
+    pid = posted("/v1/reset", {"session": name, "task": "a"})["observation"]
+    process = psutil.Process(int(pid))
+
+    def is_replaced() -> bool:
+        # Renewals meet the end that hangs, as steps do.
+        assert posted("/v1/renew", {"session": name, "lease_s": 30})["renewed"]
+        opened = posted("/v1/sessions", {}).get("session")
+        started = opened and posted("/v1/reset", {"session": opened, "task": "a"})
+        return bool(started) and started.get("observation") not in ("", None, pid)
+
+    until(is_replaced, "no process takes its place")
+    assert all_gone([process])
+    server.stop()

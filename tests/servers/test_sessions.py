@@ -283,7 +283,7 @@ def test_a_full_table_ends_the_session_that_was_idle_longest():
     assert (len(table), table.figures().reaped) == (3, 1)
 
 
-def test_a_full_table_leaves_a_client_that_lives_its_running_episode():
+def test_a_full_table_leaves_a_client_that_lives_its_sessions():
     clock = Clock()
     table = table_of(max_sessions=2, clock=clock)
     running, ended = opened(table, 2)
@@ -293,11 +293,18 @@ def test_a_full_table_leaves_a_client_that_lives_its_running_episode():
         table.renew([RenewRequest(running, 40.0), RenewRequest(ended, 40.0)])
         clock.now += 10
         table.reap()
-    assert code(table.create([CreateRequest()])[0]) is None
-    assert code(reset(table, ended)) == "unknown_session"
     full = table.create([CreateRequest()])[0].error
     assert full.code == "too_many_sessions" and "--max-sessions" in full.message
     assert step(table, running, 1, "5").reward == 1.0
+    assert code(reset(table, ended, seed=1)) is None
+
+
+def test_sessions_are_ended_a_few_at_a_time_where_others_wait():
+    clock = Clock()
+    table = table_of(Trouble, ttl_s=10, clock=clock)
+    opened(table, 3)
+    clock.now += 11
+    assert [table.reap(1) for _ in range(4)] == [1, 1, 1, 0]
 
 
 def test_environments_are_closed_when_their_sessions_end():

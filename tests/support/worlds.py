@@ -127,6 +127,47 @@ class Wild(TextEnv):
         return f"{os.getpid()} {self.count}", 0.0, False
 
 
+class HangsAtItsEnd(TextEnv):
+    """Never returns from `close`."""
+
+    instruction = "Behave."
+    tasks = TaskSet({"train": ["a"]})
+    isolated = True
+
+    def _reset(self, task: str) -> str:
+        return str(os.getpid())
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        return "", 0.0, False
+
+    def close(self) -> None:
+        """Wait for ever."""
+        threading.Event().wait()
+
+
+class Battery(TextEnv):
+    """Ends by a limit of its own after three turns; `done` ends its task."""
+
+    instruction = "Say done before the battery is empty."
+    tasks = TaskSet({"train": ["a", "b"]})
+
+    def _reset(self, task: str) -> str:
+        self.left = 3
+        return "Three turns are left."
+
+    def _step(self, action: str) -> tuple[str, float, bool]:
+        self.left -= 1
+        return f"{self.left} left.", float(action == "done"), action == "done"
+
+    def world_limit(self) -> bool:
+        """Whether the battery is empty."""
+        return self.left == 0
+
+    def available_actions(self) -> list[str]:
+        """What can be said."""
+        return ["wait", "done"]
+
+
 class Heavy(TextEnv):
     """Lists many actions, and its expert takes 10 milliseconds."""
 

@@ -173,3 +173,12 @@ def test_the_next_commands_are_three_that_parse(tmp_path):
     assert next_commands(own, store)[2][0].endswith(" --trust")
     store.write_json("run.json", {"objects": ["agent: Mine"]})
     assert len(next_commands(CONFIG, store)) == 2, "a command cannot restore objects"
+
+
+@pytest.mark.parametrize(("success", "first"), [(0.0, "view"), (0.04, "view"), (0.4, "eval")])
+def test_rl_that_solves_next_to_nothing_says_so(tmp_path, success, first):
+    store = store_with(tmp_path, rows=3)
+    store.write_json("summary.json", {"success_after": success})
+    command, purpose = next_commands(CONFIG, store)[0]
+    assert command.startswith(f"agentgym {first} ")
+    assert ("no success to learn from" in purpose) == (first == "view")

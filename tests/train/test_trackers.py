@@ -10,9 +10,11 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train import AgentTrainer, RLConfig, SFTConfig
+from agentgym_train.config.methods import config_from
 from agentgym_train.config.trainer_args import OTHER_TRACKERS, TRACKERS
+from agentgym_train.runs.preflight import check_trackers
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.test_agent_trainer import SHORT, TEXTCRAFT, StopAt
 from tests.train.test_fast_failure import refusal
@@ -144,6 +146,15 @@ def test_trackio_has_config_held_out_success_and_a_table_of_episodes(tmp_path):
     assert [row["train/global_step"] for row in sent if "eval/success" in row][-2:] == [0, 2]
     (table,) = [row["episodes"] for row in sent if "episodes" in row][-1:]
     assert {row["of"] for row in table["_value"]} == {"eval_before", "train, step 1", "eval_after"}
+
+
+def test_another_tracker_that_is_missing_is_named_before_torch_loads(tmp_path):
+    for name, module in (("mlflow", "mlflow"), ("flyte", "flytekit"), ("comet_ml", "comet_ml")):
+        config = config_from(
+            {"model": "m", "env": "e:E", "output_dir": "x", "trainer_args": {"report_to": name}}
+        )
+        with pytest.raises(MissingExtra, match=f"{name} needs {module}"):
+            check_trackers(config)
 
 
 def test_the_trackers_are_those_of_transformers():

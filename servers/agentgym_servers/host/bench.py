@@ -101,7 +101,7 @@ def record_plays(env: TextEnv, count: int = _PLAYS) -> list[Play]:
             if action is None:
                 break
             actions.append(action)
-            if env.step(action)[2]:
+            if any(env.step(action)[2:4]):
                 break
         # An expert may have nothing to say of a task.
         if actions:
@@ -185,7 +185,7 @@ async def _lockstep(
         replies = decode(answer, list[_StepEnd])
         for i, reply in enumerate(replies):
             _check(reply)
-            turns[i] = len(current[i].actions) if reply.terminated else turns[i] + 1
+            turns[i] = len(current[i].actions) if reply.ended else turns[i] + 1
         load.steps += len(names)
 
 
@@ -211,7 +211,7 @@ class SessionPlayer:
         request = [StepRequest(self._name, self._turn, action, self._episode)]
         (reply,) = decode(await self._connection.post("/v1/step", encode(request)), _STEP_ENDS)
         _check(reply)
-        return bool(reply.terminated)
+        return bool(reply.ended)
 
 
 async def open_sessions(connection: Connection, count: int) -> list[str]:
@@ -306,7 +306,13 @@ class _StepEnd(Struct):
     """What the generator reads of a step's reply."""
 
     terminated: bool = False
+    truncated: bool = False
     error: WireError | UnsetType = UNSET
+
+    @property
+    def ended(self) -> bool:
+        """Whether the episode is over."""
+        return self.terminated or self.truncated
 
 
 _STEP_ENDS = list[_StepEnd]

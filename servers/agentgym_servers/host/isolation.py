@@ -128,10 +128,17 @@ class WorldProcess:
 
     async def _send_renewals(self) -> None:
         renewals, self._renewals = list(self._renewals.values()), {}
-        if renewals and self._channel is not None:
-            # A process that died is noticed by the next question; its sessions are gone.
-            with contextlib.suppress(ConnectionError):
-                await self._channel.ask(routes.RENEW.path, msgspec.json.encode(renewals))
+        if not renewals or self._channel is None:
+            return
+        path = routes.RENEW.path
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._channel.ask(path, msgspec.json.encode(renewals))
+        except TimeoutError:
+            # It is busy with the end of a session, which hangs.
+            await self._lose(path, renewals[0], "deadline", "its end took too long")
+        except ConnectionError:
+            logger.debug("process %d has ended, and its sessions with it", self._index)
 
     async def _ask_one(self, path: str, request: Any, *, again: bool = True) -> list[Any]:
         await self._send_renewals()

@@ -122,16 +122,18 @@ _NEVER: Final = 4096
 """How many keys are remembered that were closed before they were opened."""
 _IDLE_S: Final = 300.0
 """Seconds without a call after which a full table may end a session for a new one."""
-_LONGEST_NAP_S: Final = 15.0
-"""Most seconds between two looks at the leases that count as time awake."""
+_LONGEST_NAP_S: Final = 12.0
+_BLOCKED_S: Final = 3.0
+"""Seconds awake for which a longer time between two looks at the leases counts: the process was
+blocked, and renewals waited."""
 
 
 class SessionTable:
     """Creates, resets, steps and ends sessions.
 
     A session ends after `ttl_s` seconds without a call, and when its lease runs out: then its
-    client is gone. A full table ends the session that was idle longest, after 5 minutes, if its
-    episode is over or it has no lease. Not safe for threads: its owner calls it from one at a time.
+    client is gone. A full table ends the session without a lease that was idle longest, after 5
+    minutes. Not safe for threads: its owner calls it from one at a time.
     """
 
     def __init__(
@@ -305,13 +307,14 @@ class SessionTable:
             replies.append(RenewReply(request.session, session is not None))
         return replies
 
-    def reap(self) -> int:
-        """End the sessions past their time to live or lease; return how many."""
+    def reap(self, most: int | None = None) -> int:
+        """End the sessions past their time to live or lease, at most so many; return how many."""
         now = self._clock()
-        # Renewals wait while a world's step blocks the process: that time does not count.
-        self._awake_s += min(now - self._reaped_at, _LONGEST_NAP_S)
+        nap_s = now - self._reaped_at
+        self._awake_s += nap_s if nap_s <= _LONGEST_NAP_S else _BLOCKED_S
         self._reaped_at = now
-        return self._reap([name for name, s in self._sessions.items() if self._is_past(s, now)])
+        past = [name for name, s in self._sessions.items() if self._is_past(s, now)]
+        return self._reap(past[:most])
 
     def _is_past(self, session: Session, now: float) -> bool:
         idle_s, lease_s = now - session.used, session.lease_s
@@ -333,7 +336,7 @@ class SessionTable:
         idle = [
             (session.used, name)
             for name, session in self._sessions.items()
-            if session.used <= idle_since and (session.over or session.lease_s is None)
+            if session.used <= idle_since and session.lease_s is None
         ]
         return bool(idle) and bool(self._reap([min(idle)[1]]))
 

@@ -58,8 +58,8 @@ def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> N
     reap_at = time.monotonic() + period_s
     while True:
         if time.monotonic() >= reap_at:
-            table.reap()
-            reap_at = time.monotonic() + period_s
+            # One at a time: the end of a world may take long, and others wait meanwhile.
+            reap_at = time.monotonic() + (0.0 if table.reap(1) else period_s)
         try:
             ask = asked.get(timeout=max(0.0, reap_at - time.monotonic()))
         except queue.Empty:

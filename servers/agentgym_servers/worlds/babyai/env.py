@@ -310,7 +310,7 @@ class BabyAI(TextEnv):
                 break
         return 0.0, False
 
-    def truncated(self) -> bool:
+    def world_limit(self) -> bool:
         """Whether the level's steps were used up."""
         return self._out_of_steps
 

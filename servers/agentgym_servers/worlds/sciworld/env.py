@@ -154,7 +154,7 @@ class SciWorld(TextEnv):
         self._out_of_moves = not over and simulator.moves() > self._move_limit
         return observation, (self._percent - before) / 100, over
 
-    def truncated(self) -> bool:
+    def world_limit(self) -> bool:
         """Whether the moves were used up."""
         return self._out_of_moves
 

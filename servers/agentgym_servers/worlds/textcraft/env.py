@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 from agentgym_env.text_env import TaskSet, TextEnv
@@ -261,7 +261,7 @@ class TextCraft(TextEnv):
         return self._unknown_item(item)
 
     def _unknown_item(self, item: str) -> str:
-        near = get_close_matches(_cut(item), sorted(self._book.items), n=2, cutoff=0.8)
+        near = _nearest(_cut(item))
         meant = f" Do you mean {' or '.join(near)}?" if near else ""
         return f"There is no item called {_quote(item)}.{meant}"
 
@@ -345,6 +345,13 @@ def _fits(book: RecipeBook, recipe: Recipe, given: dict[str, int]) -> bool:
             return False
         del left[item]
     return not left
+
+
+@lru_cache(maxsize=4096)
+def _nearest(name: str) -> list[str]:
+    """The items whose names are most like it."""
+    # It takes milliseconds, and a policy writes the same names again and again.
+    return get_close_matches(name, sorted(recipe_book().items), n=2, cutoff=0.8)
 
 
 def _needs(recipes: Sequence[Recipe]) -> str:
