@@ -590,6 +590,7 @@ def import_(
     store = RunStore.create(out, run_metadata(config))
     store.append_trajectories("imported", read.trajectories)
     wins = sum(trajectory.success for trajectory in read.trajectories)
+    store.write_json("summary.json", {"episodes": len(read.trajectories), "successes": wins})
     console.print(
         f"{out}: {len(read.trajectories)} episodes, {wins} successes"
         + (f"; {len(read.broken)} rows could not be read." if read.broken else "."),

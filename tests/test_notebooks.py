@@ -125,11 +125,12 @@ def test_what_train_returns_is_shown_with_curves_and_is_a_mapping(cells):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        pytest.param("quickstart", "95 % interval over", marks=slow),
-        pytest.param("own_world", "ok   other processes give the same episode", marks=slow),
+        ("quickstart", "95 % interval over"),
+        ("own_world", "ok   other processes give the same episode"),
         ("reading_an_evaluation", "warm - random: "),
     ],
 )
+@slow
 def test_an_example_runs_as_it_is(name, said, tmp_path, monkeypatch):
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", 4)
     found = executed(notebook, tmp_path, monkeypatch)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentgym_env.cli.extras import DISTRIBUTION, extra_in
+from agentgym_env.cli.extras import APART, DISTRIBUTION, extra_in
 from agentgym_env.errors import AgentGymError
 from agentgym_env.printable import UncutTable, one_line
 from agentgym_env.registration import EnvEntry, env_class, registered
@@ -40,7 +40,10 @@ def envs(
         table.add_row(*(Text(one_line(cell)) for cell in (row["id"], splits, missing)))
     console = Console()
     console.print(UncutTable(table))
-    if extras:
+    if apart := extras & APART:
+        hint = f"Not into this environment, but into one of their own: {', '.join(sorted(apart))}"
+        console.print(f"{hint} (README.md, Install)", markup=False, highlight=False, soft_wrap=True)
+    if extras := extras - APART:
         wanted = f"{DISTRIBUTION}[{','.join(sorted(extras))}]"
         hint = f"To install the missing extras: pip install '{wanted}'"
         console.print(hint, markup=False, highlight=False, soft_wrap=True)

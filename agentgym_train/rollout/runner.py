@@ -456,12 +456,13 @@ class ConcurrencyText:
 
 def live_status(rollout_runner: RolloutRunner, progress: Progress) -> ConcurrencyText | str:
     """The status text of a bar over a runner's episodes; empty where a bar is not redrawn."""
-    if not _is_live(progress.console):
+    if not is_redrawn(progress.console):
         return ""
     return ConcurrencyText(rollout_runner.concurrency_limits)
 
 
-def _is_live(console: Console) -> bool:
+def is_redrawn(console: Console) -> bool:
+    """Whether a bar moves there; elsewhere, as in a file, it is written once, at its end."""
     return console.is_terminal or console.is_jupyter
 
 
@@ -478,7 +479,7 @@ class RolloutBar:
         self._progress.reset(
             self._line,
             total=episodes,
-            visible=_is_live(self._progress.console),
+            visible=is_redrawn(self._progress.console),
             status=ConcurrencyText(self._concurrency_limits),
         )
 

@@ -26,7 +26,7 @@ from agentgym_train.models.distributed import gathered
 from agentgym_train.models.model_card import find_base_again
 from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Stage
+from agentgym_train.rollout.runner import Stage, is_redrawn
 
 StepMetrics = dict[str, float]
 
@@ -43,6 +43,10 @@ class Shown:
     """Metrics whose names start with one of these are not written; all others are."""
 
 
+_LINE_EVERY_S = 30.0
+"""Seconds between two lines about the steps in a log file, where no bar moves."""
+
+
 class Metrics(TrainerCallback):
     """Writes each step's metrics to the run store and shows them next to the progress bar."""
 
@@ -52,6 +56,7 @@ class Metrics(TrainerCallback):
         self._progress = progress
         self._bar = progress.add_task("training", total=1, start=False, status="")
         self._began = time.monotonic()
+        self._line_at = self._began + _LINE_EVERY_S
 
     def on_train_begin(
         self,
@@ -86,7 +91,12 @@ class Metrics(TrainerCallback):
         row = {"step": state.global_step, "seconds": time.monotonic() - self._began}
         row |= {k: v for k, v in logs.items() if not k.startswith(self._shown.hidden)}
         self._store.append_metrics(row)
-        self._progress.update(self._bar, completed=state.global_step, status=self._shown.text(row))
+        text = self._shown.text(row)
+        self._progress.update(self._bar, completed=state.global_step, status=text)
+        console = self._progress.console
+        if time.monotonic() >= self._line_at and not is_redrawn(console):
+            self._line_at = time.monotonic() + _LINE_EVERY_S
+            console.print(f"step {state.global_step}/{state.max_steps}  {text}", soft_wrap=True)
 
 
 _RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summary.json")

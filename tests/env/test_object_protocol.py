@@ -188,6 +188,7 @@ print(Echo().step("a")[1] + float(reward), EnvironmentLost("gone").code)
 """
 
 
+@pytest.mark.slow
 def test_a_users_program_passes_mypys_strict_checks(tmp_path):
     pytest.importorskip("mypy.api", reason="needs mypy: make setup")
     program = tmp_path / "program.py"

@@ -183,3 +183,16 @@ def test_an_import_goes_into_a_new_folder_only(tmp_path):
     call(export, run, "--out", out)
     with pytest.raises(BadRequest, match="not empty"):
         call(import_, out, "--out", run)
+    call(import_, out, "--out", tmp_path / "back")
+    # With a summary the viewer knows that it is complete.
+    summary = json.loads((tmp_path / "back" / "summary.json").read_text())
+    assert summary["episodes"] >= summary["successes"] > 0
+
+
+def test_a_run_that_was_only_evaluated_names_its_evaluations(tmp_path):
+    run = run_of(tmp_path / "run")
+    (file,) = (run / "trajectories").glob("*.jsonl")
+    file.rename(file.with_name("eval_after.jsonl"))
+    with pytest.raises(BadRequest, match="name one of its evaluations, such as .*eval_after.jsonl"):
+        call(export, run, "--out", tmp_path / "x.jsonl")
+    call(export, run / "trajectories" / "eval_after.jsonl", "--out", tmp_path / "x.jsonl")
