@@ -193,6 +193,8 @@ def test_a_run_that_was_only_evaluated_names_its_evaluations(tmp_path):
     run = run_of(tmp_path / "run")
     (file,) = (run / "trajectories").glob("*.jsonl")
     file.rename(file.with_name("eval_after.jsonl"))
-    with pytest.raises(BadRequest, match="name one of its evaluations, such as .*eval_after.jsonl"):
+    with pytest.raises(
+        BadRequest, match=r"name one of its evaluations, such as .*eval_after\.jsonl"
+    ):
         call(export, run, "--out", tmp_path / "x.jsonl")
     call(export, run / "trajectories" / "eval_after.jsonl", "--out", tmp_path / "x.jsonl")
