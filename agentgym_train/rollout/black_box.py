@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Any, Final, Literal, Protocol
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import BadRequest, ConfigError, EnvironmentLost, EpisodeFailure, Outcome
 from agentgym_env.printable import one_line
+from agentgym_env.process_guard import end_group, guard
 from agentgym_env.registration import load_named
 from agentgym_env.spaces import clean_text
 from agentgym_env.tools import ToolSpec
@@ -41,7 +41,6 @@ from agentgym_train.rollout.loop import (
     EpisodeResult,
     EpisodeSpec,
 )
-from agentgym_train.rollout.process_guard import guard
 from agentgym_train.rollout.wrapping import Wrapping
 
 _DRAIN_S = 1.0
@@ -125,8 +124,7 @@ class Command(Program):
             # Not the end of its output: a child process that it left behind may hold that open.
             status = await process.wait()
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_group(process.pid)
             await process.wait()
             guard.remove(process.pid)
             if reading is not None:

@@ -20,6 +20,7 @@ from agentgym_env import AsyncEnvClient, EnvClient
 from agentgym_env.client.transports import Answer, Call, HttpTransport
 from agentgym_env.vector import RemoteVectorEnv
 from hosting import Served
+from processes import workers_of
 
 pytestmark = pytest.mark.slow
 ENV_ID = "worlds:Guess"
@@ -37,7 +38,7 @@ class Killer:
     def __init__(self, served: Served, seed: int, serving: int) -> None:
         self.kills = 0
         self._serving = serving
-        self._server = psutil.Process(served.process.pid)
+        self._served = served
         self._draw = random.Random(seed)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -45,7 +46,7 @@ class Killer:
 
     def _run(self) -> None:
         while not self._ended.wait(self._draw.uniform(0.3, 1.2)):
-            workers = self._server.children()
+            workers = workers_of(self._served.process)
             if sum(map(_listens, workers)) >= self._serving:
                 victim = self._draw.choice(workers)
                 victim.kill()

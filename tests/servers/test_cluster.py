@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
-import psutil
 import pytest
 import requests
 
 from agentgym_env import EnvClient, EnvironmentLost
 from hosting import Served
-from processes import all_gone
+from processes import all_gone, workers_of
 from waiting import until
 
 MOST = 20
@@ -78,7 +77,7 @@ def test_the_limit_of_sessions_is_the_whole_servers(cluster):
 
 
 def kill_one(served):
-    victim = psutil.Process(served.process.pid).children()[1]
+    victim = workers_of(served.process)[1]
     victim.kill()
     victim.wait(60)
 
@@ -148,7 +147,7 @@ def test_counters_never_fall_when_a_worker_is_killed(cluster):
 def test_the_processes_end_when_their_supervisor_is_killed(run):
     served = run("worlds:Guess", "--port", "0", "--workers", "2")
     served.address()
-    children = psutil.Process(served.process.pid).children()
+    children = workers_of(served.process)
     os.kill(served.process.pid, signal.SIGKILL)
     assert all_gone(children)
 

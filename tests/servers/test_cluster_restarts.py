@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 
-import psutil
 import pytest
 
 from agentgym_env import EnvClient, EnvironmentLost
@@ -19,7 +18,7 @@ from agentgym_servers.host.router import Router
 from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.host.supervisor import MAX_FAILED_STARTS
 from hosting import Served
-from processes import all_gone
+from processes import all_gone, workers_of
 from waiting import until
 from worlds import Guess
 
@@ -74,7 +73,7 @@ def start(worlds_folder):
 
 
 def children_of(served):
-    return psutil.Process(served.process.pid).children()
+    return workers_of(served.process)
 
 
 def next_child(served, seen):

@@ -17,7 +17,7 @@ from agentgym_servers.host.isolation import WorldProcess, world_pool
 from agentgym_servers.host.protocols.dispatch import app_of
 from agentgym_servers.host.settings import ServeSettings
 from hosting import HttpServer
-from processes import all_gone
+from processes import all_gone, workers_of
 from waiting import until
 
 WORKERS = 2
@@ -147,7 +147,7 @@ def test_the_card_and_the_tasks_come_from_a_world_process(wild):
 def test_the_processes_end_with_a_server_that_is_killed(run):
     served = run("worlds:Wild", "--port", "0", "--workers", str(WORKERS))
     served.address()
-    children = psutil.Process(served.process.pid).children()
+    children = workers_of(served.process)
     assert len(children) == WORKERS
     served.process.kill()
     assert all_gone(children)
@@ -156,7 +156,7 @@ def test_the_processes_end_with_a_server_that_is_killed(run):
 @pytest.mark.parametrize("road", ["--isolate", "--inline"])
 def test_a_graceful_end_finishes_the_step_under_way(run, road):
     served = run("worlds:Wild", "--port", "0", road, "--workers", "1", "--step-timeout", "120")
-    children = psutil.Process(served.process.pid).children() if served.address() else []
+    children = workers_of(served.process) if served.address() else []
     with EnvClient(served.address()) as client:
         session = client.open()
         session.reset(seed=0)

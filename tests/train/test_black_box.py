@@ -18,6 +18,7 @@ import black_boxes
 import hosting
 from agentgym_env.cli import main
 from agentgym_env.errors import ConfigError
+from agentgym_env.process_guard import ProcessGuard
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.config.base import PolicyConfig
@@ -29,7 +30,6 @@ from agentgym_train.engines.hf import HFEngine
 from agentgym_train.rollout.black_box import Place
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
-from agentgym_train.rollout.process_guard import ProcessGuard
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.trainer import RLTrainer, TooManyLost
 from tests.train.small import save_tiny_policy, textcraft_tokenizer

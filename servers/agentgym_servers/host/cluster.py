@@ -32,13 +32,14 @@ from agentgym_servers.host.channel import (
     read_replies,
     read_requests,
 )
+from agentgym_servers.host.heartbeat import Heartbeat
 from agentgym_servers.host.logs import configure_logs
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.protocols.dispatch import app_of
 from agentgym_servers.host.request_guard import LimitedProtocol
 from agentgym_servers.host.router import Router
 from agentgym_servers.host.serving import listen, run_server
-from agentgym_servers.host.sessions import Host
+from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_servers.host.settings import ServeSettings, session_table
 
 logger = logging.getLogger(__name__)
@@ -46,10 +47,12 @@ logger = logging.getLogger(__name__)
 _GONE = "the process that held this session has ended; open another"
 
 
-def cluster_service(settings: ServeSettings, index: int, folder: Path) -> Router:
+def cluster_service(
+    settings: ServeSettings, index: int, folder: Path, table: SessionTable
+) -> Router:
     """The service of process `index`; the processes find one another in `folder`."""
     host = Host(
-        session_table(settings, index),
+        table,
         token=settings.token,
         max_body_bytes=settings.max_body_bytes,
         max_items=settings.max_items,
@@ -215,23 +218,20 @@ def main() -> None:
     """Serve until the supervisor stops this process or ends."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     settings = orders.settings
-    report = os.fdopen(os.dup(1), "w")
+    report = os.dup(1)
     os.dup2(2, 1)
     configure_logs(sys.stderr, settings.log_level, as_json=settings.log_json)
-
-    def report_ready() -> None:
-        report.write("ready\n")
-        report.close()
-
     LimitedProtocol.max_unread_bytes //= settings.workers
-    app = app_of(cluster_service(settings, orders.index, Path(orders.folder)), settings)
+    heartbeat = Heartbeat(report)
+    table = session_table(settings, orders.index)
+    app = app_of(cluster_service(settings, orders.index, Path(orders.folder), table), settings)
     with listen(settings.host, settings.port, shared=True) as listener:
         sys.exit(
             run_server(
                 app,
                 listener,
                 max_socket_bytes=settings.max_socket_bytes,
-                when_ready=report_ready,
+                when_ready=lambda: heartbeat.serve(table.time_limit),
                 follow_parent=True,
             )
         )

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ import msgspec
 
 from agentgym_env.errors import AgentGymError, BadRequest, ServerStartFailed, UnknownSplit
 from agentgym_env.launch import child_environment, reported_failure
+from agentgym_env.process_guard import end_group, guard
 from agentgym_env.wire import EnvCard, RenewReply, RenewRequest, TaskList, WireError, decode
 from agentgym_servers.host import routes
 from agentgym_servers.host.batches import ReplyLimit, failed_replies
@@ -199,6 +201,8 @@ class WorldProcess:
                     # Ctrl-C is the server's to handle.
                     start_new_session=True,
                 )
+            guard.add(self._process.pid)
+            threading.Thread(target=_outlive, args=(self._process.pid,), daemon=True).start()
             self._channel = Channel(*await asyncio.open_unix_connection(sock=ours))
             shared = msgspec.structs.replace(self._settings, token=None)
             try:
@@ -227,14 +231,23 @@ class WorldProcess:
         died = process.poll()
         await channel.close()
         if died is None and not gently:
-            with contextlib.suppress(ProcessLookupError):
-                # Its own children, a JVM or a browser, are in its session.
-                os.killpg(process.pid, signal.SIGKILL)
+            end_group(process.pid)
         try:
             return await asyncio.to_thread(process.wait, _END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            end_group(process.pid)
             return await asyncio.to_thread(process.wait)
+        finally:
+            end_group(process.pid)
+            guard.remove(process.pid)
+
+
+def _outlive(pid: int) -> None:
+    """When a process has ended, end what it started: a copy of it would keep its channel open."""
+    # It is not reaped here, so that its number stays its own. macOS has no `waitid` before Python 3.13.
+    with contextlib.suppress(ChildProcessError, AttributeError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        end_group(pid)
 
 
 class _Described:

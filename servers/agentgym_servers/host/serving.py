@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 
@@ -75,6 +76,8 @@ def run_server(
     # The error itself is raised below.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _FAILED)
     server = _Server(config, when_ready)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=partial(_release_port, listener))
     if follow_parent:
         threading.Thread(target=_follow_parent, args=(server,), daemon=True).start()
     # uvicorn ends the program itself when the application cannot start.
@@ -121,6 +124,12 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         raise BadRequest(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
         ) from error
+
+
+def _release_port(listener: socket.socket) -> None:
+    """In a process that a world has forked: it must not keep the port."""
+    if listener.fileno() >= 0:
+        os.close(listener.fileno())  # `close` waits for uvloop
 
 
 def _follow_parent(server: uvicorn.Server) -> None:

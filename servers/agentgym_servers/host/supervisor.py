@@ -1,4 +1,4 @@
-"""Starts the worker processes, restarts those that die, and ends them all."""
+"""Starts the worker processes, replaces those that die or hang, and ends them all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ import msgspec
 
 from agentgym_env.errors import ServerStartFailed
 from agentgym_env.launch import child_environment
+from agentgym_env.process_guard import end_group, guard
 from agentgym_servers.host.cluster import Orders
+from agentgym_servers.host.heartbeat import READY, SILENT_AFTER_S, SILENT_START_S
 from agentgym_servers.host.logs import event
 from agentgym_servers.host.serving import GRACE_S, listen
 from agentgym_servers.host.settings import ServeSettings
@@ -30,6 +32,8 @@ MAX_FAILED_STARTS: Final = 5
 """Times in a row that a worker may end by itself before it is ready, until the server stops."""
 
 _CHECK_EVERY_S = 0.1
+_LONGEST_CHECK_S = 0.5
+"""A longer pause between two checks counts as this: this process itself was stopped."""
 _SHORT_LIFE_S = 10.0
 """A worker that ends sooner is started again after a pause, which doubles each time."""
 _MIN_PAUSE_S = 0.1
@@ -84,9 +88,12 @@ def _supervise(
 ) -> None:
     """Restart what ends until a signal is received; report once that all are ready."""
     reported = False
+    before = time.monotonic()
     while not received:
+        now = time.monotonic()
         for member in members:
-            member.check()
+            member.check(min(now - before, _LONGEST_CHECK_S))
+        before = now
         if not reported and all(member.ready for member in members):
             when_ready()
             reported = True
@@ -104,19 +111,23 @@ class _Member:
         self._failed_starts = 0
         self._pause_s = 0.0
         self._restart_at: float | None = None
+        self._silent_s = 0.0
         self._start()
 
-    def check(self) -> None:
-        """Check whether it is ready, and restart it if it has ended; its sessions are lost.
+    def check(self, passed_s: float) -> None:
+        """Check it, `passed_s` after the last time: whether it is ready, and whether it beats.
 
-        It never waits for the process. Raises `ServerStartFailed`.
+        One that has ended or hangs is replaced, and its sessions are lost. It waits for a process
+        only while that is killed. Raises `ServerStartFailed`.
         """
         if self._restart_at is not None:
             if time.monotonic() >= self._restart_at:
                 self._restart_at = None
                 self._start()
             return
-        if not self.ready and self._has_reported():
+        heard = self._hear()
+        self._silent_s = 0.0 if heard else self._silent_s + passed_s
+        if READY in heard:
             if self._was_ready:
                 event(logger, logging.INFO, "worker_back", worker=self._orders.index)
             self.ready = self._was_ready = True
@@ -124,6 +135,13 @@ class _Member:
         status = self._process.poll()
         if status is not None:
             self._plan_restart(status)
+        elif self._silent_s > (SILENT_AFTER_S if self.ready else SILENT_START_S):
+            event(
+                logger, logging.ERROR, "worker_hangs",
+                worker=self._orders.index, silent_s=round(self._silent_s, 1),
+            )  # fmt: skip
+            end_group(self._process.pid)
+            self._plan_restart(self._process.wait(), hung=True)
 
     def ask_to_end(self) -> None:
         """Let it finish the steps under way."""
@@ -137,16 +155,16 @@ class _Member:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._close_pipes()
+        self._clear()
 
-    def _plan_restart(self, status: int) -> None:
+    def _plan_restart(self, status: int, *, hung: bool = False) -> None:
         name = f"worker {self._orders.index} of {self._orders.settings.env_id}"
         event(logger, logging.ERROR, "worker_lost", worker=self._orders.index, exit_status=status)
         if not self._was_ready:
             raise ServerStartFailed(
                 f"{name} did not start (exit status {status}); see the log above"
             )
-        if not self.ready and status not in _KILLED:
+        if not self.ready and (hung or status not in _KILLED):
             self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS:
             raise ServerStartFailed(
@@ -158,15 +176,18 @@ class _Member:
         self._pause_s = min(max(2 * self._pause_s, _MIN_PAUSE_S), _MAX_PAUSE_S) if short else 0.0
         self._restart_at = now + self._pause_s
         self.ready = False
-        self._close_pipes()
+        self._clear()
 
-    def _has_reported(self) -> bool:
+    def _hear(self) -> bytes:
         try:
-            return os.read(cast("IO[bytes]", self._process.stdout).fileno(), 64) == b"ready\n"
+            return os.read(cast("IO[bytes]", self._process.stdout).fileno(), 64)
         except BlockingIOError:
-            return False
+            return b""
 
-    def _close_pipes(self) -> None:
+    def _clear(self) -> None:
+        """What it has started ends with it: a copy of it would hold its port and its pipes."""
+        end_group(self._process.pid)
+        guard.remove(self._process.pid)
         for pipe in (self._process.stdin, self._process.stdout):
             # What it did not read before it ended is still to be written.
             with contextlib.suppress(BrokenPipeError):
@@ -174,6 +195,7 @@ class _Member:
 
     def _start(self) -> None:
         self._started_at = time.monotonic()
+        self._silent_s = 0.0
         self._process = subprocess.Popen(
             # -P: the working directory must not shadow the standard library.
             [sys.executable, "-P", "-m", "agentgym_servers.host.cluster"],
@@ -183,6 +205,7 @@ class _Member:
             # Ctrl-C is the supervisor's to handle.
             start_new_session=True,
         )
+        guard.add(self._process.pid)
         os.set_blocking(cast("IO[bytes]", self._process.stdout).fileno(), False)
         stdin = cast("IO[bytes]", self._process.stdin)
         # It may already have been killed; the next check sees that.

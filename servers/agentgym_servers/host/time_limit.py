@@ -53,7 +53,8 @@ class TimeLimit:
     def __init__(self, limit_s: float, report_after_s: float = REPORT_AFTER_S) -> None:
         self.limit_s = limit_s
         self.report_after_s = report_after_s
-        self._running: _Call | None = None
+        self.running: _Call | None = None
+        """The call that is under way; each has a tuple of its own."""
         self._late: _Call | None = None
         """The call that is to end, since it ran for `_late_after_s`."""
         self._late_after_s = limit_s
@@ -78,16 +79,16 @@ class TimeLimit:
     ) -> R:
         """Call a world; raises `EnvironmentFault` if it takes too long."""
         # The clock is the other thread's: this is in the path of every step.
-        self._running = (what, task, turn)
+        self.running = (what, task, turn)
         try:
             return function(*arguments)
         except _TooLong as late:
-            self._running = None
+            self.running = None
             raise EnvironmentFault(str(late), "deadline").with_traceback(
                 late.__traceback__
             ) from None
         finally:
-            self._running = None
+            self.running = None
 
     def start(self) -> None:
         """Begin to watch; called in the thread in which the worlds step."""
@@ -122,7 +123,7 @@ class TimeLimit:
         told = False
         began = seen = time.monotonic()
         while not self._stop.wait(tick_s):
-            running, now = self._running, time.monotonic()
+            running, now = self.running, time.monotonic()
             if running is not watched:
                 if watched is not None and watched is not self._late:
                     self._longest_s = max(self._longest_s, seen - began)
@@ -161,7 +162,7 @@ class TimeLimit:
         """Raise in the world's code; a call that has just returned is left alone."""
         late = self._late
         inside = frame is not None and frame.f_code is not TimeLimit.call.__code__
-        if inside and late is not None and late is self._running:
+        if inside and late is not None and late is self.running:
             why = ""
             if self._late_after_s < self.limit_s:
                 why = f" (of {self.limit_s:g} s, since others before it were ended)"

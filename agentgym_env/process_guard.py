@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -87,3 +89,9 @@ class ProcessGuard:
 
 guard: Final = ProcessGuard()
 """The guard of this process."""
+
+
+def end_group(leader: int) -> None:
+    """Kill what is left of the process group of `leader`, which may have ended already."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
