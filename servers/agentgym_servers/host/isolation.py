@@ -244,7 +244,7 @@ class WorldProcess:
 
 def _outlive(pid: int) -> None:
     """When a process has ended, end what it started: a copy of it would keep its channel open."""
-    # It is not reaped here, so that its number stays its own. macOS has no `waitid` before Python 3.13.
+    # It is not reaped here, so that its number stays its own. `waitid` is missing on older macOS.
     with contextlib.suppress(ChildProcessError, AttributeError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         end_group(pid)

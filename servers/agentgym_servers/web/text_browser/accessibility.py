@@ -17,6 +17,7 @@ part of a date field that a click hits, and takes the focus from the page after 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Final
 
@@ -192,6 +193,9 @@ def _piece(child: Element, parent: Element) -> str:
     return child.get("aria-label")
 
 
+_MAX_CHARS: Final = 1_000_000
+"""Of a tree. A page can name all its elements by one long text."""
+
 _RUN: Final = re.compile(r"[ \t\n\r\f]{2,}|[\t\n\r\f]")
 
 _INDENTS: Final = tuple("\t" * depth for depth in range(130))
@@ -210,11 +214,17 @@ _TABLE_ROLES: Final = {"thead": "rowgroup", "tbody": "rowgroup", "tfoot": "rowgr
 def tree_text(document: Document, focused: Element | None = None, complaint: str = "") -> str:
     """The text of a page's tree, with the browser's error about the focused element."""
     writer = _Writer(document, focused, bool(complaint))
-    writer.line(0, -1, "RootWebArea", document.title, ", focused")
-    if complaint:
-        writer.line(1, -1, "alert", complaint, ", live='assertive', atomic, relevant='additions'")
-    writer.children(document.root, 1, "")
+    with contextlib.suppress(_Full):
+        writer.line(0, -1, "RootWebArea", document.title, ", focused")
+        if complaint:
+            attributes = ", live='assertive', atomic, relevant='additions'"
+            writer.line(1, -1, "alert", complaint, attributes)
+        writer.children(document.root, 1, "")
     return "\n".join(writer.lines)
+
+
+class _Full(Exception):
+    """The tree has as many characters as it may have."""
 
 
 class _Writer:
@@ -222,6 +232,7 @@ class _Writer:
 
     def __init__(self, document: Document, focused: Element | None, refused: bool) -> None:
         self.lines: list[str] = []
+        self._room = _MAX_CHARS
         self._document = document
         self._focused = focused
         self._refused = refused
@@ -231,7 +242,11 @@ class _Writer:
 
     def line(self, depth: int, bid: int, role: str, name: str, rest: str = "") -> None:
         mark = f"[{bid}] " if bid >= 0 else ""
-        self.lines.append(f"{_INDENTS[depth]}{mark}{role} {name.strip()!r}{rest}")
+        line = f"{_INDENTS[depth]}{mark}{role} {name.strip()!r}{rest}"
+        self.lines.append(line)
+        self._room -= len(line)
+        if self._room < 0:
+            raise _Full
 
     def children(self, parent: Element, depth: int, name: str) -> None:
         for at, child in enumerate(parent.children):

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import msgspec
+
 from agentgym_servers.web.actions.parse import ENDINGS, Action
 from agentgym_servers.web.evaluation.verified import Exchange
 from agentgym_servers.web.layouts import MAX_TREE_CHARS, cut_tree
-from agentgym_servers.web.sites.site import Request, SiteSession
+from agentgym_servers.web.sites.site import Request, Response, SiteSession
 from agentgym_servers.web.sites.site_map import bounds_error, typed_error
 from agentgym_servers.web.text_browser import gestures
 from agentgym_servers.web.text_browser import gestures as keys
@@ -29,6 +31,14 @@ _MAX_REDIRECTS: Final = 10
 _MAX_TABS: Final = 20
 _MAX_EXCHANGES: Final = 2_000
 _MAX_HISTORY: Final = 50
+_MAX_PAGE_CHARS: Final = 500_000
+"""A longer page is read up to here; its tree would be cut far before."""
+_MAX_KEPT_CHARS: Final = 16 * _MAX_PAGE_CHARS
+"""Characters of all the pages that tabs may go back to, and of the recorded answers."""
+_MAX_URL: Final = 100_000
+_MAX_COOKIES: Final = 180
+"""Of a host; Chromium keeps as many."""
+_MAX_COOKIE_CHARS: Final = 4096
 _SEEN_ONLY: Final = frozenset({"noop", "scroll"}) | ENDINGS
 
 
@@ -48,6 +58,17 @@ class _Tab:
         del self.history[:-_MAX_HISTORY]
         self.at = len(self.history) - 1
 
+    def chars(self) -> int:
+        return sum(len(page.html) for page in self.history)
+
+    def forget_oldest(self) -> bool:
+        """Forget the page before all others; whether there was one before the shown one."""
+        if self.at:
+            del self.history[0]
+            self.at -= 1
+            return True
+        return False
+
 
 class TextBrowser:
     """A browser without scripts or styles whose pages come straight from a session's sites.
@@ -62,7 +83,8 @@ class TextBrowser:
         self._max_tree_chars = max_tree_chars
         self._cookies: dict[str, dict[str, str]] = {}
         self._tabs = [_Tab()]
-        self.exchanges: deque[Exchange] = deque(maxlen=_MAX_EXCHANGES)
+        self._exchanged_chars = 0
+        self.exchanges: deque[Exchange] = deque()
         """The last requests and answers of the sites."""
         self.active = 0
         """Which tab is shown."""
@@ -153,6 +175,9 @@ class TextBrowser:
             self._tabs[self.active].history = [found]
         else:
             self._tabs[self.active].show(found)
+        while sum(tab.chars() for tab in self._tabs) > _MAX_KEPT_CHARS:
+            if not any(tab.forget_oldest() for tab in self._tabs):
+                break
 
     def _is_within(self, page: Page, url: str) -> bool:
         base, mark, _ = url.partition("#")
@@ -173,13 +198,13 @@ class TextBrowser:
             method = "GET" if form is None else "POST"
             path = unquote(parts.path)
             request = Request(method, host, path, query, form or {}, dict(cookies))
-            response = self._session.answer(request)
-            self.exchanges.append(Exchange(request, response, self.document().url))
+            response = self._limited(self._session.answer(request))
+            self._record(Exchange(request, response, self.document().url))
             for name, value in response.cookies.items():
                 if value is None:
                     cookies.pop(name, None)
-                else:
-                    cookies[name] = value
+                elif name in cookies or len(cookies) < _MAX_COOKIES:
+                    cookies[name] = value[:_MAX_COOKIE_CHARS]
             if response.location is None:
                 html = as_html(response.body, response.content_type)
                 return Page(url, html, posted=form is not None)
@@ -187,6 +212,20 @@ class TextBrowser:
             if response.status not in (307, 308):
                 form = None
         raise BrowserError(f"Error: Page.goto: net::ERR_TOO_MANY_REDIRECTS at {url[:200]}")
+
+    def _limited(self, response: Response) -> Response:
+        """A site's answer as far as it is read."""
+        if response.location is not None and len(response.location) > _MAX_URL:
+            raise BrowserError("Error: Page.goto: net::ERR_INVALID_URL")
+        if len(response.body) <= _MAX_PAGE_CHARS:
+            return response
+        return msgspec.structs.replace(response, body=response.body[:_MAX_PAGE_CHARS])
+
+    def _record(self, exchange: Exchange) -> None:
+        self.exchanges.append(exchange)
+        self._exchanged_chars += len(exchange.response.body)
+        while self._exchanged_chars > _MAX_KEPT_CHARS or len(self.exchanges) > _MAX_EXCHANGES:
+            self._exchanged_chars -= len(self.exchanges.popleft().response.body)
 
     def _allowed(self, url: str) -> tuple[str, str]:
         """A URL as it is requested and its host, if it is one of the session's."""

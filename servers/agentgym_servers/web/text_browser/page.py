@@ -15,8 +15,10 @@ _KEPT = "%/:@!$&'()*+,;=~-._?"
 
 
 _MAX_KEPT = 1000
+_MAX_KEPT_CHARS = 50_000
 _kept: OrderedDict[str, tuple[str, str]] = OrderedDict()
-"""Pages as they load -> their titles and trees: many episodes see the same ones."""
+"""Pages as they load -> their titles and trees: many episodes see the same ones. Long ones are
+not among them."""
 
 
 class Page:
@@ -76,7 +78,9 @@ class Page:
         if found is None:
             document = self.document
             self._tree = tree_text(document, self._focused)
-            found = _kept[self.html] = (document.title, self._tree)
+            found = (document.title, self._tree)
+            if len(self.html) <= _MAX_KEPT_CHARS:
+                _kept[self.html] = found
             if len(_kept) > _MAX_KEPT:
                 _kept.popitem(last=False)
         else:
