@@ -31,7 +31,7 @@ _TIMEOUT_S: Final = 20.0
 _EXIT_S: Final = 5.0
 """Most seconds for which the end of a program waits for servers."""
 _MAX_ITEMS: Final = 256
-"""Sessions a call, which any server accepts in one body."""
+"""Sessions a call. A server that accepts fewer answers 413, and gets half."""
 
 
 class Lease:
