@@ -282,6 +282,13 @@ def _is_free(port: int) -> bool:
         return True
 
 
+def _processor() -> str:
+    """The name of the processor, where the system tells it."""
+    told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.partition(":")[2].strip() for line in told.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
 def main() -> None:
     """Run it and write what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -301,7 +308,7 @@ def main() -> None:
     ).stdout.strip()
     record = {
         "command": f"python tests/support/soaking.py --steps {args.steps} --seed {args.seed}",
-        "commit": commit, "python": platform.python_version(), "processor": platform.processor(),
+        "commit": commit, "python": platform.python_version(), "processor": _processor(),
         "cores": os.cpu_count(), "environments": args.environments, "servers": args.servers,
         "workers": args.workers, "seconds": round(time.monotonic() - began, 1),
         "steps": told.steps, "episodes": told.episodes, "solved": told.solved,
