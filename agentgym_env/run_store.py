@@ -58,6 +58,17 @@ def is_inside(path: Path, folder: Path) -> bool:
     return readable and path.resolve().is_relative_to(folder.resolve())
 
 
+def links_out(folder: Path) -> dict[str, str]:
+    """The links in a run's folder that lead out of it, by name, and where they lead."""
+    real, found = folder.resolve(), {}
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place) / name for name in (*folders, *files)):
+            target = Path(os.path.realpath(path))  # unlike `resolve`, of links in a circle too
+            if path.is_symlink() and not target.is_relative_to(real):
+                found[str(path.relative_to(folder))] = str(target)
+    return found
+
+
 def readable_files(folder: Path, kind: str) -> tuple[list[Path], list[str]]:
     """(the files of a run's subfolder `kind` in order, messages about those that are not read)."""
     files, messages = [], []
@@ -210,7 +221,7 @@ class RunStore:
     def trajectories(self, name: str) -> tuple[list[Trajectory], list[BrokenLine]]:
         """The episodes of `trajectories/NAME.jsonl`; raises `BadRequest` for a link elsewhere."""
         path = self.path / "trajectories" / f"{name}.jsonl"
-        if path.exists() and not is_inside(path, self.path):
+        if os.path.lexists(path) and not is_inside(path, self.path):
             raise BadRequest(
                 f"{path} is no readable file of this run, but perhaps a link to another folder; "
                 "replace it with a copy"
