@@ -320,13 +320,17 @@ def move_aside(path: Path) -> None:
     """Rename a run to its next free name. A lock on it stays locked, at the old path."""
     path, aside = _target(path), next_free_name(path)
     if not (path / LOCK_FILE).exists():
-        path.rename(aside)
+        _rename(path, aside)
         return
     # The lock moves into a new folder, which then takes the old one's place. If another process
     # creates and locks the folder between the renames, the last one fails.
     fresh = path.with_name(f".{path.name}.new-{os.getpid()}")
     fresh.mkdir()
-    path.rename(aside)
+    try:
+        _rename(path, aside)
+    except BadRequest:
+        fresh.rmdir()
+        raise
     (aside / LOCK_FILE).rename(fresh / LOCK_FILE)
     try:
         fresh.rename(path)
@@ -336,6 +340,16 @@ def move_aside(path: Path) -> None:
         raise FolderInUse(
             f"{path} was locked by another process at this moment; wait until it ends, or choose "
             "another folder"
+        ) from error
+
+
+def _rename(path: Path, aside: Path) -> None:
+    try:
+        path.rename(aside)
+    except OSError as error:
+        # A disk of its own cannot be renamed, nor what is in a folder that is read-only.
+        raise BadRequest(
+            f"cannot move {path} aside ({error.strerror}); choose another folder, such as one in it"
         ) from error
 
 

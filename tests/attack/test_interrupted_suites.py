@@ -66,7 +66,10 @@ def test_a_suite_that_is_interrupted_at_random_equals_one_that_was_not(tmp_path)
 LEFT = {"trajectories/": None, "run.json.partial": '{"kin', "plan.json.partial": ""}
 
 
-@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize(
+    "left", [name if name.startswith("run") else pytest.param(name, marks=pytest.mark.slow)
+             for name in LEFT],
+)  # fmt: skip
 def test_a_start_that_was_killed_does_not_block_its_folder(tmp_path, left):
     shared = ("--env", "textcraft", "--policy", "expert")
     commands = {

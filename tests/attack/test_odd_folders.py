@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from agentgym_env.run_store import RunStore
+from tests.attack.test_full_disk import disk, resize
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 
+__all__ = ["disk"]
 AT_ONCE, ROUNDS, EPISODES = 4, 5, 12
 
 
@@ -34,6 +34,7 @@ def training(folder: Path, out: Path) -> Command:
     return Command("train", folder / "config.yaml")
 
 
+@pytest.mark.slow
 def test_several_collections_at_once_write_each_episode_once(tmp_path):
     refused = 0
     for number in range(ROUNDS):
@@ -63,25 +64,15 @@ def test_two_collections_with_other_settings_at_once_mix_nothing(tmp_path):
     sys.stdout.write("two collections with other settings in a folder: one is refused\n")
 
 
-@pytest.fixture
-def disk(tmp_path) -> Iterator[Path]:
-    """Another file system, whose root is this folder."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("only root can mount a file system, and not in every container")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def said_in_one_line(process: Command) -> str:
     status, said = finish(process)
     assert status == 2 and "Traceback" not in said, said
     return " ".join(said.split())
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_can_be_read_and_nothing_else(disk, tmp_path):
+    resize(disk, "64m")
     run = disk / "run"
     assert finish(training(tmp_path, run))[0] == 0
     assert finish(collection(disk / "collected"))[0] == 0
@@ -91,7 +82,7 @@ def test_a_read_only_folder_can_be_read_and_nothing_else(disk, tmp_path):
         ("audit", run, "--turns", 1, "--episodes", 1),
         ("export", disk / "collected", "--out", tmp_path / "out.jsonl"),
         ("eval", "--env", "textcraft", "--policy", run / "model", "--settings-of", run,
-         "--limit", 1, "--max-turns", 1, "--out", tmp_path / "eval"),
+         "--limit", 1, "--horizon", 1, "--out", tmp_path / "eval"),
     ):  # fmt: skip
         status, said = finish(Command(*words))
         assert status == 0, (words, said)
@@ -112,7 +103,9 @@ def test_a_read_only_folder_can_be_read_and_nothing_else(disk, tmp_path):
     sys.stdout.write("4 commands read a read-only run, and 10 that write say why they cannot\n")
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_is_a_disk_of_its_own_is_used_and_kept(disk, tmp_path):
+    resize(disk, "64m")
     assert finish(training(tmp_path, disk))[0] == 0
     before = (disk / "run.json").read_bytes()
     said = said_in_one_line(training(tmp_path, disk))
@@ -132,7 +125,9 @@ def test_a_run_folder_that_is_a_disk_of_its_own_is_used_and_kept(disk, tmp_path)
     sys.stdout.write("a disk as a run folder: used, resumed, and never overwritten\n")
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_links_to_another_file_system_is_written_and_moved_there(disk, tmp_path):
+    resize(disk, "64m")
     (disk / "run").mkdir()
     (tmp_path / "run").symlink_to(disk / "run")
     for _ in range(2):
