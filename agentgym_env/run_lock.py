@@ -114,11 +114,20 @@ def check_unlocked(folder: Path, option: str) -> None:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder is missing, or contains nothing but a lock."""
+    """Whether a folder is missing, or contains nothing but a lock and what a killed start leaves.
+
+    That is an empty folder for episodes, and files that were not written to their end.
+    """
     try:
-        return all(path.name == LOCK_FILE for path in folder.iterdir())
+        return all(_is_left_over(path) for path in folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return not folder.is_file()
+
+
+def _is_left_over(path: Path) -> bool:
+    if path.name == "trajectories" and path.is_dir():
+        return not any(path.iterdir())
+    return path.name == LOCK_FILE or (path.suffix == ".partial" and path.is_file())
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,17 @@ def is_inside(path: Path, folder: Path) -> bool:
     return readable and path.resolve().is_relative_to(folder.resolve())
 
 
+def links_out(folder: Path) -> dict[str, str]:
+    """The links in a run's folder that lead out of it, by name, and where they lead."""
+    real, found = folder.resolve(), {}
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place) / name for name in (*folders, *files)):
+            target = Path(os.path.realpath(path))  # unlike `resolve`, of links in a circle too
+            if path.is_symlink() and not target.is_relative_to(real):
+                found[str(path.relative_to(folder))] = str(target)
+    return found
+
+
 def readable_files(folder: Path, kind: str) -> tuple[list[Path], list[str]]:
     """(the files of a run's subfolder `kind` in order, messages about those that are not read)."""
     files, messages = [], []
@@ -210,7 +221,7 @@ class RunStore:
     def trajectories(self, name: str) -> tuple[list[Trajectory], list[BrokenLine]]:
         """The episodes of `trajectories/NAME.jsonl`; raises `BadRequest` for a link elsewhere."""
         path = self.path / "trajectories" / f"{name}.jsonl"
-        if path.exists() and not is_inside(path, self.path):
+        if os.path.lexists(path) and not is_inside(path, self.path):
             raise BadRequest(
                 f"{path} is no readable file of this run, but perhaps a link to another folder; "
                 "replace it with a copy"
@@ -309,13 +320,17 @@ def move_aside(path: Path) -> None:
     """Rename a run to its next free name. A lock on it stays locked, at the old path."""
     path, aside = _target(path), next_free_name(path)
     if not (path / LOCK_FILE).exists():
-        path.rename(aside)
+        _rename(path, aside)
         return
     # The lock moves into a new folder, which then takes the old one's place. If another process
     # creates and locks the folder between the renames, the last one fails.
     fresh = path.with_name(f".{path.name}.new-{os.getpid()}")
     fresh.mkdir()
-    path.rename(aside)
+    try:
+        _rename(path, aside)
+    except BadRequest:
+        fresh.rmdir()
+        raise
     (aside / LOCK_FILE).rename(fresh / LOCK_FILE)
     try:
         fresh.rename(path)
@@ -325,6 +340,16 @@ def move_aside(path: Path) -> None:
         raise FolderInUse(
             f"{path} was locked by another process at this moment; wait until it ends, or choose "
             "another folder"
+        ) from error
+
+
+def _rename(path: Path, aside: Path) -> None:
+    try:
+        path.rename(aside)
+    except OSError as error:
+        # A disk of its own cannot be renamed, nor what is in a folder that is read-only.
+        raise BadRequest(
+            f"cannot move {path} aside ({error.strerror}); choose another folder, such as one in it"
         ) from error
 
 

@@ -36,6 +36,11 @@ _INTERRUPTED: Final = 130
 """The exit status of a command that Ctrl-C ended."""
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
+_PLACE: Final = {
+    errno.EROFS: "choose a place that can be written to",
+    errno.EACCES: "choose another place, or change its permissions",
+}
+"""Errors of a place that the user chose -> what to do."""
 SUMMARIES: Final = {
     "envs": "List the registered environments.",
     "new": "Create a package with a new environment.",
@@ -111,13 +116,11 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
         sys.exit(_INTERRUPTED)
     except (AgentGymError, RecursionError, OSError, ExceptionGroup) as error:
         full = _full_disk(error)
-        too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
-        known = full is not None or too_long or isinstance(error, AgentGymError | RecursionError)
+        place = _misplaced(error)
+        known = full or place or isinstance(error, AgentGymError | RecursionError)
         if "--debug" in words or not known:
             raise
-        message = str(error)
-        if isinstance(error, OSError) and too_long:
-            message = f"the path {str(error.filename)[:200]}... is too long"
+        message = place or str(error)
         if full is not None:
             message = f"{full}. Free some space; what is stored can be resumed"
         if isinstance(error, RecursionError):
@@ -129,6 +132,17 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
             message = message.replace("agentgym train CONFIG", f"agentgym train {config}")
         _print_error(message)
         sys.exit(getattr(error, "exit_status", 2))
+
+
+def _misplaced(error: BaseException) -> str | None:
+    """What is wrong with the place of an error's file, if that is what is wrong."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    if error.errno == errno.ENAMETOOLONG:
+        return f"the path {str(error.filename)[:200]}... is too long"
+    if error.errno not in _PLACE:
+        return None
+    return f"{error.filename}: {error.strerror}; {_PLACE[error.errno]}"
 
 
 def _print_error(message: str) -> None:

@@ -185,9 +185,11 @@ def replay(
         kwargs = json_object("--env-kwargs", env_kwargs)
     else:
         kwargs = _stored(address.run, "env_kwargs", dict) if server == INPROCESS else {}
-        names |= names_in({"env_kwargs": kwargs})
-    if not trust and env is None:
-        names |= _stored_envs(address, task, index)
+    stored_kwargs = kwargs if env_kwargs is None else {}
+    if env is not None:
+        names |= names_in({"env": env, "env_kwargs": stored_kwargs}, keys=["env_kwargs"])
+    elif not trust:
+        names |= _names_of_episodes(_chosen(address, task, index), stored_kwargs)
     require_trust(trajectory, names, trusted=trust)
     seen = _Seen(console)
     with _Worlds(env, kwargs, server, token, wrappers) as worlds:
@@ -354,12 +356,20 @@ def _chosen(
                     yield place, found
 
 
-def _stored_envs(address: Address, task: str | None, index: int | None) -> dict[str, str]:
-    """The episodes' environments that name code, each by the first place that names it."""
+def _names_of_episodes(
+    chosen: Iterator[tuple[str, Trajectory | BrokenLine]], kwargs: Mapping[str, Any]
+) -> dict[str, str]:
+    """What needs trust to make the episodes' environments, each by the first place that names it.
+
+    `kwargs` are the run's settings of all of them.
+    """
     names: dict[str, str] = {}
-    for place, found in _chosen(address, task, index):
-        if isinstance(found, Trajectory) and found.env not in names.values():
-            names |= {f"{place} {key}": name for key, name in names_in({"env": found.env}).items()}
+    seen: set[str] = set()
+    for place, found in chosen:
+        if isinstance(found, Trajectory) and found.env not in seen:
+            seen.add(found.env)
+            names |= names_in({"env": found.env}, f"{place} ")
+            names |= names_in({"env": found.env, "env_kwargs": kwargs}, keys=["env_kwargs"])
     return names
 
 

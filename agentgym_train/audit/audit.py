@@ -17,13 +17,14 @@ from agentgym_env.printable import one_line
 from agentgym_env.registration import env_class
 from agentgym_env.run_store import RunStore, readable_files
 from agentgym_env.trajectory import Trajectory
-from agentgym_env.trust import names_in, require_trust
+from agentgym_env.trust import require_trust
 from agentgym_train.audit import stored_rules, template_rules, token_rules
 from agentgym_train.audit.episodes import Row, Stored, Subject
 from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig, config_from, stored_config
+from agentgym_train.config.trust import names_in_run
 from agentgym_train.config.values import local_path
 from agentgym_train.models.loading import load_policy
 from agentgym_train.models.local import is_model
@@ -81,7 +82,10 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
             f"model: agentgym audit {path}/model"
         )
     # Check this first: creating the config imports the agent.
-    require_trust(f"{path}/run.json", names_in(values, _IMPORTED), trusted=trusted)
+    names = names_in_run(values, _IMPORTED)
+    if values.get("agent") == "external":  # an audit opens no gateway to it
+        del names["agent"]
+    require_trust(f"{path}/run.json", names, trusted=trusted)
     config = stored_config(path, values, config_from)
     source, version = _weights(store, config)
     trajectories = _trajectories(store)

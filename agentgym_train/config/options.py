@@ -33,8 +33,8 @@ from agentgym_env.registration import plain_name
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.base import SETTINGS_OF_A_RUN, read_values
 from agentgym_train.config.methods import CONFIGS, DEFAULT
+from agentgym_train.config.trust import is_known
 from agentgym_train.config.values import check_keys, local_path, read_yaml
-from agentgym_train.rollout.agent import is_code
 
 _SENTENCE = re.compile(r"(?<=[^.]\.)\s")
 
@@ -343,9 +343,10 @@ def _stored_settings(path: str, env: str, given: Set[str]) -> dict[str, Any]:
         name: stored[name] for name in SETTINGS_OF_A_RUN if name in stored and name not in given
     }
     agent = str(found.get("agent", ""))
-    if is_code(agent):
+    if "agent" in found and not is_known("agent", found["agent"]):
         raise ConfigError(
-            f"the agent of {path} is code, {agent!r}; name it with --agent if you trust it"
+            f"the agent of {path} is code or a program, {agent!r}; name it with --agent if you "
+            "trust it"
         )
     if "instruction" not in given:
         for world in stored.get("envs") or ():

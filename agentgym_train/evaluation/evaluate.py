@@ -337,7 +337,7 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
         elif not is_unused(path):
             raise ConfigError(f"{path} contains no evaluation; choose another folder")
         else:
-            (path / "trajectories").mkdir()
+            (path / "trajectories").mkdir(exist_ok=True)
             store = RunStore(path)
             store.write_json("run.json", _facts(plan))
         yield store

@@ -17,9 +17,9 @@ import yaml
 
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_env.registration import full_id
-from agentgym_env.run_store import RunStore, last_step
+from agentgym_env.run_store import RunStore, last_step, links_out
 from agentgym_env.server_token import token_of_file
-from agentgym_env.trust import names_in, require_trust
+from agentgym_env.trust import require_trust
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import (
     CONFIGS,
@@ -31,6 +31,7 @@ from agentgym_train.config.methods import (
 )
 from agentgym_train.config.options import expand_flags
 from agentgym_train.config.trainer_args import OTHER_TRACKERS, TRACKERS, trackers_of
+from agentgym_train.config.trust import names_in_run
 from agentgym_train.config.values import local_path, parse_overrides
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 
@@ -224,8 +225,8 @@ def _number(given: Mapping[str, str], name: str) -> int:
 def resumed_config(path: Path, words: Sequence[str] = (), *, trusted: bool = False) -> RunConfig:
     """The config of the run in `path`, with other steps if `words` say so (`steps=N`).
 
-    Raises `ConfigError` if there is none, if it contains code or addresses and is not trusted, or
-    if `words` change anything else.
+    Raises `ConfigError` if there is none or if `words` change anything else, and `BadRequest` if it
+    sets what needs trust and is not trusted.
     """
     asked = _only_steps(path, words)
     metadata = RunStore.open(path).read_json("run.json") or {}
@@ -240,7 +241,9 @@ def resumed_config(path: Path, words: Sequence[str] = (), *, trusted: bool = Fal
     if values.get("method", DEFAULT) not in CONFIGS:
         raise ConfigError(f"{path} is not a training run: its method is {values['method']!r}")
     # Check this first: creating the config imports the agent.
-    require_trust(f"{path}/run.json", names_in(values), trusted=trusted)
+    require_trust(f"{path}/run.json", names_in_run(values), trusted=trusted)
+    # The run would be written to what they lead to, and checkpoints there be deleted.
+    require_trust(f"{path}, by links,", links_out(path), trusted=trusted)
     if not (path / "trajectories").is_dir():
         raise ConfigError(
             f"{path} cannot be resumed: it has no folder trajectories. Restore it, or start a new "

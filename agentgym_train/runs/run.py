@@ -24,9 +24,9 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_lock import is_unused
 from agentgym_env.run_store import RunStore, next_free_name, run_metadata
 from agentgym_env.trajectory import Trajectory
-from agentgym_env.trust import trust_option
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import TRAINERS
+from agentgym_train.config.trust import trust_option
 from agentgym_train.config.values import INTERRUPTED
 from agentgym_train.config.worlds import file_name
 from agentgym_train.evaluation.evaluate import evaluate

@@ -16,7 +16,6 @@ from rich.table import Table
 
 from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore, last_step
-from agentgym_env.trust import trust_option
 from agentgym_train.config.base import SETTINGS_OF_A_RUN, PolicyConfig, RunConfig
 from agentgym_train.config.methods import (
     DEFAULT,
@@ -25,11 +24,11 @@ from agentgym_train.config.methods import (
     RLConfig,
     SFTConfig,
 )
+from agentgym_train.config.trust import is_known, trust_option
 from agentgym_train.config.values import user_path
 from agentgym_train.config.worlds import RLWorld
 from agentgym_train.evaluation.report import Reports, warn_of_cuts
 from agentgym_train.evaluation.tables import category_grid
-from agentgym_train.rollout.agent import is_code
 from agentgym_train.trainers.callbacks import last_checkpoint
 
 if TYPE_CHECKING:
@@ -410,7 +409,7 @@ def policy_options(config: RunConfig, run: Path) -> str:
     plain = PolicyConfig()
     if any(getattr(config, name) != getattr(plain, name) for name in SETTINGS_OF_A_RUN):
         words += ["--settings-of", shlex.quote(str(run))]
-    if is_code(config.agent):
+    if not is_known("agent", config.agent):
         words += ["--agent", shlex.quote(config.agent)]
     for wrapper in config.wrappers:
         words += [

@@ -589,7 +589,7 @@ class Pictures:
         with self._lock:
             if key not in self._drawn:
                 try:
-                    names = names_in({"env_kwargs": settings})
+                    names = names_in({"env": episode.env, "env_kwargs": settings})
                     require_trust("the run", names, trusted=self._trusted)
                     self._drawn[key] = _draw(episode, settings)
                 except (AgentGymError, TypeError, ValueError, LookupError) as error:

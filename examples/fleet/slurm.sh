@@ -10,6 +10,9 @@ shift 2
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head_address=$(srun --nodes 1 --ntasks 1 --nodelist "${nodes[0]}" hostname --ip-address | cut -d' ' -f1)
 export RAY_ADDRESS="$head_address:6379"
+# Others of the cluster could run code as you otherwise. The nodes share the home folder.
+export RAY_AUTH_MODE=token
+(umask 077 && ray get-auth-token --generate >/dev/null)
 
 srun --overlap --nodes 1 --ntasks 1 --nodelist "${nodes[0]}" \
   ray start --head --block --node-ip-address "$head_address" --port 6379 --include-dashboard=false &

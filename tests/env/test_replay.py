@@ -174,7 +174,7 @@ def test_a_file_chooses_no_code_to_import_and_its_texts_are_text(
         "p", [Trajectory("hostile:Rude", task, 0, "", first, [turn], "horizon", "p", 9)]
     )
     said = cli(worlds_folder, str(store.path), status=2)
-    assert "names code or addresses" in said and "env='hostile:Rude'" in said
+    assert "names code, addresses or files" in said and "env='hostile:Rude'" in said
     said = cli(worlds_folder, str(store.path), "--env", "hostile:Rude", status=1)
     assert "\\x1b[2J[bold]" in said and "after '\\\\x1b[2Jx'" in said
     for sign in ("\x1b[2J", "\u202e", "\u2028"):

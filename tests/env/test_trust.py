@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import socket
 import sys
 import textwrap
@@ -11,10 +13,18 @@ from pathlib import Path
 import pytest
 
 import commands
+from agentgym_env import wrappers
 from agentgym_env.errors import BadRequest
+from agentgym_env.registration import env_class, registered
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_env.trust import names_in, require_trust, trust_option
+from agentgym_env.trust import (
+    HARMLESS_TEXTS,
+    HARMLESS_WRAPPERS,
+    NEEDS_TRUST,
+    names_in,
+    require_trust,
+)
 
 CODE = """
     from pathlib import Path
@@ -25,80 +35,13 @@ CODE = """
     class World(TextEnv):
         instruction = ""
         tasks = TaskSet({"train": ["1"], "test": ["2"]})
-        def __init__(self, render_mode=None, judge=None, mood="calm"):
+        def __init__(self, render_mode=None, judge=None, mood=1):
             super().__init__(render_mode)
         def _reset(self, task): return "Go."
         def _step(self, action): return "Done.", 1.0, True
 
     reply = print
 """
-NAMED = {
-    "env": "evil:World",
-    "agent": "evil:Agent",
-    "algorithm": "evil:Algorithm",
-    "attention": "evil/kernels",
-    "env_kwargs": {
-        "judge": "os:system",
-        "address": "ws://10.0.0.1:80",
-        "server": ["python", "-c"],
-        "peer": "evil.example.com",
-        "other": "10.0.0.1",
-        "port": "localhost:80",
-        "deep": {"list": [{"index": "/etc/passwd"}]},
-    },
-    "servers": ["evil"],
-    "envs": [{"env": "agentgym/Search-v0", "servers": ["http://evil"]}, {"env": "evil:World"}],
-    "wrappers": [
-        "evil:Outer",
-        {"wrapper": "evil:Inner", "path": "/tmp/x", "scale": 0.5},
-        "agentgym_env.wrappers.evil:Other",
-    ],
-    "engine_args": {
-        "servers": ["http://evil"],
-        "extra": {"trust_remote_code": True, "plugin": "x"},
-    },
-    "trainer_args": {
-        "report_to": "wandb",
-        "push_to_hub": True,
-        "model_init_kwargs": {"code": "evil/code"},
-    },
-    "lora": {"megatron_core": "antigravity"},
-}
-PLACES = [
-    "env", "env_kwargs.judge", "env_kwargs.address", "env_kwargs.server[0]", "env_kwargs.server[1]",
-    "env_kwargs.peer", "env_kwargs.other", "env_kwargs.port", "env_kwargs.deep.list[0].index",
-    "servers[0]", "envs[0].servers[0]", "envs[1].env", "wrappers[0]",
-    "wrappers[1].wrapper", "wrappers[1].path", "wrappers[2]", "agent", "algorithm", "attention",
-    "engine_args.servers[0]", "engine_args.extra.trust_remote_code", "engine_args.extra.plugin",
-    "trainer_args.report_to", "trainer_args.push_to_hub", "trainer_args.model_init_kwargs.code",
-    "lora.megatron_core",
-]  # fmt: skip
-PLAIN = {
-    "env": "agentgym/WebArena-v0",
-    "agent": "window:8",
-    "algorithm": "grpo",
-    "attention": "flash_attention_2",
-    "model": "org/model",
-    "instruction": "Answer with one action: see http://example.com",
-    "env_kwargs": {"layout": "browsergym", "seed": 3, "corpus": "synthetic:0", "told": "Be kind!"},
-    "servers": [],
-    "envs": [
-        {
-            "env": "agentgym/Search-v0",
-            "split": "train",
-            "env_kwargs": {"topk": 3},
-            "wrappers": ["agentgym_env.wrappers:EndAfterInvalid"],
-        }
-    ],
-    "wrappers": [{"wrapper": "agentgym_env.wrappers:EndAfterInvalid", "count": 3}],
-    "engine_args": {"dtype": "bfloat16", "max_batch": 8, "extra": {}},
-    "trainer_args": {
-        "lr_scheduler_type": "linear",
-        "report_to": "tensorboard",
-        "push_to_hub": False,
-    },
-    "lora": {"r": 16, "target_modules": ["model.layers.0.self_attn.q_proj"]},
-}
 
 
 @pytest.fixture
@@ -127,34 +70,75 @@ def agentgym(folder: Path, *words: str) -> tuple[int, str]:
     return ran.status, ran.text
 
 
-def test_every_name_is_found_by_its_place():
+NAMED = {
+    "env": "evil:World",
+    "env_kwargs": {"judge": "os:system", "log": "notes", "deep": {"list": [{"index": "/etc"}]}},
+    "servers": ["http://evil"],
+    "wrappers": ["evil:Outer", {"wrapper": "agentgym_env.wrappers:StepPenalty", "penalty": "x"}],
+}
+PLACES = [
+    "env", "env_kwargs.judge", "env_kwargs.log", "env_kwargs.deep.list[0].index", "servers[0]",
+    "wrappers[0]", "wrappers[1].penalty",
+]  # fmt: skip
+
+
+def test_everything_that_is_not_known_to_be_harmless_is_found_by_its_place():
     assert list(names_in(NAMED)) == PLACES
 
 
-def test_what_is_registered_built_in_or_prose_is_no_name():
-    assert names_in(PLAIN) == {}
-    assert (trust_option(PLAIN), trust_option(NAMED)) == ("", " --trust")
+@pytest.mark.parametrize(
+    ("env", "kwargs"),
+    [
+        ("textcraft", {"legacy": True}),
+        ("agentgym/WebArena-v0", {"layout": "agentgym", "seed": 3, "judge": None}),
+        ("search", {"corpus": "synthetic:7", "topk": 2}),
+        ("agentgym/BabyAI-v0", {"levels": ["GoToObj", "PickupLoc"]}),
+        ("sciworld", {"simplifications": "openDoors,teleportAction"}),
+    ],
+)
+def test_numbers_and_the_choices_of_an_environment_need_no_trust(env, kwargs):
+    assert names_in({"env": env, "env_kwargs": kwargs}) == {}
 
 
-@pytest.mark.parametrize("yes", [True, 1, 2.5, "true", "yes", "1"])
-def test_a_flag_is_found_whatever_true_value_it_has(yes):
-    for flag in ("push_to_hub", "use_vllm", "trust_remote_code", "hub_always_push"):
-        assert list(names_in({"trainer_args": {flag: yes}})) == [f"trainer_args.{flag}"]
-    assert "trainer_args.model_init_kwargs.trust_remote_code" in names_in(
-        {"trainer_args": {"model_init_kwargs": {"trust_remote_code": 1}}}
-    )
+@pytest.mark.parametrize(
+    ("env", "kwargs"),
+    [
+        ("agentgym/WebArena-v0", {"layout": "other"}),
+        ("search", {"corpus": "notes"}),
+        ("search", {"levels": ["GoToObj"]}),
+        ("evil:World", {"layout": "agentgym"}),
+        ("tests/Unknown-v0", {"layout": "agentgym"}),
+        ("agentgym/OpenEnv-v0", {"address": "x"}),
+        ("textcraft", {"host": 0}),
+        ("textcraft", {"model": {"trust_remote_code": True}}),
+    ],
+)
+def test_other_texts_and_switches_need_trust(env, kwargs):
+    assert names_in({"env": env, "env_kwargs": kwargs}, keys=["env_kwargs"])
 
 
-@pytest.mark.parametrize("no", [False, 0, None, "", "false", "no"])
-def test_a_flag_that_is_off_names_nothing(no):
-    assert names_in({"trainer_args": {"push_to_hub": no, "trust_remote_code": no}}) == {}
+def test_every_text_that_an_environment_of_ours_takes_is_in_a_list():
+    for entry in registered():
+        if not entry.env_id.startswith("agentgym/"):
+            continue
+        for parameter in inspect.signature(env_class(entry.env_id).__init__).parameters.values():
+            place, kind = f"{entry.env_id}.{parameter.name}", str(parameter.annotation)
+            is_free = ("str" in kind or "Any" in kind) and "Literal" not in kind
+            if is_free and parameter.name != "render_mode":
+                assert (place in HARMLESS_TEXTS) != (place in NEEDS_TRUST), place
+
+
+def test_every_wrapper_of_ours_that_needs_no_trust_takes_numbers_alone():
+    for name in HARMLESS_WRAPPERS:
+        _, _, *arguments = inspect.signature(getattr(wrappers, name).__init__).parameters.values()
+        assert all(re.fullmatch(r"(int|float)( \| None)?", a.annotation) for a in arguments), name
 
 
 @pytest.mark.parametrize("odd", [None, 3, [], ["a:b"], {"x": [None, {"y": 1.5}]}, "\x1b[2Ja:b"])
 def test_settings_of_any_shape_are_read(odd):
     for key in NAMED:
-        for text in names_in({key: odd}).values():
-            assert text in ("a:b", "\x1b[2Ja:b")
+        for text in names_in({"env": "textcraft", key: odd}).values():
+            assert text in ("a:b", "\x1b[2Ja:b", "3", "1.5")
 
 
 def test_the_error_lists_all_names_with_their_places_in_one_line():
@@ -189,7 +173,7 @@ def test_replay_trusts_what_the_user_names(folder):
     assert not (folder / "imported").exists()
     words = ("--env", "evil:World", "--env-kwargs", '{"judge": "evil:reply"}')
     assert agentgym(folder, "replay", run, *words)[0] == 0
-    RunStore(folder / "run").write_json("run.json", {"config": {"env_kwargs": {"mood": "glad"}}})
+    RunStore(folder / "run").write_json("run.json", {"config": {"env_kwargs": {"mood": 2}}})
     assert agentgym(folder, "replay", run, "--env", "evil:World")[0] == 0
 
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from agentgym_env.errors import BadRequest, ConfigError
-from agentgym_env.trust import names_in
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig, World
+from agentgym_train.config.trust import names_in_run
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
 from agentgym_train.runs.preflight import prepared, world_of
 from tests.train.command import Command, finish
@@ -142,4 +142,4 @@ def test_every_environment_of_agent_evol_is_sent_the_token(guarded, token_file):
 
 
 def test_a_stored_run_that_names_a_token_file_needs_trust():
-    assert names_in({"token_file": "token"}) == {"token_file": "token"}
+    assert names_in_run({"token_file": "token"}) == {"token_file": "token"}

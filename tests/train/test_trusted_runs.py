@@ -2,22 +2,108 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import yaml
+from peft import LoraConfig
 
 from agentgym_env import TaskSet, TextEnv
 from agentgym_env.cli import main
 from agentgym_env.errors import BadRequest
 from agentgym_env.registration import load_named, register
 from agentgym_env.run_store import RunStore
+from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.audit.audit import subject_of
+from agentgym_train.config.engines import ENGINES, GatewaySettings
+from agentgym_train.config.methods import CONFIGS, method_config
+from agentgym_train.config.trainer_args import ALLOWED
+from agentgym_train.config.trust import CONFIG as CONFIG_FIELDS
+from agentgym_train.config.trust import NESTED, names_in_run, trust_option
+from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.runs import preflight
+from agentgym_train.runs.preflight import resumed_config
 from agentgym_train.viewer.query import NoPicture, Pictures, Stored
-from tests.env.test_trust import NAMED, PLACES, agentgym, folder
+from tests.env.test_trust import agentgym, folder
 from tests.train.small import save_tiny_policy
 
 __all__ = ["folder"]
+NAMED = {
+    "env": "evil:World",
+    "agent": "evil:Agent",
+    "algorithm": "evil:Algorithm",
+    "attention": "evil/kernels",
+    "env_kwargs": {
+        "judge": "os:system",
+        "address": "ws://10.0.0.1:80",
+        "server": ["python", "-c"],
+        "peer": "evil.example.com",
+        "other": "10.0.0.1",
+        "port": "localhost:80",
+        "deep": {"list": [{"index": "/etc/passwd"}]},
+    },
+    "servers": ["evil"],
+    "envs": [{"env": "agentgym/Search-v0", "servers": ["http://evil"]}, {"env": "evil:World"}],
+    "wrappers": [
+        "evil:Outer",
+        {"wrapper": "evil:Inner", "path": "/tmp/x", "scale": 0.5},
+        "agentgym_env.wrappers.evil:Other",
+    ],
+    "gateway": {"address_file": "victim", "host": "0.0.0.0", "port": 8100},
+    "engine": "vllm_server",
+    "engine_args": {
+        "servers": ["http://evil"],
+        "weights_dir": "victim",
+        "nccl_address": "evil",
+        "extra": {"trust_remote_code": True, "plugin": "x"},
+    },
+    "trainer_args": {
+        "report_to": "wandb",
+        "push_to_hub": True,
+        "project": "victim",
+        "model_init_kwargs": {"code": "evil/code"},
+    },
+    "lora": {"megatron_core": "antigravity", "corda_config": {"cache_file": "victim"}},
+}
+PLACES = [
+    "env", "env_kwargs.judge", "env_kwargs.address", "env_kwargs.server[0]", "env_kwargs.server[1]",
+    "env_kwargs.peer", "env_kwargs.other", "env_kwargs.port", "env_kwargs.deep.list[0].index",
+    "servers[0]", "envs[0].servers[0]", "envs[1].env", "wrappers[0]",
+    "wrappers[1].wrapper", "wrappers[1].path", "wrappers[2]", "agent", "algorithm", "attention",
+    "engine_args.servers[0]", "engine_args.extra.trust_remote_code", "engine_args.extra.plugin",
+    "trainer_args.report_to", "trainer_args.push_to_hub", "trainer_args.model_init_kwargs.code",
+    "lora.megatron_core", "lora.corda_config.cache_file", "gateway.address_file", "gateway.host",
+    "gateway.port", "engine_args.weights_dir", "engine_args.nccl_address", "trainer_args.project",
+    "wrappers[1].scale",
+]  # fmt: skip
+PLAIN = {
+    "env": "agentgym/WebArena-v0",
+    "agent": "window:8",
+    "algorithm": "grpo",
+    "attention": "flash_attention_2",
+    "model": "org/model",
+    "instruction": "Answer with one action: see http://example.com",
+    "env_kwargs": {"layout": "browsergym", "seed": 3, "sites": "embedded"},
+    "servers": [],
+    "envs": [
+        {
+            "env": "agentgym/Search-v0",
+            "split": "train",
+            "env_kwargs": {"topk": 3, "corpus": "synthetic:0"},
+            "wrappers": ["agentgym_env.wrappers:EndAfterInvalid"],
+        }
+    ],
+    "wrappers": [{"wrapper": "agentgym_env.wrappers:EndAfterInvalid", "count": 3}],
+    "engine_args": {"dtype": "bfloat16", "max_batch": 8, "extra": {}, "weights_dir": None},
+    "gateway": {"host": "127.0.0.1", "port": 0, "address_file": None, "calls": 9},
+    "trainer_args": {
+        "lr_scheduler_type": "linear",
+        "report_to": "tensorboard",
+        "push_to_hub": False,
+    },
+    "lora": {"r": 16, "target_modules": ["model.layers.0.self_attn.q_proj"]},
+}
 CONFIG = {"model": "m", "env": "agentgym/TextCraft-v0", "output_dir": "run"}
 EVIL = {"agent": "evil:Nobody", "env_kwargs": {"judge": "evil:reply"}, "servers": ["http://evil"]}
 
@@ -25,7 +111,7 @@ EVIL = {"agent": "evil:Nobody", "env_kwargs": {"judge": "evil:reply"}, "servers"
 def test_resume_lists_every_name_of_the_folder_and_imports_none(folder):
     RunStore.create(folder / "run", {"config": CONFIG | NAMED})
     status, said = agentgym(folder, "train", "--resume", "run")
-    assert status == 2 and "run/run.json names code or addresses" in said
+    assert status == 2 and "run/run.json names code, addresses or files" in said
     for place in PLACES:
         assert f"{place}=" in said.replace("\n", "")
     assert not (folder / "imported").exists()
@@ -51,6 +137,82 @@ def test_the_processes_of_a_resumed_run_are_told_that_it_is_trusted(tmp_path, mo
     with pytest.raises(InterruptedError) as became:
         main(words)
     assert became.value.args[-4:] == ("agentgym_train", "--resume", words[2], "--trust")
+
+
+def test_everything_that_is_not_known_to_be_harmless_is_found_by_its_place():
+    assert sorted(names_in_run(NAMED)) == sorted(PLACES)
+
+
+def test_what_is_registered_built_in_or_prose_needs_no_trust():
+    assert names_in_run(PLAIN) == {}
+    assert (trust_option(PLAIN), trust_option(NAMED)) == ("", " --trust")
+
+
+@pytest.mark.parametrize("yes", [True, 1, 2.5, "true", "yes", "1"])
+def test_a_switch_is_found_whatever_true_value_it_has(yes):
+    for switch in ("push_to_hub", "use_vllm", "trust_remote_code", "hub_always_push"):
+        assert list(names_in_run({"trainer_args": {switch: yes}})) == [f"trainer_args.{switch}"]
+
+
+@pytest.mark.parametrize("no", [False, 0, None, "", "false", "no"])
+def test_a_switch_that_is_off_names_nothing(no):
+    assert names_in_run({"trainer_args": {"push_to_hub": no, "trust_remote_code": no}}) == {}
+
+
+@pytest.mark.parametrize("value", ["", "0", "no"])
+def test_a_host_that_reads_like_a_switch_needs_trust(value):
+    assert names_in_run({"gateway": {"host": value}}) == {"gateway.host": value}
+
+
+def fields_of(kind) -> set[str]:
+    return {f.name for f in fields(kind)}
+
+
+FIELDS = {
+    "gateway": fields_of(GatewaySettings),
+    "engine_args": set().union(*map(fields_of, ENGINES.values())),
+    "trainer_args": set().union(*ALLOWED.values()),
+    "lora": fields_of(LoraConfig),
+}
+
+
+def test_every_field_of_a_config_is_in_one_list():
+    """A new field fails here: decide whether a folder of somebody else may set it."""
+    kinds = (*CONFIGS.values(), RLWorld, World)
+    assert set().union(*map(fields_of, kinds)) == CONFIG_FIELDS.harmless | CONFIG_FIELDS.needs_trust
+    for group, known in {"": CONFIG_FIELDS, **NESTED}.items():
+        assert not known.harmless & known.needs_trust, group
+        assert not group or known.harmless | known.needs_trust == FIELDS[group], group
+
+
+def test_every_dataclass_within_a_config_has_a_list():
+    assert set(FIELDS) == set(NESTED)
+    free = {f.name for kind in CONFIGS.values() for f in fields(kind) if "Any" in str(f.type)}
+    # Arguments of chat templates and of built-in algorithms, which are in the next test.
+    assert free == {*NESTED, "env_kwargs", "wrappers", "chat_template_kwargs", "algorithm_args"}
+
+
+def test_the_arguments_of_built_in_algorithms_choose_among_few_texts():
+    for algorithm in ALGORITHMS.values():
+        for f in fields(algorithm):
+            assert f.type in ("int", "float", "bool") or str(f.type).startswith("Literal["), f
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_the_defaults_of_a_method_need_no_trust(method, tmp_path):
+    given = {"model": "m", "output_dir": "r", "method": method, "env": "agentgym/TextCraft-v0"}
+    config = method_config(given | ({"data": ["x"]} if method in ("sft", "dpo") else {}))
+    assert names_in_run(config.as_dict()) == {}
+
+
+def test_a_run_that_links_out_of_its_folder_needs_trust(tmp_path):
+    run = RunStore.create(tmp_path / "run", {"config": CONFIG}).path
+    (run / "own").symlink_to(run / "trajectories")
+    resumed_config(run)
+    (run / "metrics.jsonl").symlink_to(tmp_path / "victim")
+    with pytest.raises(BadRequest, match=r"metrics\.jsonl='.*victim'.*--trust"):
+        resumed_config(run)
+    resumed_config(run, trusted=True)
 
 
 def test_an_audit_imports_the_agent_and_environment_of_a_run_only_if_trusted(folder, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,11 +22,15 @@ from agentgym_env.printable import UncutTable, printable
 from agentgym_servers.fleet.controller import Event, FleetStatus
 from agentgym_servers.fleet.spec import Fleet, read_fleet
 
+logger = logging.getLogger(__name__)
+
 Cluster = Annotated[
     str | None,
     typer.Option(help="Address of the Ray cluster. Default: RAY_ADDRESS, or this machine's."),
 ]
 _SHOWN_EVENTS = 5
+_HEAD_GONE_S = 10.0
+"""A head that is replaced, as KubeRay does, answers before."""
 
 
 def up(
@@ -34,6 +39,13 @@ def up(
     wait: Annotated[
         float, typer.Option(help="Seconds to wait until all servers are ready; 0 does not wait.")
     ] = 900.0,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of this machine by which others reach a cluster that is started here; "
+            "Ray then requires a token. Default: 127.0.0.1, for this machine alone."
+        ),
+    ] = None,
 ) -> None:
     """Start a fleet of servers on a Ray cluster, or change a running one.
 
@@ -48,12 +60,15 @@ def up(
     console = Console(file=sys.stdout)
     try:
         with ray_cluster.connected(cluster):
+            if host is not None:
+                raise ConfigError("--host is for a cluster that `up` starts, and one runs already")
             _apply(described, wait, console)
     except ray_cluster.NoCluster:
         if cluster is not None:
             raise
-        console.print("No Ray cluster runs on this machine; starting one.")
-        ray_cluster.start_local()
+        where = f"at {host}" if host else "on 127.0.0.1, for this machine alone"
+        console.print(f"No Ray cluster runs on this machine; starting one {where}.")
+        ray_cluster.start_local(host)
         with ray_cluster.connected():
             _apply(described, wait, console)
 
@@ -144,7 +159,13 @@ def _apply(described: Fleet, wait_s: float, console: Console) -> None:
     from agentgym_servers.fleet import ray_cluster
 
     try:
-        found = _await_ready(ray_cluster.apply(described), described.name, wait_s, console)
+        actor = ray_cluster.apply(described)
+        if ray_cluster.ask(actor, "is_open"):
+            logger.warning(
+                "this Ray cluster requires no token: whoever reaches its ports can run code as "
+                "you. Start Ray with RAY_AUTH_MODE=token on every machine (docs/fleets.md)"
+            )
+        found = _await_ready(actor, described.name, wait_s, console)
     except KeyboardInterrupt:
         console.print(
             f"Interrupted; the fleet goes on starting. See `agentgym status {described.name}`, or "
@@ -159,9 +180,19 @@ def _apply(described: Fleet, wait_s: float, console: Console) -> None:
 
 def _await_ready(actor: Any, name: str, wait_s: float, console: Console) -> FleetStatus:
     """Print what happens until all servers are ready; raises `ServerStartFailed`."""
+    from agentgym_servers.fleet import ray_cluster
+
     shown = 0
-    until = time.monotonic() + wait_s
+    heard = time.monotonic()
+    until = heard + wait_s
     while True:
+        if ray_cluster.head_answers():
+            heard = time.monotonic()
+        elif time.monotonic() - heard > _HEAD_GONE_S:
+            raise ServerStartFailed(
+                f"the head of the Ray cluster has not answered for {_HEAD_GONE_S:g} s; if it is "
+                "gone, its servers end within two minutes: start Ray and the fleet again"
+            )
         found = _status(actor)
         _show_events(found.events[shown:], console)
         shown = len(found.events)

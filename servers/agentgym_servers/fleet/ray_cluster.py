@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import secrets
 import socket
@@ -26,6 +27,7 @@ from agentgym_servers.fleet.spec import Fleet, Group
 
 try:
     import ray
+    from ray._private import ray_constants, services
     from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ModuleNotFoundError as error:
@@ -44,6 +46,10 @@ _FULL_SPEED: Final = {"env_vars": {"RAY_worker_niceness": "0"}}
 _ENV_CPU: Final = 0.5
 _ON_HEAD: Final = {"node:__internal_head__": 0.001}
 """Requires the head: a node affinity can be ignored, and without the head nothing works anyway."""
+
+
+_ENABLED: Final = ray_constants.ENABLE_RAY_CLUSTER
+"""Without it, Ray listens on and connects to 127.0.0.1; with it, never."""
 
 
 class NoCluster(ConfigError):
@@ -69,7 +75,7 @@ def connected(address: str | None = None) -> Iterator[None]:
 def _joined(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
-        _reach(address)
+        ray_constants.ENABLE_RAY_CLUSTER = _ENABLED and not _reach(address)
         ray.init(
             address=address or "auto",
             namespace=NAMESPACE,
@@ -81,7 +87,8 @@ def _joined(address: str | None) -> Iterator[None]:
         raise NoCluster(
             f"no Ray cluster at {where}: {str(error).rstrip('.')}. Start one with "
             "`ray start --head` or, of this machine alone, with `agentgym up FLEET.yaml`, or name "
-            "another with --cluster or RAY_ADDRESS"
+            "another with --cluster or RAY_ADDRESS; where it requires a token, set "
+            "RAY_AUTH_MODE=token"
         ) from error
     try:
         yield
@@ -89,8 +96,10 @@ def _joined(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _reach(address: str | None) -> None:
-    """Raise `OSError` if nothing listens at the cluster's address; Ray would try for minutes.
+def _reach(address: str | None) -> bool:
+    """Whether the cluster is of this machine's loopback interface alone.
+
+    Raises `OSError` if nothing listens at the cluster's address; Ray would try for minutes.
 
     Without an address, Ray uses the one that the last `ray start` on this machine wrote down, which
     stays when its cluster was killed.
@@ -101,23 +110,81 @@ def _reach(address: str | None) -> None:
         last = Path(folder) / "ray" / "ray_current_cluster"
         named = last.read_text(encoding="utf-8") if last.is_file() else ""
     host, _, port = named.strip().rpartition("://")[2].rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
-        except OSError as error:
-            raise ConnectionError(f"{host}:{port} does not answer ({error})") from error
+    host = host.strip("[]")
+    if not port.isdigit():
+        return False
+    try:
+        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        raise ConnectionError(f"{host}:{port} does not answer ({error})") from error
+    if not _is_loopback(host):
+        return False
+    try:
+        # A cluster of all interfaces can be named by this one, too.
+        own = services.node_ip_address_from_perspective()
+        socket.create_connection((own, int(port)), timeout=_REACH_S).close()
+    except OSError:
+        return True
+    return _is_loopback(own)
 
 
-def start_local() -> None:
-    """Start a cluster of this machine alone; it runs until `stop_local`. Raises `ConfigError`.
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
-    Ctrl-C does not reach Ray: half a cluster would answer nobody.
+
+def head_answers() -> bool:
+    """Whether the connected cluster's head answers; without it, Ray ends programs in a minute."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def start_local(host: str | None = None) -> None:
+    """Start a cluster whose head is this machine; it runs until `stop_local`.
+
+    It listens on the loopback interface only. With another `host`, an address of this machine that
+    others can reach, it requires a token, which it takes from the home folder or leaves there.
+    Raises `ConfigError`. Ctrl-C does not reach Ray: half a cluster would answer nobody.
     """
+    command = ["start", "--head", "--include-dashboard=false", "--disable-usage-stats"]
+    if host is None or _is_loopback(host):
+        _ray(command, {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"})
+        return
+    _check_own(host)
+    token = {"RAY_AUTH_MODE": "token"}
+    # Ray would leave the file readable for all users.
+    _ray(["get-auth-token", "--generate"], token, umask=0o077)
+    _ray([*command, f"--node-ip-address={host}"], token)
+
+
+def _check_own(host: str) -> None:
+    """Raise `ConfigError` unless `host` is an address of this machine."""
+    try:
+        is_one = not ipaddress.ip_address(host).is_unspecified
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as bound:
+            bound.bind((host, 0))
+    except (ValueError, OSError):
+        is_one = False
+    if not is_one:
+        raise ConfigError(
+            f"--host must be an address of this machine by which others reach it, got {host!r}"
+        )
+
+
+def _ray(words: list[str], env: dict[str, str], umask: int = -1) -> None:
     ended = subprocess.run(
-        [_ray_program(), "start", "--head", "--include-dashboard=false", "--disable-usage-stats"],
+        [_ray_program(), *words],
         capture_output=True,
         text=True,
         start_new_session=True,
+        env={**os.environ, **env},
+        umask=umask,
     )
     if ended.returncode:
         raise ConfigError(f"Ray does not start on this machine: {ended.stderr or ended.stdout}")
@@ -252,6 +319,11 @@ class ControllerActor:
     def token(self) -> str:
         """The token of all servers."""
         return self._token
+
+    def is_open(self) -> bool:
+        """Whether whoever reaches this machine can use the cluster: Ray requires no token."""
+        has_token = os.environ.get("RAY_AUTH_MODE", "disabled").lower() != "disabled"
+        return not has_token and not _is_loopback(ray.util.get_node_ip_address())
 
     def status(self) -> bytes:
         """A `FleetStatus` as JSON."""

@@ -1,0 +1,222 @@
+"""Which settings of a training run a run folder of somebody else may set without `--trust`.
+
+Every field of the configs, and of the settings within them, is in one of two lists: it is harmless
+whatever its value, or it needs trust where its value is neither the default nor one that is known.
+A field in no list needs trust.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Final
+
+from agentgym_env.trust import leaves, names_in
+from agentgym_train.config.engines import ENGINES, GatewaySettings
+from agentgym_train.config.methods import CONFIGS, DEFAULT
+from agentgym_train.rollout.horizon import SCHEDULES
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of a group of settings."""
+
+    harmless: frozenset[str]
+    needs_trust: frozenset[str]
+
+
+CONFIG: Final = Fields(
+    harmless=frozenset(
+        {
+            # A model's own code never runs, and a resumed run writes to the folder that is named.
+            "method", "model", "output_dir", "data",
+            "action_format", "algorithm_args", "async_steps", "beta", "chat_template_kwargs",
+            "compile", "compute_dtype", "concurrency", "dtype", "engine", "engine_concurrency",
+            "entropy_bonus", "entropy_floor", "env_concurrency", "env_sampling",
+            "episode_timeout_s", "epochs", "epochs_per_rollout", "eval_after", "eval_before",
+            "eval_horizon", "eval_per_category", "eval_samples", "eval_split", "eval_temperature",
+            "from_base", "horizon", "horizon_every", "horizon_patience", "horizon_threshold",
+            "horizon_window", "importance_sampling_band", "importance_sampling_cap",
+            "importance_sampling_correction", "instruction", "iterations", "keep_reasoning",
+            "keep_tokens", "learning_rate", "max_lost_rate", "max_staleness", "max_tokens",
+            "max_tokens_per_microbatch", "max_turns", "merge", "min_reward", "min_turns",
+            "minibatches_per_rollout", "normalize_per_env", "num_generations",
+            "overlong_tokens", "oversampling_ratio", "packing", "pairs_per_start",
+            "pairs_per_step", "per_task", "prompts_per_step", "resampling_ratio",
+            "reset_reference_every", "retries", "reward_gap", "rows_per_step", "samples",
+            "save_every", "seed", "shorter", "shuffle", "split", "steps", "success",
+            "task_sampling", "tasks", "temperature", "train_outcomes", "turn_max_tokens",
+            "unfinished_groups", "unique", "warmup_steps", "weight",
+        }
+    ),
+    needs_trust=frozenset(
+        {
+            "agent", "algorithm", "attention", "engine_args", "env", "env_kwargs", "envs",
+            "gateway", "horizon_schedule", "lora", "servers", "token_file", "trainer_args",
+            "wrappers",
+        }
+    ),
+)  # fmt: skip
+"""The configs of the methods, and the entries of `envs`."""
+
+NESTED: Final[Mapping[str, Fields]] = {
+    "gateway": Fields(
+        frozenset({"calls", "sampled_tokens", "concurrent_calls", "body_bytes", "crashes"}),
+        frozenset({"host", "port", "address_file"}),
+    ),
+    "engine_args": Fields(
+        frozenset(
+            {
+                "max_batch", "settle_ties", "cuda_graphs", "dtype", "tensor_parallel_size",
+                "gpu_memory_utilization", "cpu_cache_gb", "max_model_len", "max_num_seqs",
+                "block_size", "attention_backend", "enforce_eager", "sleep_level", "transport",
+                "adapter_updates", "request_timeout_s", "wait_s",
+            }
+        ),
+        frozenset({"extra", "servers", "weights_dir", "nccl_address", "nccl_port"}),
+    ),
+    "trainer_args": Fields(
+        frozenset(
+            {
+                "activation_offloading", "adam_beta1", "adam_beta2", "adam_epsilon",
+                "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "debug",
+                "delta", "disable_dropout", "discopop_tau", "epsilon", "epsilon_high",
+                "f_alpha_divergence_coef", "f_divergence_type", "full_determinism",
+                "gradient_checkpointing", "gradient_checkpointing_kwargs", "label_smoothing",
+                "label_smoothing_factor", "ld_alpha", "log_level", "log_level_replica",
+                "loss_type", "loss_weights", "lr_scheduler_kwargs", "lr_scheduler_type",
+                "max_grad_norm", "neftune_noise_alpha", "off_policy_mask_threshold", "optim",
+                "optim_args", "optim_target_modules", "router_aux_loss_coef", "run_name",
+                "sapo_temperature_neg", "sapo_temperature_pos", "save_strategy",
+                "save_total_limit", "tf32", "top_entropy_quantile", "torch_empty_cache_steps",
+                "use_bias_correction_kl", "use_weighting", "vespo_k_neg", "vespo_k_pos",
+                "vespo_lambda_neg", "vespo_lambda_pos", "weight_decay",
+            }
+        ),
+        frozenset(
+            {
+                "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision",
+                "hub_strategy", "project", "push_to_hub", "report_to", "trackio_bucket_id",
+                "trackio_space_id", "trackio_static_space_id",
+            }
+        ),
+    ),
+    "lora": Fields(
+        frozenset(
+            {
+                "alora_invocation_tokens", "alpha_pattern", "bias", "ensure_weight_tying",
+                "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights",
+                "layer_replication", "layers_pattern", "layers_to_transform", "lora_alpha",
+                "lora_bias", "lora_dropout", "modules_to_save", "qalora_group_size", "r",
+                "rank_pattern", "target_modules", "target_parameters", "task_type",
+                "trainable_token_indices", "use_dora", "use_qalora", "use_rslora",
+            }
+        ),
+        frozenset(
+            {
+                "arrow_config", "auto_mapping", "base_model_name_or_path", "corda_config",
+                "eva_config", "kasa_config", "loftq_config", "lora_ga_config", "megatron_config",
+                "megatron_core", "monteclora_config", "peft_type", "peft_version", "revision",
+                "runtime_config", "use_bdlora", "velora_config",
+            }
+        ),
+    ),
+}  # fmt: skip
+"""The settings within. `trainer_args` has what TRL's configs take here, `lora` what PEFT's take."""
+
+_KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
+    "agent": re.compile(r"plain|react|act_only|plan_then_act|reflect|(window|summary)(:\d+)?"),
+    "algorithm": re.compile(r"\w+"),
+    "attention": re.compile(r"eager|sdpa|flex_attention|flash_attention_[234]"),
+    "horizon_schedule": re.compile("|".join(SCHEDULES)),
+    "trainer_args.report_to": re.compile("none|tensorboard"),
+}
+"""Texts that stand for a part of this package, or for nothing outside of it."""
+_OFF: Final = ("false", "none", "", "0", "no", "off")
+"""Values of a switch that libraries read as off; some take words."""
+
+
+def names_in_run(
+    values: Mapping[str, Any], keys: Collection[str] = CONFIG.needs_trust
+) -> dict[str, str]:
+    """What a stored config sets and only you may set, by place, such as `gateway.host`.
+
+    Keys that no config has are left out: making a config of the values rejects them.
+    """
+    kind = CONFIGS.get(str(values.get("method", DEFAULT)), CONFIGS[DEFAULT])
+    known = {f.name for f in fields(kind)}
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if key in CONFIG.harmless or key not in known:
+            continue
+        if key in CONFIG.needs_trust and key not in keys:
+            continue
+        found |= _names_of(key, value, values, kind)
+    return found
+
+
+def trust_option(settings: Mapping[str, Any]) -> str:
+    """The option that a command needs to use these settings from a run folder, or nothing."""
+    return " --trust" if names_in_run(settings) else ""
+
+
+def is_known(place: str, text: Any) -> bool:
+    """Whether a text at a place stands for a part of this package."""
+    return isinstance(text, str) and _KNOWN[place].fullmatch(text) is not None
+
+
+def _names_of(key: str, value: Any, values: Mapping[str, Any], kind: type) -> dict[str, str]:
+    """The same of one key, which is not harmless."""
+    if value is None or value == _defaults(kind).get(key, MISSING):
+        return {}
+    if key in ("env", "env_kwargs", "servers", "wrappers"):
+        return names_in(values, keys=[key])
+    if key == "envs":
+        return _names_of_envs(value)
+    if key in NESTED and isinstance(value, Mapping):
+        return _names_within(key, value)
+    return {} if key in _KNOWN and is_known(key, value) else leaves(key, value)
+
+
+def _names_of_envs(envs: Any) -> dict[str, str]:
+    """The same of the entries of `envs`."""
+    found: dict[str, str] = {}
+    for number, world in enumerate(envs if isinstance(envs, list | tuple) else ()):
+        if isinstance(world, Mapping):
+            found |= names_in(world, f"envs[{number}].")
+    return found
+
+
+def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """The same of settings within settings."""
+    defaults = _nested_defaults(group)
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if key in NESTED[group].harmless or value == defaults.get(key, MISSING):
+            continue
+        place = f"{group}.{key}"
+        for at, leaf in leaves(place, value).items():
+            # The libraries' switches, but not ours: a host named "no" is a host.
+            is_off = group in ("trainer_args", "lora") and leaf.lower() in _OFF
+            if not is_off and not (place in _KNOWN and is_known(place, leaf)):
+                found[at] = leaf
+    return found
+
+
+def _nested_defaults(group: str) -> dict[str, Any]:
+    kinds: dict[str, list[type]] = {
+        "gateway": [GatewaySettings], "engine_args": [*ENGINES.values()]
+    }  # fmt: skip
+    return {k: v for kind in kinds.get(group, ()) for k, v in _defaults(kind).items()}
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """The defaults of a dataclass, by field."""
+    found: dict[str, Any] = {}
+    for f in fields(kind):
+        if f.default_factory is not MISSING:
+            found[f.name] = f.default_factory()
+        elif f.default is not MISSING:
+            found[f.name] = f.default
+    return found
