@@ -125,7 +125,9 @@ def test_settings_of_a_run_are_used_where_no_option_sets_another(tmp_path):
         assert config.temperature == 1.0, "not that of training"
     assert PolicyConfig(**options.values("babyai")).instruction == "Play."
     (run / "config.yaml").write_text("agent: package.module:Class\n")
-    with pytest.raises(ConfigError, match=r"the agent of .* is code or a program, 'package.module:Class'"):
+    with pytest.raises(
+        ConfigError, match=r"the agent of .* is code or a program, 'package.module:Class'"
+    ):
         options.values()
     assert "agent" in options.values(given={"agent"})
     with pytest.raises(ConfigError, match="neither the folder of a training run nor its config"):
