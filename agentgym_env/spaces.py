@@ -24,6 +24,10 @@ MAX_NESTING: Final = 64
 """Levels of a value of JSON; at some hundreds, Python's functions and chat templates give up."""
 
 
+class NestedTooDeeply(ValueError):
+    """A value of JSON has more levels than anybody uses."""
+
+
 def clean_text(text: str) -> str:
     """Join surrogate pairs, and replace each lone surrogate by U+FFFD: UTF-8 has neither."""
     if text.isascii():
@@ -38,7 +42,7 @@ def clean_text(text: str) -> str:
 def clean_json(value: Any, levels: int = MAX_NESTING) -> Any:
     """A value of JSON that everybody can read: with clean texts, and without other values.
 
-    Raises `ValueError` for numbers that are none in JSON and for more than `levels` of nesting.
+    Raises `ValueError` for numbers that are none in JSON, and `NestedTooDeeply` for more `levels`.
     """
     if isinstance(value, str):
         return clean_text(value)
@@ -47,7 +51,7 @@ def clean_json(value: Any, levels: int = MAX_NESTING) -> Any:
     if not isinstance(value, list | dict):
         return value
     if not levels:
-        raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
+        raise NestedTooDeeply(f"it is nested more than {MAX_NESTING} levels deep")
     if isinstance(value, list):
         return [clean_json(each, levels - 1) for each in value]
     return {clean_text(key): clean_json(each, levels - 1) for key, each in value.items()}

@@ -80,9 +80,7 @@ class TextIds:
         """Whether a text has the name of a special token in it."""
         return any(token in text for token in self.control.values())
 
-    def plain(
-        self, text: str, special: Collection[str] = (), before: str = ""
-    ) -> list[int]:
+    def plain(self, text: str, special: Collection[str] = (), before: str = "") -> list[int]:
         """The ids of a text after `before`, in which names of other special tokens stay text."""
         first, *parts = self._broken_up(text, special)
         further = [i for part in parts for i in self.following(part)]
