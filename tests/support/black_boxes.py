@@ -91,6 +91,11 @@ def broken(place: Any) -> None:
     raise RuntimeError("the agent has a bug")
 
 
+def broken_at_once(place: Any) -> None:
+    """Fails before a call."""
+    raise RuntimeError("the agent has a bug")
+
+
 def judged(place: Any) -> None:
     """Gives itself a reward, without the environment."""
     messages = [{"role": "user", "content": "Say it."}]

@@ -108,12 +108,12 @@ def test_a_reward_that_the_agent_posts_counts(model):
 @pytest.mark.parametrize(
     ("agent", "said"),
     [
-        ("callable:black_boxes:broken", "RuntimeError: the agent has a bug"),
+        ("callable:black_boxes:broken_at_once", "RuntimeError: the agent has a bug"),
         (f"command:{PROGRAM} crash", "status 3: something went wrong here"),
         (f"command:{PROGRAM} killed", "status -9"),
     ],
 )
-def test_a_crashed_agent_is_lost_and_never_a_zero(model, agent, said):
+def test_an_agent_that_crashes_before_a_reply_is_lost_and_never_a_zero(model, agent, said):
     for episode in play(model, agent, tasks="12", retries=1):
         assert (episode.outcome, episode.attempts, episode.rows) == ("agent_lost", 2, [])
         assert said in episode.error
@@ -336,7 +336,7 @@ def test_a_run_trains_and_resumes_with_a_black_box_agent(model, tmp_path):
     lost = replace(lost, eval_before=False)
     with (
         AgentTrainer(args=lost, console=QUIET) as trainer,
-        pytest.raises(TooManyLost, match="4 agent_lost"),
+        pytest.raises(TooManyLost, match="4 agent_crashed.*gateway: {crashes: failure}"),
     ):
         trainer.train()
 
