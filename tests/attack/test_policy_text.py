@@ -163,9 +163,7 @@ async def test_a_hostile_policy_writes_only_what_is_under_the_mask(name):
         template = chat.delta(ids, "ok", [Answer(each, "ok") for each in named])
         assert controls(chat, found) == controls(chat, template)
     assert carried_out > 3
-    sys.stdout.write(
-        f"{name}: 60 hostile turns, {carried_out} carried out, no foreign token\n"
-    )
+    sys.stdout.write(f"{name}: 60 hostile turns, {carried_out} carried out, no foreign token\n")
 
 
 def controls(chat: Chat, ids: list[int]) -> list[int]:
