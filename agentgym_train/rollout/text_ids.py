@@ -21,6 +21,10 @@ class TextIds:
         self._tokenizer = tokenizer
         self.control = _control_tokens(tokenizer)
         """Ids and names of the special tokens."""
+        names = self.control.values()
+        self._heads = tuple({name[:end] for name in names for end in range(2, len(name))})
+        self._tails = tuple({name[begin:] for name in names for begin in range(1, len(name) - 1)})
+        # What a template writes beside a text could complete a name, mostly by one character.
         self._adds_space = self.ids("\nx") != [*self.ids("\n"), *self.ids("x")]
         """Whether the tokenizer puts a space before the first word of a text."""
 
@@ -31,12 +35,15 @@ class TextIds:
     def marked(self, value: Any, mark: str) -> Any:
         """Messages with a mark, which every template keeps, where a special token is named.
 
-        `mark` is in none of the texts.
+        Another mark is where a name begins or ends that the template could complete. `mark` is in
+        none of the texts.
         """
         if isinstance(value, str):
+            before = f"{mark}X" if value.startswith(self._tails) else ""
+            after = f"{mark}X" if value.endswith(self._heads) else ""
             for number, token in self.control.items():
                 value = value.replace(token, f"{mark}{number}X")
-            return value
+            return before + value + after
         if isinstance(value, list):
             return [self.marked(each, mark) for each in value]
         if isinstance(value, Mapping):
@@ -49,16 +56,17 @@ class TextIds:
         The mark of the whole text `hidden[i]` has the number `hi`.
         """
         parts = [""]
-        for place, piece in enumerate(re.split(f"{mark}(h?[0-9]+)X", text)):
+        for place, piece in enumerate(re.split(f"{mark}(h?[0-9]*)X", text)):
             if not place % 2:
                 parts[-1] += piece
-                continue
-            whole = piece.startswith("h")
-            first, *further = self._broken_up(
-                hidden[int(piece[1:])] if whole else self.control[int(piece)]
-            )
-            parts[-1] += first
-            parts += further
+            elif not piece:
+                parts.append("")
+            elif piece.startswith("h"):
+                parts += [*self._broken_up(hidden[int(piece[1:])]), ""]
+            else:
+                first, *further = self._broken_up(self.control[int(piece)])
+                parts[-1] += first
+                parts += further
         return [*self.ids(parts[0]), *(i for part in parts[1:] for i in self.following(part))]
 
     def place_of_special(self, text: str) -> int | None:
@@ -77,7 +85,9 @@ class TextIds:
         return text[max(place, 0) :]
 
     def names_special(self, text: str) -> bool:
-        """Whether a text has the name of a special token in it."""
+        """Whether a text has the name of a special token in it, or a part of one at its ends."""
+        if text.startswith(self._tails) or text.endswith(self._heads):
+            return True
         return any(token in text for token in self.control.values())
 
     def plain(self, text: str, special: Collection[str] = (), before: str = "") -> list[int]:

@@ -221,6 +221,32 @@ async def test_what_no_text_can_hold_is_an_observation(written, said):
     sys.stdout.write(f"{written[:60]}: {one_line(episode.turns[0].observation, 60)}\n")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_template_completes_the_name_of_a_control_token(name):
+    """Parts of the names, as names and arguments of calls, results and messages."""
+    tokenizer = tokenizer_of(name)
+    chat = Chat(tokenizer, keep_reasoning=True, tools=TOOLS)
+
+    def prompt(text: str) -> list[int]:
+        function = {"name": text, "arguments": {text: text}}
+        calls = [{"type": "function", "id": "call00000", "function": function}]
+        result = {"role": "tool", "name": text, "tool_call_id": "call00000", "content": text}
+        called = {"role": "assistant", "content": text, "tool_calls": calls}
+        return chat.prompt([{"role": "user", "content": text}, called, result])
+
+    template, tried = controls(chat, prompt("ok")), 0
+    for token in chat._control.values():
+        for place in range(1, len(token)):
+            for text in (token[:place], token[place:], f"a{token[:place]}", f"{token[place:]}a"):
+                assert controls(chat, prompt(text)) == template, text
+                delta = chat.delta([chat.end_id], text, [Answer("say", text)])
+                assert controls(chat, delta) == controls(
+                    chat, chat.delta([chat.end_id], "ok", [Answer("say", "ok")])
+                )
+                tried += 1
+    sys.stdout.write(f"{name}: {tried} parts of names of control tokens, none is completed\n")
+
+
 async def converse(gateway: Any, episode: Any, chat: Chat, prompts: list[list[int]]) -> int:
     """An agent that sends all replies and results back for 24 calls; the number of its tools'."""
     tools = [spec.as_function() for spec in TOOLS]
