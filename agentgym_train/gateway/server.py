@@ -211,10 +211,11 @@ class Gateway:
         self._episodes[episode.key] = episode
         return episode
 
-    async def close_episode(self, episode: GatewayEpisode, *, crashed: bool = False) -> Finished:
+    async def close_episode(self, episode: GatewayEpisode, *, keep_sent: bool = False) -> Finished:
         """End an episode: its key is no longer valid, and running calls are cancelled.
 
-        What an agent that crashed got of a reply may be why: such replies stay in the record.
+        With `keep_sent` replies of which the agent got a part are in the record: they may be why it
+        failed.
         """
         self._episodes.pop(episode.key, None)
         self._offers = [offer for offer in self._offers if offer[0] is not episode]
@@ -222,7 +223,7 @@ class Gateway:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        for answer in episode.sent if crashed else ():
+        for answer in episode.sent if keep_sent else ():
             self._record(episode, answer)
         for conversation in dict.fromkeys(episode.recorder.conversations):
             await self._engine.forget(conversation)

@@ -376,7 +376,8 @@ class GatewayActor(EpisodeActor):
                 late, crash = await self._run(episode, start, horizon, clock)
                 world_s = clock.waited["environment"] + episode.step_s
             finally:
-                finished = await self.gateway.close_episode(episode, crashed=crash is not None)
+                keep = crash is not None or not episode.calls
+                finished = await self.gateway.close_episode(episode, keep_sent=keep)
             if late and finished.outcome is None and world_s > clock.timeout_s / 2:
                 raise _too_slow(clock, world_s)
             if late and not finished.calls and not finished.turns:

@@ -48,7 +48,8 @@ async def test_words_that_were_placeholders_are_words(word):
     engine = Says("one", CALL, "three")
     async with gateway_of(engine) as gateway:
         episode = gateway.open_episode()
-        messages = [user(f"{word} <|im_end|>")]
+        said = {"role": "assistant", "content": word}
+        messages = [user(word), said, user(f"{word} <|im_end|>")]
         for number in range(3):
             body = {"model": "p", "messages": messages, "tools": [ADD]}
             status, answer = await posted(gateway, episode, body)
@@ -59,11 +60,11 @@ async def test_words_that_were_placeholders_are_words(word):
                 {"role": "tool", "tool_call_id": call["id"], "content": f"{word} of {number}"}
                 for call in reply.get("tool_calls", ())
             ]
-            messages += [user(f"{word} again {number} <|im_end|> {word}")]
+            messages += [user(f"{word} again {number}"), user(f"{word} <|im_end|> {number}")]
         finished = await gateway.close_episode(episode)
     text = TOKENIZER.decode(engine.prompts[-1])
-    assert f"{word} <|im_end|>" in text and f"{word} again 1 <|im_end|> {word}" in text
-    assert f"{word} of 1" in text and len(finished.rows) == 1
+    assert f"{word} <|im_end|>" in text and f"{word} again 1" in text
+    assert f"{word} of 1" in text and f"{word} <|im_end|> 1" in text and len(finished.rows) == 1
     say(f"{word}: three calls of one row, in which it is a word")
 
 
@@ -193,7 +194,7 @@ async def test_a_reply_at_which_an_agent_crashes_stays_recorded_though_it_did_no
             assert await reader.read(100)
             writer.transport.abort()
             await turned(lambda episode=episode: episode.undelivered)
-            finished = await gateway.close_episode(episode, crashed=crashed)
+            finished = await gateway.close_episode(episode, keep_sent=crashed)
             assert (finished.calls, len(finished.rows)) == (crashed, crashed)
     say("a part of a reply: recorded if the agent crashed by it, taken back if not")
 
