@@ -29,6 +29,7 @@ from agentgym_train.rollout.tool_calls import ToolResult as Answer
 from tests.train.inprocess import rollouts
 from tests.train.templates import MISTRAL, REAL, any_tokenizer, real_tokenizer
 from tests.train.test_gateway import gateway_of
+from tests.train.test_templates import chat_with, usable
 
 STRICT = MISTRAL.replace(
     "{%- elif m['role'] == 'tool' %}",
@@ -245,6 +246,32 @@ def test_no_template_completes_the_name_of_a_control_token(name):
                 )
                 tried += 1
     sys.stdout.write(f"{name}: {tried} parts of names of control tokens, none is completed\n")
+
+
+def test_no_text_brings_a_control_token_through_any_template():
+    """Observations and whole conversations, in every template."""
+    broken, tried = [], 0
+    for name in usable():
+        chat = chat_with(name)[0]
+        names = sorted(set(chat._control.values()))
+        draw = random.Random(name)
+        for _ in range(12):
+            said = draw.choice([*names, *WORDS]) + draw.choice([*WORDS, *names])
+            pairs = [
+                (chat.start(said), chat.start("ok")),
+                (chat.delta([], said), chat.delta([], "ok")),
+            ]
+            talk = [["user", said], ["assistant", "ok"], ["user", said]]
+            shown, plain = (
+                [{"role": role, "content": text} for role, text in each]
+                for each in (talk, [[role, "ok"] for role, _ in talk])
+            )
+            pairs += [(chat.prompt(shown), chat.prompt(plain))]
+            tried += len(pairs)
+            if any(controls(chat, found) != controls(chat, own) for found, own in pairs):
+                broken.append((name, said))
+    assert not broken
+    sys.stdout.write(f"{tried} renderings of hostile texts: no foreign control token\n")
 
 
 async def converse(gateway: Any, episode: Any, chat: Chat, prompts: list[list[int]]) -> int:
