@@ -47,7 +47,7 @@ def clean_json(value: Any, levels: int = MAX_NESTING) -> Any:
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no number of JSON")
+        raise ValueError(f"JSON has no number {value}")
     if not isinstance(value, list | dict):
         return value
     if not levels:

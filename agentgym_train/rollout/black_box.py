@@ -56,6 +56,7 @@ GRACE_S: Final = 10.0
 """Seconds that an agent has to end after its episode is over."""
 _MAX_VARIABLE_BYTES: Final = 100_000
 """Linux takes 128 KiB with the name; the whole text is at `/episode`."""
+_SILENT: Final = "the agent ended and had sent no request that was answered"
 _SHOWN: Final = 300
 """Characters of a crashed agent's last output that its error quotes."""
 _SHOWN_LINES: Final = 2
@@ -384,17 +385,14 @@ class GatewayActor(EpisodeActor):
                 who = "no program took the episode, or it" if self.offers else "the agent"
                 raise AgentLost(f"{who} sent no request in {clock.timeout_s:g} s")
             known = finished.lost or finished.engine_lost or self.gateway.crashes == "failure"
-            if crash is not None and not known and not finished.calls:
-                raise crash
-            if not (late or known or finished.outcome or finished.calls or finished.turns):
-                raise AgentLost("the agent ended and had sent no request that was answered")
+            played = finished.calls or (finished.turns and crash is None)
+            if not (late or known or finished.outcome or played):
+                raise crash or AgentLost(_SILENT)
             concurrency_limits.turns += len(finished.turns)
             concurrency_limits.tokens += finished.tokens
             result = self._result(finished, reply.observation, reply.info, late)
             if crash is not None and not known:
-                *earlier, last = result.turns
-                last = msgspec.structs.replace(last, info={**last.info, **CRASHED})
-                raise AgentCrashed(str(crash), replace(result, turns=[*earlier, last]))
+                raise _crashed(crash, result)
             return result
         finally:
             if session is not None:
@@ -455,6 +453,12 @@ class GatewayActor(EpisodeActor):
             policy=self.name,
             usage={"requests": finished.calls},
         )
+
+
+def _crashed(crash: AgentLost, result: EpisodeResult) -> AgentCrashed:
+    *earlier, last = result.turns
+    last = msgspec.structs.replace(last, info={**last.info, **CRASHED})
+    return AgentCrashed(str(crash), replace(result, turns=[*earlier, last]))
 
 
 def _too_slow(clock: Deadline, world_s: float) -> DeadlinePassed:

@@ -205,8 +205,8 @@ async def test_the_id_that_a_policy_writes_reaches_no_template(identity):
         (r'{"name": "say\udfff", "arguments": {}}', "There is no tool"),
         (r'{"name": "\ud800", "arguments": 5}', "are not an object"),
         ('{"name": "say", "arguments": {"text": ' + DEEP + "}}", "nested more than 64 levels"),
-        ('{"name": "say", "arguments": {"text": 1e999}}', "inf is no number of JSON"),
-        ('{"name": "say", "arguments": {"text": NaN}}', "nan is no number of JSON"),
+        ('{"name": "say", "arguments": {"text": 1e999}}', "JSON has no number inf"),
+        ('{"name": "say", "arguments": {"text": NaN}}', "JSON has no number nan"),
     ],
 )
 async def test_what_no_text_can_hold_is_an_observation(written, said):
