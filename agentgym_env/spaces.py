@@ -6,8 +6,9 @@ Gymnasium's `Text` rejects characters outside a fixed charset and, in 1.4, retur
 
 from __future__ import annotations
 
+import math
 import string
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import Space
@@ -19,6 +20,12 @@ from gymnasium.wrappers.utils import create_zero_array
 
 _SAMPLE_ALPHABET = string.ascii_lowercase + string.digits + " "
 _SAMPLE_MAX_LENGTH = 24
+MAX_NESTING: Final = 64
+"""Levels of a value of JSON; at some hundreds, Python's functions and chat templates give up."""
+
+
+class NestedTooDeeply(ValueError):
+    """A value of JSON has more levels than anybody uses."""
 
 
 def clean_text(text: str) -> str:
@@ -30,6 +37,24 @@ def clean_text(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def clean_json(value: Any, levels: int = MAX_NESTING) -> Any:
+    """A value of JSON that everybody can read: with clean texts, and without other values.
+
+    Raises `ValueError` for numbers that are none in JSON, and `NestedTooDeeply` for more `levels`.
+    """
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no number {value}")
+    if not isinstance(value, list | dict):
+        return value
+    if not levels:
+        raise NestedTooDeeply(f"it is nested more than {MAX_NESTING} levels deep")
+    if isinstance(value, list):
+        return [clean_json(each, levels - 1) for each in value]
+    return {clean_text(key): clean_json(each, levels - 1) for key, each in value.items()}
 
 
 class TextSpace(Space[str]):

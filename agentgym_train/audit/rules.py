@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from agentgym_env.tools import ToolSpec
 from agentgym_env.wire import (
@@ -21,7 +21,7 @@ from agentgym_env.wire import (
 )
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.rollout.chat import rendered
-from agentgym_train.rollout.tool_calls import ToolResult
+from agentgym_train.rollout.tool_calls import ToolResult, call_id
 
 S = TypeVar("S")
 
@@ -230,10 +230,10 @@ class Template:
     ) -> list[dict[str, Any]]:
         if not self.tools:
             return [message("user", observation)]
-        results = results or [ToolResult(self.tools[0].name, "", observation)]
+        results = results or [ToolResult(self.tools[0].name, observation)]
         return [
-            {"name": r.name, "tool_call_id": r.id or _CALL_ID, **message("tool", r.text)}
-            for r in results
+            {"name": r.name, "tool_call_id": call_id(number), **message("tool", r.text)}
+            for number, r in enumerate(results)
         ]
 
     def after_reply(self, observation: str, results: Sequence[ToolResult] = ()) -> str:
@@ -277,12 +277,9 @@ def message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-_CALL_ID: Final = "call00000"
-
-
 def _call(name: str, text: str) -> dict[str, Any]:
     function = {"name": name, "arguments": {"action": text}}
-    calls = [{"type": "function", "id": _CALL_ID, "function": function}]
+    calls = [{"type": "function", "id": call_id(0), "function": function}]
     return {**message("assistant", ""), "tool_calls": calls}
 
 

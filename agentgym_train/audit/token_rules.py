@@ -360,7 +360,7 @@ def results_of(turn: Turn, form: ActionFormat) -> list[ToolResult]:
         return []
     made = turn.info.get("calls", [{"observation": turn.observation}])
     given = zip(calls.calls, made, strict=False)
-    return [ToolResult(call.name, call.id, row["observation"]) for call, row in given]
+    return [ToolResult(call.name, row["observation"]) for call, row in given]
 
 
 _OURS = "report a bug in agentgym with the model's name"

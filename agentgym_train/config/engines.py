@@ -68,8 +68,10 @@ class GatewaySettings:
     body_bytes: int = 8 * 2**20
     """Maximum size of a request."""
     crashes: Literal["lost", "failure"] = "lost"
-    """What an episode is whose agent crashes: `lost` (retried, and not trained on), or a `failure`,
-    for agents that crash because of what the model says."""
+    """What an episode is whose agent crashes. `lost`: it is retried, and lost if the agent crashes
+    before the first reply. A later crash is a failure, unless the agent gets the same replies again
+    and goes on; it counts in `max_lost_rate`. `failure`, for agents that crash because of what the
+    model says: a failure at once, which counts in no rate."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

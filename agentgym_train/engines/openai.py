@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.spaces import clean_text
+from agentgym_env.spaces import clean_json, clean_text
 from agentgym_train.config.engines import check_address
 from agentgym_train.engines.base import EngineLost
 
@@ -228,7 +228,7 @@ class ChatEndpoint:
             body = json.loads(raw)
             choice = body["choices"][0]
             message = choice["message"]
-            calls = message.get("tool_calls") or []
+            calls = clean_json(message.get("tool_calls") or [])
             text = message.get("content") if calls else message["content"]
             usage = body.get("usage") or {}
             prompt, completion = (

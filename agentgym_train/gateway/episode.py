@@ -86,6 +86,13 @@ class GatewayEpisode:
         return self.sampled[-1] if self.sampled else None
 
     @property
+    def sent(self) -> list[Answer]:
+        """The replies of which the agent may have seen something."""
+        ended = [pending.task for pending in self.pending.values() if pending.task.done()]
+        good = [task for task in ended if not task.cancelled() and task.exception() is None]
+        return [task.result() for task in good if task.result().was_sent]
+
+    @property
     def step_s(self) -> float:
         """How long the step that is running now has taken."""
         return 0.0 if self.step_began is None else time.monotonic() - self.step_began
@@ -126,6 +133,8 @@ class Answer:
     sampled: Sampled | None
     """What it takes to record the reply; None once the agent has it."""
     call: RecordedCall | None = None
+    was_sent: bool = False
+    """Whether the agent may have seen some of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from agentgym_env.errors import BadRequest
-from agentgym_env.spaces import clean_text
+from agentgym_env.spaces import clean_json
 
 Api = Literal["chat", "responses"]
 
@@ -144,20 +144,11 @@ def _are_included(value: Any) -> bool:
 
 
 def read_json(raw: bytes) -> Any:
-    """The value of a body; raises `BadRequest` if it is not JSON."""
+    """The value of a body in UTF-8; raises `BadRequest` if it is not JSON.
+
+    Halves of characters in escapes are replaced.
+    """
     try:
-        found = json.loads(raw)
-        # Half a character, which no text can contain that is sent on.
-        return _whole(found) if b"\\ud" in raw.lower() else found
+        return clean_json(json.loads(raw.decode("utf-8-sig")))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from error
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean_text(value)
-    if isinstance(value, list):
-        return [_whole(each) for each in value]
-    if isinstance(value, dict):
-        return {clean_text(key): _whole(each) for key, each in value.items()}
-    return value

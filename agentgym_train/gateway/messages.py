@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from agentgym_env.errors import BadRequest
-from agentgym_env.spaces import clean_text
+from agentgym_env.spaces import NestedTooDeeply, clean_json, clean_text
 from agentgym_env.tools import ToolSpec
 from agentgym_train.gateway.fields import LOGPROBS, Api, check_fields
 
 _ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNSEEN: Final = ("function_call", "audio", "prefix", "partial")
-"""Fields of a message that would change what the policy sees, and that no template shows."""
+"""Fields of a message that would change what the policy sees, and that no template shows. So does
+the name of who speaks; that of a result repeats its call's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Request:
     parallel_tool_calls: bool
     """Whether a reply may have several calls; otherwise only the first one is returned."""
     logprobs: bool
+    strict_tools: bool
+    """Whether a tool is to have arguments of its schema alone, which nothing ensures here."""
     include_usage: bool = False
 
 
@@ -81,6 +84,7 @@ def read_chat(body: Any, template_kwargs: Mapping[str, Any]) -> Request:
         stream=_flag(values, "stream"),
         parallel_tool_calls=_flag(values, "parallel_tool_calls", default=True),
         logprobs=_flag(values, "logprobs"),
+        strict_tools=_has_strict(values),
         include_usage=isinstance(options, dict) and _flag(options, "include_usage"),
     )
 
@@ -114,6 +118,7 @@ def read_response(
         stream=_flag(values, "stream"),
         parallel_tool_calls=_flag(values, "parallel_tool_calls", default=True),
         logprobs=LOGPROBS in (values.get("include") or ()),
+        strict_tools=_has_strict(values),
     )
 
 
@@ -165,7 +170,7 @@ def _message(number: int, message: Any) -> dict[str, Any]:
     role = values.get("role")
     if role not in _ROLES:
         raise BadRequest(f"message {number} has the role {str(role)[:40]!r}")
-    for name in _UNSEEN:
+    for name in (*_UNSEEN, *(["name"] if role != "tool" else [])):
         if values.get(name):
             raise BadRequest(f"{name} of message {number} cannot be shown to the policy")
     content = values.get("content")
@@ -186,6 +191,12 @@ def _call(number: int, call: Any) -> dict[str, Any]:
     if not isinstance(function.get("name"), str):
         raise BadRequest(f"a tool call of message {number} has no name")
     arguments = function.get("arguments") or "{}"
+    try:
+        clean_json(json.loads(arguments) if isinstance(arguments, str) else arguments)
+    except (NestedTooDeeply, RecursionError) as error:
+        raise BadRequest(f"arguments of a tool call of message {number}: {error}") from error
+    except ValueError:
+        pass  # A model may write anything: it is shown as it is.
     return {
         "id": str(values.get("id", "")),
         "type": "function",
@@ -236,6 +247,12 @@ def _tools(values: Mapping[str, Any], *, nested: bool) -> list[ToolSpec]:
         schema, about = _object(given_schema, "a schema"), _text(function.get("description"))
         found.append(ToolSpec(function["name"], about, schema))
     return found
+
+
+def _has_strict(values: Mapping[str, Any]) -> bool:
+    """Whether a tool of either API is strict."""
+    tools = values.get("tools") or ()
+    return any(_flag({**tool, **(tool.get("function") or {})}, "strict") for tool in tools)
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:
@@ -414,7 +431,17 @@ def response_events(request: Request, reply: Reply) -> Iterator[dict[str, Any]]:
     yield event(f"response.{kind}", response=response_body(request, reply))
 
 
-def encoded(event: dict[str, Any] | str) -> bytes:
+def parts_of(request: Request, reply: Reply) -> list[bytes]:
+    """What is sent: the body of a reply, or each event of a stream."""
+    is_chat = request.api == "chat"
+    if not request.stream:
+        body = chat_body(request, reply) if is_chat else response_body(request, reply)
+        return [json.dumps(body).encode()]
+    events = chat_events(request, reply) if is_chat else response_events(request, reply)
+    return [_encoded(event) for event in events]
+
+
+def _encoded(event: dict[str, Any] | str) -> bytes:
     """An event of a stream."""
     if isinstance(event, str):
         return f"data: {event}\n\n".encode()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentgym_env.reasoning import reasoning_in, reply_of
+from agentgym_env.spaces import clean_json
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Tokens
 from agentgym_train.config.base import PolicyConfig
@@ -23,6 +25,7 @@ from agentgym_train.rollout.actors import EpisodeTokens
 from agentgym_train.rollout.chat import Chat
 
 Message = Mapping[str, Any]
+_OUR_ID: Final = re.compile("[A-Za-z0-9]{9}")
 _MAX_CHATS: Final = 64
 """Chats that are kept, one for each set of tools."""
 
@@ -61,7 +64,7 @@ def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
         calls = [
             {
                 "type": "function",
-                "id": call["id"],
+                "id": _template_id(call["id"]),
                 "function": {"name": call["name"], "arguments": call["arguments"]},
             }
             for call in message.get("tool_calls", ())
@@ -70,15 +73,23 @@ def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
         shown = {**message, "role": role, **({"tool_calls": calls} if calls else {})}
         if message["role"] == "tool":
             shown["name"] = names.get(message.get("tool_call_id", ""), "")
+            shown["tool_call_id"] = _template_id(message.get("tool_call_id", ""))
         made.append(shown)
     return made
+
+
+def _template_id(identity: str) -> str:
+    """An id as every template takes it: nine letters and digits, as those that we give."""
+    if _OUR_ID.fullmatch(identity):
+        return identity
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()[:9]
 
 
 def _parsed(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments or {}
     try:
-        return json.loads(arguments or "{}")
+        return clean_json(json.loads(arguments or "{}"))
     except (ValueError, RecursionError):
         return arguments
 

@@ -41,13 +41,9 @@ from agentgym_train.gateway.fields import IgnoredFields, read_json
 from agentgym_train.gateway.messages import (
     Reply,
     Request,
-    chat_body,
-    chat_events,
-    encoded,
+    parts_of,
     read_chat,
     read_response,
-    response_body,
-    response_events,
 )
 from agentgym_train.gateway.recorder import Chats, EpisodeRecorder, Prepared, token_logprobs
 from agentgym_train.rollout.chat import Chat
@@ -215,14 +211,20 @@ class Gateway:
         self._episodes[episode.key] = episode
         return episode
 
-    async def close_episode(self, episode: GatewayEpisode) -> Finished:
-        """End an episode: its key is no longer valid, and running calls are cancelled."""
+    async def close_episode(self, episode: GatewayEpisode, *, keep_sent: bool = False) -> Finished:
+        """End an episode: its key is no longer valid, and running calls are cancelled.
+
+        With `keep_sent` replies of which the agent got a part are in the record: they may be why it
+        failed.
+        """
         self._episodes.pop(episode.key, None)
         self._offers = [offer for offer in self._offers if offer[0] is not episode]
         running = list(episode.running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        for answer in episode.sent if keep_sent else ():
+            self._record(episode, answer)
         for conversation in dict.fromkeys(episode.recorder.conversations):
             await self._engine.forget(conversation)
         rows, calls = episode.recorder.finish()
@@ -295,11 +297,7 @@ class Gateway:
         raw = await request.read()
         asked = _read(read_chat, read_json(raw), self._config.chat_template_kwargs)
         answer, pending = await self._answer(episode, request, raw, asked)
-        if asked.stream:
-            events = [encoded(event) for event in chat_events(asked, answer.reply)]
-        else:
-            events = [json.dumps(chat_body(asked, answer.reply)).encode()]
-        return await self._deliver(episode, request, asked, answer, pending, events)
+        return await self._deliver(episode, request, asked, answer, pending)
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
@@ -308,11 +306,7 @@ class Gateway:
         asked = _read(read_response, read_json(raw), kwargs, episode.responses)
         answer, pending = await self._answer(episode, request, raw, asked)
         episode.responses[answer.reply.id] = [*asked.messages, answer.reply.message]
-        if asked.stream:
-            events = [encoded(event) for event in response_events(asked, answer.reply)]
-        else:
-            events = [json.dumps(response_body(asked, answer.reply)).encode()]
-        return await self._deliver(episode, request, asked, answer, pending, events)
+        return await self._deliver(episode, request, asked, answer, pending)
 
     async def _answer(
         self, episode: GatewayEpisode, request: web.Request, raw: bytes, asked: Request
@@ -323,7 +317,8 @@ class Gateway:
             "",
             "0",
         )
-        digest = hashlib.blake2b(named.encode() + raw, digest_size=16).digest()
+        key = named.encode("utf-8", "surrogateescape")  # a header may have any bytes
+        digest = hashlib.blake2b(key + raw, digest_size=16).digest()
         pending = episode.pending.get(digest) if repeats else None
         if pending is None:
             # What the agent asks anew is not what it asked before, even if it looks the same.
@@ -462,18 +457,21 @@ class Gateway:
         asked: Request,
         answer: Answer,
         pending: Pending,
-        parts: Sequence[bytes],
     ) -> web.StreamResponse:
         """Send a reply; if no request for it is left, its call leaves the record."""
         headers = {"Content-Type": "text/event-stream" if asked.stream else "application/json"}
         if asked.temperature not in (None, self.temperature):
             headers["x-agentgym-temperature"] = f"{self.temperature:g}"
+        if asked.strict_tools:
+            headers["x-agentgym-strict"] = "false"
         response = web.StreamResponse(headers=headers)
-        if not asked.stream:
-            response.content_length = len(parts[0])
         try:
             if not _is_there(request):
                 raise ConnectionResetError("the agent is gone")
+            answer.was_sent = True
+            parts = parts_of(asked, answer.reply)
+            if not asked.stream:
+                response.content_length = len(parts[0])
             await response.prepare(request)
             for part in parts:
                 await response.write(part)
@@ -584,7 +582,8 @@ class Gateway:
     async def _claim(self, request: web.Request) -> web.StreamResponse:
         """Give an offered episode to a program; waits for one for at most 30 s."""
         _, _, key = request.headers.get("Authorization", "").partition(" ")
-        if not secrets.compare_digest(key.strip().encode(), self.claim_key.encode()):
+        given = key.strip().encode("utf-8", "surrogateescape")
+        if not secrets.compare_digest(given, self.claim_key.encode()):
             raise _Rejected(401, "invalid_api_key", "the API key does not take episodes")
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLAIM_S):
@@ -633,7 +632,7 @@ def _is_there(request: web.Request) -> bool:
 
 
 def _api_call(call: Call, tool: ToolSpec, draws: random.Random) -> dict[str, Any]:
-    identity = call.id or "".join(draws.choice(_LETTERS) for _ in range(9))
+    identity = "".join(draws.choice(_LETTERS) for _ in range(9))
     arguments = json.dumps(typed_arguments(call.arguments, tool), ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
     return {"id": identity, "type": "function", "function": function}

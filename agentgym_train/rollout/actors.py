@@ -196,7 +196,7 @@ class AgentActor(Actor):
         if message.text != observation or len(results) != len(self._calls):
             results = [message.text] * min(1, len(self._calls))
         given = zip(self._calls, results, strict=False)
-        self._send(message, [ToolResult(call.name, call.id, text) for call, text in given])
+        self._send(message, [ToolResult(call.name, text) for call, text in given])
 
     async def reflection(self, outcome: Outcome, observation: str) -> str | None:
         """The policy's answer to the agent's question, if it asks one."""

@@ -15,9 +15,11 @@ import shutil
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, Protocol
+
+import msgspec
 
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import BadRequest, ConfigError, EnvironmentLost, EpisodeFailure, Outcome
@@ -33,6 +35,8 @@ from agentgym_train.gateway.server import Gateway
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.agent import is_black_box
 from agentgym_train.rollout.loop import (
+    CRASHED,
+    AgentCrashed,
     ConcurrencyLimits,
     Deadline,
     DeadlinePassed,
@@ -51,6 +55,7 @@ GRACE_S: Final = 10.0
 """Seconds that an agent has to end after its episode is over."""
 _MAX_VARIABLE_BYTES: Final = 100_000
 """Linux takes 128 KiB with the name; the whole text is at `/episode`."""
+_SILENT: Final = "the agent ended and had sent no request that was answered"
 _SHOWN: Final = 300
 """Characters of a crashed agent's last output that its error quotes."""
 _SHOWN_LINES: Final = 2
@@ -365,31 +370,39 @@ class GatewayActor(EpisodeActor):
                 policy=partial(concurrency_limits.policy.call, clock),
                 environment=environment,
             )
-            world_s = 0.0
+            world_s, crash = 0.0, None
             try:
-                late = await self._run(episode, start, horizon, clock)
+                late, crash = await self._run(episode, start, horizon, clock)
                 world_s = clock.waited["environment"] + episode.step_s
             finally:
-                finished = await self.gateway.close_episode(episode)
+                keep = crash is not None or not episode.calls
+                finished = await self.gateway.close_episode(episode, keep_sent=keep)
             if late and finished.outcome is None and world_s > clock.timeout_s / 2:
                 raise _too_slow(clock, world_s)
             if late and not finished.calls and not finished.turns:
                 who = "no program took the episode, or it" if self.offers else "the agent"
                 raise AgentLost(f"{who} sent no request in {clock.timeout_s:g} s")
             known = finished.lost or finished.engine_lost or self.gateway.crashes == "failure"
-            if not (late or known or finished.outcome or finished.calls or finished.turns):
-                raise AgentLost("the agent ended and had sent no request that was answered")
+            played = finished.calls or (finished.turns and crash is None)
+            if not (late or known or finished.outcome or played):
+                raise crash or AgentLost(_SILENT)
             concurrency_limits.turns += len(finished.turns)
             concurrency_limits.tokens += finished.tokens
-            return self._result(finished, reply.observation, reply.info, late)
+            result = self._result(finished, reply.observation, reply.info, late)
+            if crash is not None and not known:
+                raise _crashed(crash, result)
+            return result
         finally:
             if session is not None:
                 await session.close()
 
     async def _run(
         self, episode: GatewayEpisode, start: EpisodeSpec, horizon: int, clock: Deadline
-    ) -> bool:
-        """Run the agent to its end or that of the episode; returns whether time ran out."""
+    ) -> tuple[bool, AgentLost | None]:
+        """Run the agent to its end or that of the episode.
+
+        Returns whether time ran out, and how the agent failed before the end of the episode.
+        """
         place = Place(
             self.gateway.base_url, episode.key, start.task, start.seed, episode.observation,
             self.instruction, horizon,
@@ -406,7 +419,7 @@ class GatewayActor(EpisodeActor):
         except TimeoutError:
             if not limit.expired():
                 raise
-            return True
+            return True, None
         finally:
             for task in (running, over):
                 task.cancel()
@@ -414,10 +427,11 @@ class GatewayActor(EpisodeActor):
             with suppress(asyncio.CancelledError):
                 await over
         error = found[0]
-        forgiven = isinstance(error, AgentLost) and self.gateway.crashes == "failure"
-        if isinstance(error, Exception) and not episode.over.is_set() and not forgiven:
+        if not isinstance(error, Exception) or episode.over.is_set():
+            return False, None
+        if not isinstance(error, AgentLost):
             raise error
-        return False
+        return False, error
 
     def _result(
         self, finished: Finished, observation: str, first: Mapping[str, Any], late: bool
@@ -437,6 +451,12 @@ class GatewayActor(EpisodeActor):
             policy=self.name,
             usage={"requests": finished.calls},
         )
+
+
+def _crashed(crash: AgentLost, result: EpisodeResult) -> AgentCrashed:
+    *earlier, last = result.turns
+    last = msgspec.structs.replace(last, info={**last.info, **CRASHED})
+    return AgentCrashed(str(crash), replace(result, turns=[*earlier, last]))
 
 
 def _too_slow(clock: Deadline, world_s: float) -> DeadlinePassed:

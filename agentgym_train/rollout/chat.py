@@ -29,19 +29,24 @@ from agentgym_train.rollout.tool_calls import (
     Parse,
     ToolFormat,
     ToolResult,
+    call_id,
+    placeholder,
     syntax_of,
 )
 
-_INSTRUCTION = "XINSTRUCTIONX"
-_FIRST = "XFIRSTX"
-_REPLY = "XREPLYX"
-_SECOND = "XSECONDX"
-_REASONING = "XREASONINGX"
+# Drawn anew in each process: what a policy or an agent writes cannot contain them.
+_FIRST = placeholder()
+_REPLY = placeholder()
+_SECOND = placeholder()
+_REASONING = placeholder()
 _THOUGHT = f"<think>\n{_REASONING}\n</think>\n\n"
 _REASONED: Final = {"reasoning_content": _REASONING, "thinking": _REASONING}
 """Reasoning as the fields of a message that templates read."""
-_QUOTED = 'XA"B\nCX'
+_QUOTED = f'{placeholder()}"B\nCX'
 """A result that JSON writes in another way."""
+
+_MAX_FRAMES: Final = 1024
+"""Frames of results that are kept; a policy chooses which calls it combines."""
 
 TEMPLATE_S: Final = 10.0
 """Seconds that a chat template may take to render a conversation."""
@@ -127,7 +132,7 @@ class Chat:
         self._parse_calls: Parse | None = None
         self._probe: dict[str, Any] = {}
         """A turn with a call."""
-        self._result_frames: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        self._result_frames: dict[tuple[str, ...], list[str]] = {}
         self._reply = self._reply_frame()
         self._in_replies = self._special_in_replies()
         """Special tokens that are part of a turn: those of channels, reasoning and calls."""
@@ -146,8 +151,11 @@ class Chat:
         """The ids of the first prompt, up to the start of the policy's first turn."""
         if self._texts.names_special(observation):
             return self._encode(self._first, observation)
-        # Render both: instruction and observation may share a message, which is trimmed as one.
-        return self._texts.ids(self._render(self._opening(observation)))
+        try:
+            # Render both: instruction and observation may share a message, trimmed as one.
+            return self._texts.ids(self._render(self._opening(observation)))
+        except ConfigError:  # of this text, which may be the policy's: the template does not see it
+            return self._encode(self._first, observation)
 
     def delta(
         self, response_ids: Sequence[int], observation: str, results: Sequence[ToolResult] = ()
@@ -157,7 +165,7 @@ class Chat:
         With tools, `results` are those of the calls, and the observation is one if there are none.
         """
         if self._tools:
-            results = results or [ToolResult(self._tools[0].name, "", observation)]
+            results = results or [ToolResult(self._tools[0].name, observation)]
             ids = self._result_ids(results)
         else:
             ids = self._encode(self._next, observation)
@@ -231,26 +239,23 @@ class Chat:
         render: Callable[[Sequence[Mapping[str, Any]]], str],
     ) -> list[int]:
         """The ids of rendered messages, in which the names of special tokens stay plain text."""
-        holes: dict[str, str] = {}
-        shown = []
-        for number, message in enumerate(messages):
-            content = message.get("content")
-            if isinstance(content, str) and self._texts.names_special(content):
-                hole = f"XCONTENT{number}X"
-                is_result = message["role"] == "tool" and self._tools
-                holes[hole] = self._result_text(content) if is_result else content
-                message = {**message, "content": hole}
-            if message.get("tool_calls"):
-                message = {**message, "tool_calls": self._texts.marked(message["tool_calls"])}
-            shown.append(message)
-        text = render(shown)
-        ids: list[int] = []
-        for hole, content in holes.items():
-            before, text = _cut_once(text, hole)
-            ids += self._texts.structure(before, is_first=not ids)
-            content = content.strip() if self._trims else content
-            ids += self._texts.plain(content, before=self._texts.since_special(before))
-        return [*ids, *self._texts.structure(text, is_first=not ids)]
+        mark = placeholder()
+        shown: list[dict[str, Any]] = self._texts.marked(list(messages), mark)
+        try:
+            return self._texts.structure(render(shown), mark)
+        except ConfigError:
+            # Of a text, which may be the policy's, or of the messages' order: then it raises again.
+            for number, message in enumerate(shown):
+                message["content"] = f"{mark}h{number}X" if message.get("content") else ""
+            hidden = [self._content(message) for message in messages]
+            return self._texts.structure(render(shown), mark, hidden)
+
+    def _content(self, message: Mapping[str, Any]) -> str:
+        """The text of a message as the template writes it."""
+        text = message.get("content") or ""
+        if message["role"] == "tool" and self._tools:
+            return self._result_text(text)
+        return text.strip() if self._trims else text
 
     def calls_in(self, text: str) -> list[Call | BadCall]:
         """The tool calls in a policy's text; empty without tools."""
@@ -271,16 +276,16 @@ class Chat:
                 f"a tool call with the arguments {given[:120]} cannot be written: they contain a "
                 "special token of the tokenizer"
             )
-        name, hole = calls[-1].name, "XRESULT0X"
+        name = calls[-1].name
         opening = self._opening(_FIRST)
-        messages = [*opening, _called(*calls), _result(name, calls[-1].id or PROBE.id, hole)]
+        messages = [*opening, _called(*calls), _result(name, 0, _SECOND)]
         start, text = self._render(opening), self._render(messages, generate=False)
         if not text.startswith(start):  # The template asks for reasoning: an empty one.
             place = len(opening)
             messages[place] = {**self._probe, "tool_calls": messages[place]["tool_calls"]}
             text = self._render(messages, generate=False).replace(_REASONING, "")
         text = text[len(start) :]
-        return text[: text.rindex(self._frame_of(((name, ""),))[0] + hole)]
+        return text[: text.rindex(self._frame_of((name,))[0] + _SECOND)]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], generate: bool = True) -> str:
         try:
@@ -349,7 +354,7 @@ class Chat:
 
     def _read_syntax(self, keep_reasoning: bool) -> None:
         """How the template writes calls and their results, and whether it changes earlier turns."""
-        opening, result = self._opening(_FIRST), _result(PROBE.name, PROBE.id, _SECOND)
+        opening, result = self._opening(_FIRST), _result(PROBE.name, 0, _SECOND)
         start = self._render(opening)
         if self._tools[0].name not in start:
             raise ConfigError(
@@ -367,10 +372,10 @@ class Chat:
         call = rendered[: self._end_after(rendered, str(PROBE.arguments["text"]))]
         self._parse_calls = syntax_of(call)
         self._in_replies |= {token for token in self._control.values() if token in call}
-        escaped = self._render([*opening, probe, _result(PROBE.name, PROBE.id, _QUOTED)], False)
+        escaped = self._render([*opening, probe, _result(PROBE.name, 0, _QUOTED)], False)
         self._json_results = _QUOTED not in escaped and json.dumps(_QUOTED)[1:-1] in escaped
         self._trims_results = _spaced(_SECOND) not in self._render(
-            [*opening, probe, _result(PROBE.name, PROBE.id, _spaced(_SECOND))], False
+            [*opening, probe, _result(PROBE.name, 0, _spaced(_SECOND))], False
         )
         thought = {**probe, "content": _THOUGHT}
         now = self._render([*opening, thought], generate=False)
@@ -414,16 +419,18 @@ class Chat:
         place = self._texts.place_of_special(text) or 0
         return 0 if text[:place].strip() else place
 
-    def _frame_of(self, calls: tuple[tuple[str, str], ...]) -> list[str]:
-        """The texts before, between and after the results of calls with these names and ids."""
-        if calls not in self._result_frames:
+    def _frame_of(self, names: tuple[str, ...]) -> list[str]:
+        """The texts before, between and after the results of calls with these names."""
+        if names not in self._result_frames:
+            if len(self._result_frames) == _MAX_FRAMES:
+                self._result_frames.clear()
             opening = self._opening(_FIRST)
-            holes = [f"XRESULT{number}X" for number in range(len(calls))]
+            holes = [placeholder() for _ in names]
             messages = [
-                _result(name, identity or PROBE.id, hole)
-                for (name, identity), hole in zip(calls, holes, strict=True)
+                _result(name, number, hole)
+                for number, (name, hole) in enumerate(zip(names, holes, strict=True))
             ]
-            called = _called(Call(calls[0][0], PROBE.arguments, calls[0][1]))
+            called = _called(Call(names[0], PROBE.arguments))
             text = self._render([*opening, {**self._probe, **called}, *messages])
             text = text[len(self._render(opening)) :]
             rest = text[self._end_after(text, str(PROBE.arguments["text"])) :]
@@ -431,11 +438,11 @@ class Chat:
             for hole in holes:
                 before, rest = _cut_once(rest, hole)
                 parts.append(before)
-            self._result_frames[calls] = [*parts, rest]
-        return self._result_frames[calls]
+            self._result_frames[names] = [*parts, rest]
+        return self._result_frames[names]
 
     def _result_ids(self, results: Sequence[ToolResult]) -> list[int]:
-        parts = self._frame_of(tuple((result.name, result.id) for result in results))
+        parts = self._frame_of(tuple(result.name for result in results))
         texts = [self._result_text(result.text) for result in results]
         if not any(map(self._texts.names_special, texts)):
             return self._texts.ids(
@@ -459,7 +466,7 @@ class Chat:
         answer = self._texts.special_at_start(last[self._end_place(last) :])
         answer = earlier if answer is None else answer
         self._last_and_earlier = answer, earlier
-        call = self._frame_of(((self._tools[0].name, ""),))[0] if self._tools else ""
+        call = self._frame_of((self._tools[0].name,))[0] if self._tools else ""
         end = self._texts.special_at_start(call) if self._tools else answer
         if end is None:
             raise ConfigError(
@@ -541,12 +548,12 @@ def _called(*calls: Call) -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": "",
-        "tool_calls": [call.as_message() for call in calls],
+        "tool_calls": [call.as_message(number) for number, call in enumerate(calls)],
     }
 
 
-def _result(name: str, identity: str, content: str) -> dict[str, Any]:
-    return {"role": "tool", "name": name, "tool_call_id": identity, "content": content}
+def _result(name: str, number: int, content: str) -> dict[str, Any]:
+    return {"role": "tool", "name": name, "tool_call_id": call_id(number), "content": content}
 
 
 def _user(content: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -220,6 +221,8 @@ class ConcurrencyLimits:
 
 INVALID: Final[dict[str, Any]] = {"invalid_action": True}
 """The info of a turn whose response has no action; the environment never sees it."""
+CRASHED: Final[dict[str, Any]] = {"agent_crashed": True}
+"""The info of the last turn before a black-box agent crashed, which may follow from that turn."""
 WITHOUT_LOSS: Final[dict[str, Any]] = {"loss": False}
 """The info of a turn that is only context for those who learn from the episode."""
 _MAX_NON_ACTION_TURNS = 8
@@ -255,6 +258,27 @@ class EpisodeResult:
     rows: list[Tokens]
     policy: str
     usage: dict[str, int] = field(default_factory=dict)
+
+
+class AgentCrashed(EpisodeFailure):
+    """A black-box agent failed after replies of the policy.
+
+    It is a failure of the policy, unless the agent gets the same replies once more and goes on.
+    """
+
+    kind = "agent_lost"
+
+    def __init__(self, message: str, result: EpisodeResult) -> None:
+        super().__init__(message)
+        self.result = result
+        """What the episode is if the crash follows from the replies."""
+
+    def was_outage(self, result: EpisodeResult | None) -> bool:
+        """Whether another attempt had the same replies, and the agent did not crash."""
+        if result is None:
+            return False
+        said, again = (Counter(turn.response for turn in r.turns) for r in (self.result, result))
+        return said <= again
 
 
 class EpisodeActor(ABC):
@@ -522,6 +546,8 @@ class Rollouts:
 
     An episode whose environment or engine is lost is retried on a new session, as often as the
     limits allow. If it stays lost, its trajectory has that outcome and the error, never a reward.
+    A crash of a black-box agent that may follow from the policy's replies is a failure, whatever
+    becomes of the other attempts: a policy could otherwise void episodes that it loses.
     """
 
     def __init__(
@@ -588,12 +614,15 @@ class Rollouts:
         attempts = 0
         result: EpisodeResult | None = None
         error: EpisodeFailure | EngineLost | None = None
+        crashes: list[AgentCrashed] = []
         for attempts in range(1, self.concurrency_limits.limits.retries + 2):
             try:
                 result = await self._play_once(start, horizon, step, clock)
                 break
             except (EpisodeFailure, EngineLost) as failure:
                 error = failure
+                if isinstance(failure, AgentCrashed):
+                    crashes.append(failure)
                 logger.warning(
                     "episode of task %s lost (attempt %d): %s",
                     one_line(start.task),
@@ -602,6 +631,10 @@ class Rollouts:
                 )
                 if isinstance(failure, DeadlinePassed):
                     break
+        for crash in crashes:
+            if not crash.was_outage(result):
+                result, error = crash.result, crash
+                break
         result = result or EpisodeResult(_outcome_of(error), "", [], False, 0.0, [], "")
         return Trajectory(
             env=self._env_id,

@@ -7,14 +7,11 @@ nothing about chat templates.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 _CONTEXTS: Final = ("\n", "=", "x")
 """Texts that a text can follow, so that a tokenizer does not take it for the beginning of one."""
-_MARK: Final = "XSPECIAL{}TOKENX"
-_MARKED: Final = re.compile(r"XSPECIAL(\d+)TOKENX")
 
 
 class TextIds:
@@ -24,6 +21,10 @@ class TextIds:
         self._tokenizer = tokenizer
         self.control = _control_tokens(tokenizer)
         """Ids and names of the special tokens."""
+        names = self.control.values()
+        self._heads = tuple({name[:end] for name in names for end in range(2, len(name))})
+        self._tails = tuple({name[begin:] for name in names for begin in range(1, len(name) - 1)})
+        # What a template writes beside a text could complete a name, mostly by one character.
         self._adds_space = self.ids("\nx") != [*self.ids("\n"), *self.ids("x")]
         """Whether the tokenizer puts a space before the first word of a text."""
 
@@ -31,33 +32,42 @@ class TextIds:
         """The ids of a text that begins a conversation, or begins with a special token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def marked(self, value: Any) -> Any:
-        """Calls in which a mark, which every template keeps, is where a special token is named."""
+    def marked(self, value: Any, mark: str) -> Any:
+        """Messages with a mark, which every template keeps, where a special token is named.
+
+        Another mark is where a name begins or ends that the template could complete. `mark` is in
+        none of the texts.
+        """
         if isinstance(value, str):
+            before = f"{mark}X" if value.startswith(self._tails) else ""
+            after = f"{mark}X" if value.endswith(self._heads) else ""
             for number, token in self.control.items():
-                value = value.replace(token, _MARK.format(number))
-            return value
+                value = value.replace(token, f"{mark}{number}X")
+            return before + value + after
         if isinstance(value, list):
-            return [self.marked(each) for each in value]
+            return [self.marked(each, mark) for each in value]
         if isinstance(value, Mapping):
-            return {self.marked(key): self.marked(v) for key, v in value.items()}
+            return {self.marked(key, mark): self.marked(v, mark) for key, v in value.items()}
         return value
 
-    def structure(self, text: str, *, is_first: bool) -> list[int]:
-        """The ids of what a template wrote; what marks stand for stays plain text."""
+    def structure(self, text: str, mark: str, hidden: Sequence[str] = ()) -> list[int]:
+        """The ids of what a template wrote; what marks stand for stays plain text.
+
+        The mark of the whole text `hidden[i]` has the number `hi`.
+        """
         parts = [""]
-        for number, piece in enumerate(_MARKED.split(text)):
-            token = self.control.get(int(piece)) if number % 2 else None
-            if number % 2 and token is None:
-                parts[-1] += _MARK.format(piece)
-            elif token is None:
+        for place, piece in enumerate(re.split(f"{mark}(h?[0-9]*)X", text)):
+            if not place % 2:
                 parts[-1] += piece
+            elif not piece:
+                parts.append("")
+            elif piece.startswith("h"):
+                parts += [*self._broken_up(hidden[int(piece[1:])]), ""]
             else:
-                half = max(1, len(token) // 2)
-                parts[-1] += token[:half]
-                parts.append(token[half:])
-        first = self.ids(parts[0]) if is_first else self.following(parts[0])
-        return [*first, *(i for part in parts[1:] for i in self.following(part))]
+                first, *further = self._broken_up(self.control[int(piece)])
+                parts[-1] += first
+                parts += further
+        return [*self.ids(parts[0]), *(i for part in parts[1:] for i in self.following(part))]
 
     def place_of_special(self, text: str) -> int | None:
         """The place of the first special token in a text."""
@@ -75,19 +85,24 @@ class TextIds:
         return text[max(place, 0) :]
 
     def names_special(self, text: str) -> bool:
-        """Whether a text has the name of a special token in it."""
+        """Whether a text has the name of a special token in it, or a part of one at its ends."""
+        if text.startswith(self._tails) or text.endswith(self._heads):
+            return True
         return any(token in text for token in self.control.values())
 
-    def plain(
-        self, text: str, special: AbstractSet[str] = frozenset(), before: str = ""
-    ) -> list[int]:
+    def plain(self, text: str, special: Collection[str] = (), before: str = "") -> list[int]:
         """The ids of a text after `before`, in which names of other special tokens stay text."""
+        first, *parts = self._broken_up(text, special)
+        further = [i for part in parts for i in self.following(part)]
+        return [*self.following(first, before), *further]
+
+    def _broken_up(self, text: str, special: Collection[str] = ()) -> list[str]:
+        """The pieces of a text, none of which has the name of another special token."""
         parts = [text]
         for token in self.control.values():
             if token not in special:
                 parts = [piece for part in parts for piece in _break_up(part, token)]
-        further = [i for part in parts[1:] for i in self.following(part)]
-        return [*self.following(parts[0], before), *further]
+        return parts
 
     def text_after(self, before: str, ids: Sequence[int]) -> str:
         """The text of ids that follow a text: many tokenizers drop a space that begins one.

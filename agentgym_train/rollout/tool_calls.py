@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,10 +16,24 @@ from typing import Any, Final
 from agentgym_env.actions import UNFINISHED, ActionError
 from agentgym_env.errors import ConfigError
 from agentgym_env.reasoning import reply_of
+from agentgym_env.spaces import clean_json
 from agentgym_env.tools import ACT, BadArguments, ToolSpec, call_of
 
 MAX_CALLS: Final = 32
 """Calls that are read in one response; further ones are not carried out."""
+
+
+def placeholder() -> str:
+    """A word that nobody can guess: it finds a place in what a chat template renders."""
+    return f"X{secrets.token_hex(8)}X"
+
+
+def call_id(number: int) -> str:
+    """The id of a response's call: nine letters and digits, as Mistral's templates demand.
+
+    The one that the policy writes is not used, since it can be any text.
+    """
+    return f"call{number:05d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +42,11 @@ class Call:
 
     name: str
     arguments: Mapping[str, Any]
-    id: str = ""
-    """The model's name of the call, in syntaxes that have one."""
 
-    def as_message(self) -> dict[str, Any]:
+    def as_message(self, number: int = 0) -> dict[str, Any]:
         """An entry of `tool_calls` in an assistant's message."""
         function = {"name": self.name, "arguments": dict(self.arguments)}
-        return {"type": "function", "id": self.id or "call00000", "function": function}
+        return {"type": "function", "id": call_id(number), "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,7 @@ def _hermes(text: str) -> list[Call | BadCall]:
         skipped = len(text) - len(body)
         try:
             row, length = json.JSONDecoder().raw_decode(body)
+            row = clean_json(row)
         except (ValueError, RecursionError):
             # Not JSON: it ends at the mark, which a text in it may not contain then.
             whole = body.partition("</tool_call>")[0]
@@ -83,7 +97,7 @@ def _mistral(text: str) -> list[Call | BadCall]:
         parts = [part for part in re.split(r"\[TOOL_CALLS\]", body) if part.strip()]
         return [_named(part) for part in parts]
     try:
-        rows = json.loads(body)
+        rows = _read(body)
     except (ValueError, RecursionError) as error:
         return [BadCall(f"The calls are not valid JSON: {error}.")]
     return [_from_object(row) for row in rows] or [BadCall("The list of calls is empty.")]
@@ -154,7 +168,7 @@ def written_calls(calls: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(texts)
 
 
-PROBE: Final = Call("probe", {"text": "XARGUMENTX"}, "call00000")
+PROBE: Final = Call("probe", {"text": placeholder()})
 """A call that a template renders, to see how it writes one."""
 PROBE_TOOL: Final = ToolSpec(
     PROBE.name,
@@ -183,7 +197,6 @@ class PlannedCall:
     """A call of a response: the action that it stands for, or why it has none."""
 
     name: str
-    id: str
     action: str | None
     problem: str = ""
 
@@ -207,7 +220,6 @@ class ToolResult:
     """What the policy is told about a call."""
 
     name: str
-    id: str
     text: str
 
 
@@ -238,20 +250,16 @@ class ToolFormat:
 
     def _planned(self, call: Call | BadCall) -> PlannedCall:
         if isinstance(call, BadCall):
-            return PlannedCall(self.tools[0].name, "", None, call.message)
+            return PlannedCall(self.tools[0].name, None, call.message)
         tool = self._by_name.get(call.name)
         if tool is None:
             names = ", ".join(self._by_name)
             problem = f"There is no tool {call.name[:80]!r}; call one of {names}."
-            return PlannedCall(self.tools[0].name, call.id, None, problem)
+            return PlannedCall(self.tools[0].name, None, problem)
         try:
-            return PlannedCall(
-                tool.name, call.id, tool.action(typed_arguments(call.arguments, tool))
-            )
-        except RecursionError:
-            return PlannedCall(tool.name, call.id, None, "The arguments are nested too deeply.")
+            return PlannedCall(tool.name, tool.action(typed_arguments(call.arguments, tool)))
         except BadArguments as error:
-            return PlannedCall(tool.name, call.id, None, str(error))
+            return PlannedCall(tool.name, None, str(error))
 
     def render(self, action: str, thought: str = "") -> str:
         """The response that takes an action; of several lines, a call each.
@@ -299,7 +307,7 @@ def _of_type(value: Any, schema: Mapping[str, Any]) -> Any:
     if _admits_text(schema, text):
         return text
     try:
-        return json.loads(text)
+        return _read(text)
     except (ValueError, RecursionError):
         return text
 
@@ -319,7 +327,7 @@ def _admits_text(schema: Mapping[str, Any], text: str) -> bool:
 def _is_other(text: str, schema: Mapping[str, Any]) -> bool:
     """Whether a text is JSON of a type that a schema names."""
     try:
-        found = json.loads(text)
+        found = _read(text)
     except (ValueError, RecursionError):
         return False
     kinds = {bool: "boolean", int: "integer", float: "number", type(None): "null"}
@@ -344,9 +352,14 @@ def _from_pairs(name: str, body: str, form: str, shown: str) -> Call | BadCall:
     return Call(name, {key.strip(): _Text(value) for key, value in pairs})
 
 
+def _read(text: str) -> Any:
+    """The value of a text in JSON; raises `ValueError` or `RecursionError` if it is not one."""
+    return clean_json(json.loads(text))
+
+
 def _from_json(body: str) -> Call | BadCall:
     try:
-        return _from_object(json.loads(body))
+        return _from_object(_read(body))
     except (ValueError, RecursionError) as error:
         return BadCall(f"The call is not valid JSON: {error}.")
 
@@ -359,7 +372,7 @@ def _from_object(row: Any) -> Call | BadCall:
         return _with_arguments(row["name"], arguments)
     if not isinstance(arguments, dict):
         return BadCall(f"The arguments of {row['name'][:80]} are not an object.")
-    return Call(row["name"], arguments, str(row.get("id") or ""))
+    return Call(row["name"], arguments)
 
 
 def _named(part: str) -> Call | BadCall:
@@ -372,7 +385,7 @@ def _named(part: str) -> Call | BadCall:
 
 def _with_arguments(name: str, body: str) -> Call | BadCall:
     try:
-        arguments = json.loads(body)
+        arguments = _read(body)
     except (ValueError, RecursionError) as error:
         return BadCall(f"The arguments of {name[:80]} are not valid JSON: {error}.")
     if not isinstance(arguments, dict):

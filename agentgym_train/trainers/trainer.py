@@ -99,25 +99,39 @@ class StepShare:
 
 
 def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: float) -> None:
-    """Raise `TooManyLost` if the rate of lost episodes in a step is above `max_lost_rate`."""
-    lost = [t for t in trajectories if not teaches(t.outcome)]
+    """Raise `TooManyLost` if the rate of lost episodes in a step is above `max_lost_rate`.
+
+    Crashes of a black-box agent count too: a broken agent must not train on zeros.
+    """
+    lost = [t for t in trajectories if not teaches(t.outcome) or _has_crash(t)]
     share = len(lost) / len(trajectories)
     if not any(t.turns for t in trajectories):
         ends = ", ".join(sorted({t.outcome for t in trajectories}))
         getLogger(__name__).warning("step %d: no episode has a turn (%s)", step, ends)
     if share <= max_lost_rate:
         return
-    kinds = Counter(t.outcome for t in lost)
+    kinds = Counter("agent_crashed" if _has_crash(t) else t.outcome for t in lost)
     retried = [t for t in trajectories if t.attempts > 1]
     attempts = sum(t.attempts - 1 for t in retried)
     which = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     raise TooManyLost(
         f"{len(lost)} of {len(trajectories)} episodes were lost at step {step} ({which}): a rate "
         f"of {share:.2f}, above max_lost_rate {max_lost_rate:g}. {len(retried)} were retried, "
-        f"{attempts} times in total; the {len(lost)} that remained lost are excluded from the loss "
-        f"and from their groups' baselines. First error: {lost[0].error}. Fix it, then "
-        "resume with `agentgym train --resume RUN` (from the last checkpoint, if there is one)"
+        f"{attempts} times in total; none of the {len(lost)} is trained on, since the run stops. "
+        f"First error: {lost[0].error}. Fix it"
+        + (
+            ", or set gateway: {crashes: failure} if an agent crashes because of what the model "
+            "says"
+            if kinds["agent_crashed"]
+            else ""
+        )
+        + ", then resume with `agentgym train --resume RUN` (from the last checkpoint, if there "
+        "is one)"
     )
+
+
+def _has_crash(trajectory: Trajectory) -> bool:
+    return any(turn.info.get("agent_crashed") for turn in trajectory.turns)
 
 
 def without_tokens(trajectory: Trajectory) -> Trajectory:

@@ -91,6 +91,47 @@ def broken(place: Any) -> None:
     raise RuntimeError("the agent has a bug")
 
 
+def broken_at_once(place: Any) -> None:
+    """Fails before a call."""
+    raise RuntimeError("the agent has a bug")
+
+
+def crashes_at_words(place: Any) -> None:
+    """Takes every reply for JSON, as careless agents do."""
+    messages = [{"role": "user", "content": place.observation}]
+    body = {"model": "p", "messages": messages}
+    reply = post(f"{place.base_url}/chat/completions", place.api_key, body)
+    json.loads("{" + reply["choices"][0]["message"]["content"])
+
+
+CRASHED: set[str] = set()
+"""Agents that have crashed."""
+
+
+def _crash_once(place: Any, name: str) -> None:
+    if name not in CRASHED:
+        CRASHED.add(name)
+        broken(place)
+
+
+def crashes_once(place: Any) -> None:
+    """Fails after the first call of its first attempt."""
+    _crash_once(place, "once")
+    plain(place)
+
+
+def crashes_once_then_asks_otherwise(place: Any) -> None:
+    """The same, but its second attempt says something else."""
+    _crash_once(place, "otherwise")
+    talk(place.base_url, place.api_key, "Say something else, at some length: " * 3)
+
+
+def crashes_once_then_never_asks(place: Any) -> None:
+    """The same, but its second attempt fails before it asks."""
+    _crash_once(place, "never")
+    raise RuntimeError("the network is down")
+
+
 def judged(place: Any) -> None:
     """Gives itself a reward, without the environment."""
     messages = [{"role": "user", "content": "Say it."}]

@@ -32,7 +32,7 @@ from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.trainer import RLTrainer, TooManyLost
-from tests.train.small import save_tiny_policy, textcraft_tokenizer
+from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
 from waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.usefixtures("guess_server")
@@ -108,12 +108,12 @@ def test_a_reward_that_the_agent_posts_counts(model):
 @pytest.mark.parametrize(
     ("agent", "said"),
     [
-        ("callable:black_boxes:broken", "RuntimeError: the agent has a bug"),
+        ("callable:black_boxes:broken_at_once", "RuntimeError: the agent has a bug"),
         (f"command:{PROGRAM} crash", "status 3: something went wrong here"),
         (f"command:{PROGRAM} killed", "status -9"),
     ],
 )
-def test_a_crashed_agent_is_lost_and_never_a_zero(model, agent, said):
+def test_an_agent_that_crashes_before_a_reply_is_lost_and_never_a_zero(model, agent, said):
     for episode in play(model, agent, tasks="12", retries=1):
         assert (episode.outcome, episode.attempts, episode.rows) == ("agent_lost", 2, [])
         assert said in episode.error
@@ -336,7 +336,7 @@ def test_a_run_trains_and_resumes_with_a_black_box_agent(model, tmp_path):
     lost = replace(lost, eval_before=False)
     with (
         AgentTrainer(args=lost, console=QUIET) as trainer,
-        pytest.raises(TooManyLost, match="4 agent_lost"),
+        pytest.raises(TooManyLost, match=r"4 agent_crashed.*gateway: \{crashes: failure\}"),
     ):
         trainer.train()
 
@@ -427,3 +427,19 @@ def test_the_command_shows_what_would_be_trained_on(model, capfd):
     assert status == 0 and "calls," in said and "row 1:" in said, said
     status, said = gateway("crash")
     assert status == 1 and "went wrong here" in said and "ended with status 3" in said, said
+
+
+def test_the_command_ends_turns_at_the_models_own_ends(tmp_path, capfd):
+    """Without a norm all logits are equal: greedy sampling gives token 0, the second end."""
+    model = tiny_model()
+    model.model.norm.weight.data.zero_()
+    model.generation_config.eos_token_id = [2, 0]
+    model.save_pretrained(tmp_path)
+    textcraft_tokenizer().save_pretrained(tmp_path)
+    options = f"--policy {tmp_path} --env {hosting.GUESS} --horizon 1 --temperature 0"
+    with pytest.raises(SystemExit) as end:
+        main(
+            ["gateway", *options.split(), "--turn-max-tokens", "6", "--", *PROGRAM.split(), "plain"]
+        )
+    said = "".join(capfd.readouterr())
+    assert not end.value.code and "1 calls, 1 sampled tokens in 1 rows" in said, said

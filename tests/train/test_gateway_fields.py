@@ -56,6 +56,9 @@ async def test_a_field_that_would_be_ignored_is_rejected_by_its_name(name):
          "stream_options.continuous_usage_stats"),
         ("/responses", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ("/responses", {"text": {"verbosity": "low"}}, "text.verbosity"),
+        ("/chat/completions", {"messages": [{**user("x"), "name": "Ann"}]}, "name of message 0"),
+        ("/chat/completions", {"messages": [user("x"), {"role": "assistant", "name": "critic"}]},
+         "name of message 1"),
         ("/chat/completions", {"messages": [{**user("x"), "function_call": {"name": "a"}}]},
          "function_call of message 0"),
         ("/episode/step", {"action": "look", "tun": 1}, "tun"),
@@ -155,3 +158,30 @@ async def test_the_responses_api_returns_log_probabilities_where_they_are_includ
     assert [token.logprob for token in found] == first.logprobs
     assert [token.token for token in deltas[0].logprobs] == [token.token for token in found]
     assert plain.output[0].content[0].logprobs == []
+
+
+async def test_a_strict_tool_gets_a_header_that_says_it_is_not():
+    strict = {**ADD, "function": {**ADD["function"], "strict": True}}
+    flat = {"type": "function", **strict["function"]}
+    async with gateway_of(Says("one")) as gateway:
+        episode = gateway.open_episode()
+        async with client_of(gateway, episode) as client:
+            given = client.chat.completions.with_raw_response
+            for tool, said in ((strict, "false"), (ADD, None)):
+                reply = await given.create(model="p", messages=[user("x")], tools=[tool])
+                assert reply.headers.get("x-agentgym-strict") == said
+            reply = await client.responses.with_raw_response.create(
+                model="p", input="x", tools=[flat]
+            )
+            assert reply.headers["x-agentgym-strict"] == "false"
+
+
+async def test_the_name_of_a_result_is_its_calls_and_accepted():
+    async with gateway_of(Says(CALL, "done")) as gateway:
+        episode = gateway.open_episode()
+        async with client_of(gateway, episode) as client:
+            reply = (await chat(client, [user("x")], tools=[ADD])).choices[0].message
+            (call,) = reply.tool_calls
+            result = {"role": "tool", "name": "add", "tool_call_id": call.id, "content": "3"}
+            again = await chat(client, [user("x"), reply.model_dump(), result], tools=[ADD])
+            assert again.choices[0].message.content == "done"
