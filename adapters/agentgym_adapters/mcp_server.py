@@ -14,6 +14,8 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -41,6 +43,8 @@ PATH: Final = "/mcp"
 SESSION: Final = "mcp-session-id"
 EPISODE: Final = "episode"
 """The argument that names an episode where there are no sessions."""
+_OPENED: Final = "agentgym.opened"
+"""The key of a request's ASGI scope that has the list of the episodes that it opened."""
 _NAMED: Final[Mapping[str, Any]] = {EPISODE: {"type": "string", "description": "From reset."}}
 _TOOLS: Final = ("reset", "step", "available_actions")
 _CLOSE: Final = "close"
@@ -117,20 +121,30 @@ class McpServer:
             if message.get("method") == "initialize":
                 params = {**_INITIALIZE, **(message.get("params") or {})}
                 body = msgspec.json.encode({**message, "params": params})
-        reply = await self._pass_on(request, body)
+        opened: list[str] = []
+        reply = await self._pass_on(request, body, opened)
+        if opened:
+            (name,) = opened
+            reply = replace(
+                reply, if_unread=partial(self._end_unused, name, self._clients.get(name))
+            )
         ended = request.method == "DELETE" and reply.status == 200
         if ended and (client := self._clients.pop(request.headers.get(SESSION, ""))):
             await client.close()
         return reply
 
-    async def _pass_on(self, request: HttpRequest, body: bytes) -> Reply:
-        """Pass a call to the SDK's ASGI application, and collect its answer."""
+    async def _pass_on(self, request: HttpRequest, body: bytes, opened: list[str]) -> Reply:
+        """Pass a call to the SDK's ASGI application, and collect its answer.
+
+        `opened` gets the name of an episode that the call opens.
+        """
         manager = await self._start()
         headers = {"accept": "application/json, text/event-stream", **request.headers}
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
             "method": request.method, "path": PATH, "query_string": b"",
             "headers": [(key.encode(), value.encode("latin-1")) for key, value in headers.items()],
+            _OPENED: opened,
         }  # fmt: skip
         incoming = iter([{"type": "http.request", "body": body, "more_body": False}])
         start: MutableMapping[str, Any] = {}
@@ -199,7 +213,7 @@ class McpServer:
         arguments = dict(call.arguments or {})
         try:
             if has_names:
-                return await self._use_named(call.name, arguments)
+                return await self._use_named(call.name, arguments, context.request.scope[_OPENED])
             client = self._session_of(context.request.headers[SESSION])
             return await self._use(client, call.name, arguments)
         except InvalidMessage as invalid:
@@ -219,13 +233,16 @@ class McpServer:
             self._clients.put(name, client)
         return client
 
-    async def _use_named(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
+    async def _use_named(
+        self, tool: str, arguments: dict[str, Any], opened: list[str]
+    ) -> types.CallToolResult:
         """Use a tool on the episode that the arguments name; a `reset` without a name opens one."""
         name = arguments.pop(EPISODE, None)
         if name is not None:
             client = self._clients.get(name) if isinstance(name, str) else None
             if client is None:
                 raise Refused("episode_over", "the episode is unknown or expired; call reset")
+            client.used = True
             if tool == _CLOSE:
                 return await self._close(name, arguments)
             return await self._use(client, tool, arguments, name)
@@ -238,7 +255,14 @@ class McpServer:
             await client.close()
             raise
         self._clients.put(name, client)
+        opened.append(name)
         return result
+
+    async def _end_unused(self, name: str, client: _Client | None) -> None:
+        """End an episode whose name nobody has received."""
+        if client is not None and not client.used:
+            self._clients.pop(name)
+            await client.close()
 
     async def _close(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         """End an episode before its end, or its place on the server after it."""
@@ -283,6 +307,8 @@ class _Client:
 
     def __init__(self) -> None:
         self.episode: ServedEpisode | None = None
+        self.used = False
+        """Whether a call has named it."""
         self.lock = asyncio.Lock()
 
     async def close(self) -> None:

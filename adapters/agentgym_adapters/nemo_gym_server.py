@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from functools import partial
 from typing import Any
 
 from agentgym_adapters import nemo_gym_wire as wire
 from agentgym_adapters.idle_records import IdleRecords
-from agentgym_adapters.served import HttpRequest, Refused, Reply, Served, ServedEpisode
+from agentgym_adapters.served import HttpRequest, Refused, Reply, Served, ServedEpisode, Undo
 from agentgym_adapters.signed_cookie import SignedCookie
 from agentgym_adapters.validation import InvalidMessage, convert, invalid_message, read_json
 from agentgym_env.actions import FORMATS, ActionError
@@ -67,9 +68,10 @@ class NemoGymServer:
 
     async def _reset(self, name: str | None, given: Any) -> Reply:
         row = wire.read_row(given)
-        record = None if name is None else self._records.get(name)
+        record, if_unread = self._find(name), None
         if name is None or record is None:
             name, record = secrets.token_urlsafe(18), _Record()
+            if_unread = partial(self._end_unused, name, record)
         async with record.lock:
             first = await self._begin(record, row)
         self._records.put(name, record)
@@ -79,7 +81,20 @@ class NemoGymServer:
             "supports_explicit_close": True,
             "supports_step_idempotency": True,
         }
-        return self._answered(name, {"observation": first.observation, "info": info})
+        return self._answered(name, {"observation": first.observation, "info": info}, if_unread)
+
+    def _find(self, name: str | None) -> _Record | None:
+        record = None if name is None else self._records.get(name)
+        if record is not None:
+            record.used = True
+        return record
+
+    async def _end_unused(self, name: str, record: _Record) -> None:
+        """End a session whose cookie nobody has received."""
+        if not record.used:
+            self._records.pop(name)
+            async with record.lock:
+                await record.end()
 
     async def _begin(self, record: _Record, row: wire.Row) -> Any:
         if row.action_format not in FORMATS:
@@ -99,7 +114,7 @@ class NemoGymServer:
 
     async def _step(self, name: str | None, given: Any) -> Reply:
         body = convert(given, wire.StepBody, "body")
-        record = None if name is None else self._records.get(name)
+        record = self._find(name)
         if name is None or record is None:
             text = "session closed, expired or unknown; reset first"
             raise Refused("unknown_session", text)
@@ -134,9 +149,9 @@ class NemoGymServer:
             await record.end()
         return Reply(200, {"closed": record is not None})
 
-    def _answered(self, name: str, content: dict[str, Any]) -> Reply:
+    def _answered(self, name: str, content: dict[str, Any], if_unread: Undo | None = None) -> Reply:
         # Sent with every answer: agents keep the cookies of the last one.
-        return Reply(200, content, {"set-cookie": self._cookie.write(name)})
+        return Reply(200, content, {"set-cookie": self._cookie.write(name)}, if_unread)
 
 
 class _Record:
@@ -145,6 +160,8 @@ class _Record:
     def __init__(self) -> None:
         self.episode: ServedEpisode | None = None
         self.action_format = "plain"
+        self.used = False
+        """Whether a request has named it."""
         self.answered: tuple[str, dict[str, Any]] | None = None
         """The last step's request id and its answer, for an agent that asks again."""
         self.lock = asyncio.Lock()

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
+from agentgym_adapters.served import Undo
 from agentgym_env.wire import JSON, MSGPACK, WireError
 from agentgym_servers.host.codec import Answer, Batch, Codec, Scrape
 from agentgym_servers.host.metrics import Figures
@@ -75,7 +76,9 @@ class HeadedAnswer:
     """An answer with header fields of its own."""
 
     answer: Answer
-    headers: Sequence[tuple[bytes, bytes]]
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    if_unread: Undo | None = None
+    """Called when the client is gone before it has read the answer."""
 
 
 Answerer = Callable[[HttpCall], Awaitable[Answer | HeadedAnswer]]
@@ -197,6 +200,8 @@ async def _serve_call(
     status, fields, content = _reply_of(answered, scope["path"])
     if connection is not None:
         connection.reply_bytes = len(content)
+        if isinstance(answered, HeadedAnswer) and answered.if_unread is not None:
+            connection.if_unread(answered.if_unread)
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": content})
     if connection is not None:

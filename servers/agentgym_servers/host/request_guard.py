@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import re
 import socket
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from agentgym_adapters.served import Undo
 from agentgym_env.errors import BadRequest
 from agentgym_env.wire import JSON, MSGPACK, WireError
 
@@ -146,6 +148,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     _read_ends: asyncio.TimerHandle | None = None
     max_unread_bytes = 16 * 2**20
     """What the replies that clients have not read may hold together."""
+    _undoing: ClassVar[set[asyncio.Task[None]]] = set()
     _unread: ClassVar[dict[LimitedProtocol, None]] = {}
     """The connections whose clients do not read, the longest waiting first."""
     reply_bytes = 0
@@ -154,6 +157,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Count what the client has not read from a few kilobytes on."""
         super().connection_made(transport)
+        self._undos: deque[Undo] = deque(maxlen=MAX_PIPELINED + 1)
         transport.set_write_buffer_limits(UNCOUNTED_BYTES)
         # h11 has none: it takes one request at a time.
         self.flow = PipelineFlow(transport, getattr(self, "pipeline", ()))
@@ -168,6 +172,32 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
             longest = next(iter(self._unread))
             longest._reply_is_read()
             longest.transport.abort()
+
+    def if_unread(self, undo: Undo) -> None:
+        """Call `undo` if the client is gone before it has read the reply that is sent next.
+
+        Only the last few are remembered: what was asked at once can be unread together.
+        """
+        if self.transport.is_closing():
+            self._take_back([undo])
+        else:
+            self._undos.append(undo)
+
+    def eof_received(self) -> None:
+        """The client has ended the connection; it may have done so before a reply was written."""
+        # The kernel tells of it so: what is sent to a closed socket is answered by a reset.
+        if self._undos and self.transport.get_extra_info("socket").getsockopt(
+            socket.SOL_SOCKET, socket.SO_ERROR
+        ):
+            self._take_back(self._undos)
+        super().eof_received()
+
+    def _take_back(self, undos: Collection[Undo]) -> None:
+        for undo in undos:
+            task = self.loop.create_task(undo())
+            self._undoing.add(task)
+            task.add_done_callback(self._undoing.discard)
+        self._undos.clear()
 
     def resume_writing(self) -> None:
         """The client has read."""
@@ -246,7 +276,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
             self._framing = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers, and take back what the client cannot know of."""
+        # A socket that is closed with unread bytes in it resets the connection.
+        if exc is not None or self.flow.write_paused:
+            self._take_back(self._undos)
         self._head_is_over()
         self._reply_is_read()
         super().connection_lost(exc)

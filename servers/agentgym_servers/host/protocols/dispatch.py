@@ -191,4 +191,4 @@ async def _answer(
     count(service.codec.figures.requests, protocol.route(call.path))
     body = b"" if reply.body is None else encode(reply.body)
     fields = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers.items()]
-    return HeadedAnswer((reply.status, JSON, body), fields)
+    return HeadedAnswer((reply.status, JSON, body), fields, reply.if_unread)
