@@ -91,7 +91,10 @@ class McpServer:
         self._served = served
         self._ttl_s = ttl_s if math.isfinite(ttl_s) else None
         self._max_clients = max_sessions + _IDLE_CLIENTS
-        self._clients: IdleRecords[_Client] = IdleRecords(ttl_s, 2 * max_sessions)
+        # As many as there can be, so that no client displaces another one's.
+        self._clients: IdleRecords[_Client] = IdleRecords(ttl_s, self._max_clients)
+        self._episodes: IdleRecords[_Client] = IdleRecords(ttl_s, max_sessions)
+        """Those that are named where there are no sessions."""
         self._manager: StreamableHTTPSessionManager | None = None
         self._started = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -126,7 +129,7 @@ class McpServer:
         if opened:
             (name,) = opened
             reply = replace(
-                reply, if_unread=partial(self._end_unused, name, self._clients.get(name))
+                reply, if_unread=partial(self._end_unused, name, self._episodes.get(name))
             )
         ended = request.method == "DELETE" and reply.status == 200
         if ended and (client := self._clients.pop(request.headers.get(SESSION, ""))):
@@ -239,7 +242,7 @@ class McpServer:
         """Use a tool on the episode that the arguments name; a `reset` without a name opens one."""
         name = arguments.pop(EPISODE, None)
         if name is not None:
-            client = self._clients.get(name) if isinstance(name, str) else None
+            client = self._episodes.get(name) if isinstance(name, str) else None
             if client is None:
                 raise Refused("episode_over", "the episode is unknown or expired; call reset")
             client.used = True
@@ -254,20 +257,20 @@ class McpServer:
         except BaseException:
             await client.close()
             raise
-        self._clients.put(name, client)
+        self._episodes.put(name, client)
         opened.append(name)
         return result
 
     async def _end_unused(self, name: str, client: _Client | None) -> None:
         """End an episode whose name nobody has received."""
         if client is not None and not client.used:
-            self._clients.pop(name)
+            self._episodes.pop(name)
             await client.close()
 
     async def _close(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         """End an episode before its end, or its place on the server after it."""
         convert(arguments, NoArguments)
-        client = self._clients.pop(name)
+        client = self._episodes.pop(name)
         if client is not None:
             await client.close()
         return _result(["The episode is closed."], {"closed": client is not None})
