@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from agentgym_env.connections import accept_backlog
 from agentgym_env.errors import BadRequest
 from agentgym_servers.host.app import START_ERROR, App, Service
 from agentgym_servers.host.isolation import world_pool
@@ -62,6 +63,7 @@ def run_server(
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
+        backlog=accept_backlog(),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -116,7 +118,9 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A listening socket; `shared` lets other processes of this server listen on the same port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048, reuse_port=shared)
+        return socket.create_server(
+            (host, port), family=family, backlog=accept_backlog(), reuse_port=shared
+        )
     except OSError as error:
         raise BadRequest(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
