@@ -31,7 +31,7 @@ class BodyReader:
     ANSWERED: Final = 16
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._left = max(self.HELD_BYTES, limit)
         self._returned = asyncio.Condition()
         self._answered = asyncio.Semaphore(self.ANSWERED)
@@ -44,7 +44,7 @@ class BodyReader:
         The bytes are to be given back when the request is answered. None if the client has
         disconnected. `declared` is the Content-Length, or 0.
         """
-        message = await receive()  # nothing limits the wait for its first byte here
+        message = await receive()  # the caller limits the wait for its first byte
         if message["type"] == "http.disconnect":
             return None, 0
         begin: bytes = message.get("body", b"")
@@ -62,13 +62,13 @@ class BodyReader:
         try:
             async with asyncio.timeout(self.SECONDS) as deadline:
                 ends = now() + self.SECONDS
-                while size <= self._limit:
+                while size <= self.limit:
                     if not held and max(size, declared) > self.FREE_BYTES:
                         deadline.reschedule(None)
                         began = now()
                         # Without a length, it may become as long as is allowed.
-                        whole = declared or (self._limit if more else size)
-                        held = await self._hold(min(whole, self._limit))
+                        whole = declared or (self.limit if more else size)
+                        held = await self._hold(min(whole, self.limit))
                         ends += now() - began
                     if not more:
                         break
