@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -70,7 +71,7 @@ def run_server(
         proxy_headers=False,  # nothing here asks who the client is
         timeout_graceful_shutdown=GRACE_S,
         lifespan="on",
-        ws="none" if max_socket_bytes is None else "websockets-sansio",
+        ws="none" if max_socket_bytes is None else _socket_protocol(),
         ws_max_size=max_socket_bytes or 0,
         ws_per_message_deflate=False,  # it costs more than the network saves here
     )
@@ -89,6 +90,13 @@ def run_server(
         return 1
     logger.info("stopped")
     return 0
+
+
+def _socket_protocol() -> type[asyncio.Protocol]:
+    """Uvicorn's with limits; only a server of WebSockets needs the package `websockets`."""
+    from agentgym_servers.host.socket_guard import LimitedSocket
+
+    return LimitedSocket
 
 
 class _Server(uvicorn.Server):
