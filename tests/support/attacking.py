@@ -132,6 +132,8 @@ class Crowd:
 
     def _come(self, selector: selectors.BaseSelector) -> None:
         connection = socket.socket()
+        # Where the server's queue is full, the kernel tries again for a minute.
+        connection.settimeout(0.2)
         try:
             connection.connect(self._where)
             connection.sendall(self._sends(self.made))
