@@ -21,7 +21,9 @@ HEAD_S: Final = 10.0
 first byte of its body."""
 HELD_HEAD_BYTES: Final = 64 * 2**20
 """What the unfinished heads of a server's requests may hold together."""
-_BACKLOG: Final = 2048
+BACKLOG: Final = 2048
+"""How many connections may wait to be accepted. The kernel drops what is beyond, and tells its
+client so only after a while."""
 _MOST_FILES: Final = 2**20
 """Files that are reckoned with where there is no limit of them."""
 
@@ -32,11 +34,16 @@ def max_connections() -> int:
 
 
 def accept_backlog() -> int:
-    """How many connections may wait to be accepted, which are then accepted at once.
+    """How many connections may wait where all that wait are accepted at once, as by uvloop.
 
-    A quarter of the files at most, so that they fit beside those of the program.
+    They fit beside the program's files.
     """
-    return max(1, min(_BACKLOG, _max_files() // 4))
+    return max(1, min(BACKLOG, _max_files() // 4))
+
+
+def accepted_at_once() -> int:
+    """How many connections asyncio is to accept in a turn; it sees them some turns later only."""
+    return max(1, accept_backlog() // 4)
 
 
 def _max_files() -> int:

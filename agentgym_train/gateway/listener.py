@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 from collections.abc import MutableMapping
 from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from agentgym_env.connections import Connections, HeadLimit, accept_backlog
+from agentgym_env.connections import BACKLOG, Connections, HeadLimit, accepted_at_once
 from agentgym_env.errors import BadRequest
 from agentgym_env.request_bodies import BodyReader
 
@@ -35,8 +37,12 @@ class Listener:
         await self._runner.setup()
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                self._protocol, host, port, backlog=accept_backlog()
+                self._protocol, host, port, backlog=accepted_at_once()
             )
+            # More may wait than asyncio accepts at once; its sockets do not tell the kernel so.
+            for listening in self._server.sockets:
+                with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                    same.listen(BACKLOG)
         except OSError:
             await self._runner.cleanup()
             raise
