@@ -14,6 +14,8 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -41,6 +43,8 @@ PATH: Final = "/mcp"
 SESSION: Final = "mcp-session-id"
 EPISODE: Final = "episode"
 """The argument that names an episode where there are no sessions."""
+_OPENED: Final = "agentgym.opened"
+"""The key of a request's ASGI scope that has the list of the episodes that it opened."""
 _NAMED: Final[Mapping[str, Any]] = {EPISODE: {"type": "string", "description": "From reset."}}
 _TOOLS: Final = ("reset", "step", "available_actions")
 _CLOSE: Final = "close"
@@ -87,7 +91,10 @@ class McpServer:
         self._served = served
         self._ttl_s = ttl_s if math.isfinite(ttl_s) else None
         self._max_clients = max_sessions + _IDLE_CLIENTS
-        self._clients: IdleRecords[_Client] = IdleRecords(ttl_s, 2 * max_sessions)
+        # As many as there can be, so that no client displaces another one's.
+        self._clients: IdleRecords[_Client] = IdleRecords(ttl_s, self._max_clients)
+        self._episodes: IdleRecords[_Client] = IdleRecords(ttl_s, max_sessions)
+        """Those that are named where there are no sessions."""
         self._manager: StreamableHTTPSessionManager | None = None
         self._started = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -117,20 +124,30 @@ class McpServer:
             if message.get("method") == "initialize":
                 params = {**_INITIALIZE, **(message.get("params") or {})}
                 body = msgspec.json.encode({**message, "params": params})
-        reply = await self._pass_on(request, body)
+        opened: list[str] = []
+        reply = await self._pass_on(request, body, opened)
+        if opened:
+            (name,) = opened
+            reply = replace(
+                reply, if_unread=partial(self._end_unused, name, self._episodes.get(name))
+            )
         ended = request.method == "DELETE" and reply.status == 200
         if ended and (client := self._clients.pop(request.headers.get(SESSION, ""))):
             await client.close()
         return reply
 
-    async def _pass_on(self, request: HttpRequest, body: bytes) -> Reply:
-        """Pass a call to the SDK's ASGI application, and collect its answer."""
+    async def _pass_on(self, request: HttpRequest, body: bytes, opened: list[str]) -> Reply:
+        """Pass a call to the SDK's ASGI application, and collect its answer.
+
+        `opened` gets the name of an episode that the call opens.
+        """
         manager = await self._start()
         headers = {"accept": "application/json, text/event-stream", **request.headers}
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
             "method": request.method, "path": PATH, "query_string": b"",
             "headers": [(key.encode(), value.encode("latin-1")) for key, value in headers.items()],
+            _OPENED: opened,
         }  # fmt: skip
         incoming = iter([{"type": "http.request", "body": body, "more_body": False}])
         start: MutableMapping[str, Any] = {}
@@ -199,7 +216,7 @@ class McpServer:
         arguments = dict(call.arguments or {})
         try:
             if has_names:
-                return await self._use_named(call.name, arguments)
+                return await self._use_named(call.name, arguments, context.request.scope[_OPENED])
             client = self._session_of(context.request.headers[SESSION])
             return await self._use(client, call.name, arguments)
         except InvalidMessage as invalid:
@@ -219,13 +236,16 @@ class McpServer:
             self._clients.put(name, client)
         return client
 
-    async def _use_named(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
+    async def _use_named(
+        self, tool: str, arguments: dict[str, Any], opened: list[str]
+    ) -> types.CallToolResult:
         """Use a tool on the episode that the arguments name; a `reset` without a name opens one."""
         name = arguments.pop(EPISODE, None)
         if name is not None:
-            client = self._clients.get(name) if isinstance(name, str) else None
+            client = self._episodes.get(name) if isinstance(name, str) else None
             if client is None:
                 raise Refused("episode_over", "the episode is unknown or expired; call reset")
+            client.used = True
             if tool == _CLOSE:
                 return await self._close(name, arguments)
             return await self._use(client, tool, arguments, name)
@@ -237,13 +257,20 @@ class McpServer:
         except BaseException:
             await client.close()
             raise
-        self._clients.put(name, client)
+        self._episodes.put(name, client)
+        opened.append(name)
         return result
+
+    async def _end_unused(self, name: str, client: _Client | None) -> None:
+        """End an episode whose name nobody has received."""
+        if client is not None and not client.used:
+            self._episodes.pop(name)
+            await client.close()
 
     async def _close(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         """End an episode before its end, or its place on the server after it."""
         convert(arguments, NoArguments)
-        client = self._clients.pop(name)
+        client = self._episodes.pop(name)
         if client is not None:
             await client.close()
         return _result(["The episode is closed."], {"closed": client is not None})
@@ -283,6 +310,8 @@ class _Client:
 
     def __init__(self) -> None:
         self.episode: ServedEpisode | None = None
+        self.used = False
+        """Whether a call has named it."""
         self.lock = asyncio.Lock()
 
     async def close(self) -> None:

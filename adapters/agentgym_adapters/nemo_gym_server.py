@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from functools import partial
 from typing import Any
 
 from agentgym_adapters import nemo_gym_wire as wire
 from agentgym_adapters.idle_records import IdleRecords
-from agentgym_adapters.served import HttpRequest, Refused, Reply, Served, ServedEpisode
+from agentgym_adapters.served import HttpRequest, Refused, Reply, Served, ServedEpisode, Undo
 from agentgym_adapters.signed_cookie import SignedCookie
 from agentgym_adapters.validation import InvalidMessage, convert, invalid_message, read_json
 from agentgym_env.actions import FORMATS, ActionError
@@ -33,8 +34,10 @@ class NemoGymServer:
     def __init__(self, served: Served, ttl_s: float, max_sessions: int) -> None:
         self._served = served
         self._cookie = SignedCookie(COOKIE)
-        # An episode that has ended keeps its record, so that its last step may be asked for again.
-        self._records: IdleRecords[_Record] = IdleRecords(ttl_s, 2 * max_sessions)
+        self._playing: IdleRecords[_Record] = IdleRecords(ttl_s, max_sessions)
+        self._ended: IdleRecords[_Record] = IdleRecords(ttl_s, max_sessions)
+        """An episode that has ended keeps its record, so that its last step may be asked for again.
+        These are apart, so that no number of them displaces a record of an episode in play."""
 
     def route(self, path: str) -> str:
         """By what name a path is counted."""
@@ -67,24 +70,50 @@ class NemoGymServer:
 
     async def _reset(self, name: str | None, given: Any) -> Reply:
         row = wire.read_row(given)
-        record = None if name is None else self._records.get(name)
-        if name is None or record is None:
-            name, record = secrets.token_urlsafe(18), _Record()
-        async with record.lock:
-            first = await self._begin(record, row)
-        self._records.put(name, record)
+        if row.action_format not in FORMATS:
+            text = f"no action format {row.action_format!r}; available: {', '.join(FORMATS)}"
+            raise invalid_message("value_error", ["body", "action_format"], text, row.action_format)
+        record, earlier = _Record(row.action_format), self._find(name)
+        if name is not None and earlier is not None:
+            async with earlier.lock:
+                record.episode, earlier.episode = earlier.episode, None
+            self._has_ended(name, earlier)
+        first = await self._begin(record, row)
+        # An episode has a cookie of its own: who knows one of an earlier episode has no part in it.
+        name = secrets.token_urlsafe(18)
+        self._playing.put(name, record)
         info = {
             **first.info,
             "instruction": self._served.card().instruction,
             "supports_explicit_close": True,
             "supports_step_idempotency": True,
         }
-        return self._answered(name, {"observation": first.observation, "info": info})
+        undo = partial(self._end_unused, name, record)
+        return self._answered(name, {"observation": first.observation, "info": info}, undo)
+
+    def _find(self, name: str | None) -> _Record | None:
+        if name is None:
+            return None
+        record = self._playing.get(name) or self._ended.get(name)
+        if record is not None:
+            record.used = True
+        return record
+
+    def _drop(self, name: str) -> _Record | None:
+        return self._playing.pop(name) or self._ended.pop(name)
+
+    def _has_ended(self, name: str, record: _Record) -> None:
+        self._drop(name)
+        self._ended.put(name, record)
+
+    async def _end_unused(self, name: str, record: _Record) -> None:
+        """End a session whose cookie nobody has received."""
+        if not record.used:
+            self._drop(name)
+            async with record.lock:
+                await record.end()
 
     async def _begin(self, record: _Record, row: wire.Row) -> Any:
-        if row.action_format not in FORMATS:
-            text = f"no action format {row.action_format!r}; available: {', '.join(FORMATS)}"
-            raise invalid_message("value_error", ["body", "action_format"], text, row.action_format)
         if record.episode is None:
             record.episode = await ServedEpisode.open(self._served)
         try:
@@ -93,13 +122,11 @@ class NemoGymServer:
             # A rollout whose reset failed is over; its agent does not close what never began.
             await record.end()
             raise
-        record.action_format = row.action_format
-        record.answered = None
         return first
 
     async def _step(self, name: str | None, given: Any) -> Reply:
         body = convert(given, wire.StepBody, "body")
-        record = None if name is None else self._records.get(name)
+        record = self._find(name)
         if name is None or record is None:
             text = "session closed, expired or unknown; reset first"
             raise Refused("unknown_session", text)
@@ -113,6 +140,7 @@ class NemoGymServer:
                 record.answered = (body.request_id, content)
             if content["terminated"] or content["truncated"]:
                 await record.end()
+                self._has_ended(name, record)
         return self._answered(name, content)
 
     async def _take_turn(
@@ -129,22 +157,24 @@ class NemoGymServer:
         return wire.step_content(reply.observation, calls, reply)
 
     async def _close(self, name: str | None) -> Reply:
-        record = None if name is None else self._records.pop(name)
+        record = None if name is None else self._drop(name)
         if record is not None:
             await record.end()
         return Reply(200, {"closed": record is not None})
 
-    def _answered(self, name: str, content: dict[str, Any]) -> Reply:
+    def _answered(self, name: str, content: dict[str, Any], if_unread: Undo | None = None) -> Reply:
         # Sent with every answer: agents keep the cookies of the last one.
-        return Reply(200, content, {"set-cookie": self._cookie.write(name)})
+        return Reply(200, content, {"set-cookie": self._cookie.write(name)}, if_unread)
 
 
 class _Record:
-    """The record of a cookie."""
+    """The record of a cookie: an episode, in play or ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, action_format: str) -> None:
         self.episode: ServedEpisode | None = None
-        self.action_format = "plain"
+        self.action_format = action_format
+        self.used = False
+        """Whether a request has named it."""
         self.answered: tuple[str, dict[str, Any]] | None = None
         """The last step's request id and its answer, for an agent that asks again."""
         self.lock = asyncio.Lock()

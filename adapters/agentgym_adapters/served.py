@@ -6,7 +6,7 @@ the server, which passes a `Served` in and carries the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -118,6 +118,10 @@ class ServedEpisode:
         await self._served.close(self.session)
 
 
+Undo = Callable[[], Awaitable[None]]
+"""Takes back what a request has done, unless a later one has used it."""
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """An HTTP request that passed the server's checks."""
@@ -136,6 +140,9 @@ class Reply:
     status: int
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    if_unread: Undo | None = None
+    """Called when the client is gone before it has read the response: nobody else knows the name
+    of a session that it opened."""
 
 
 class HttpProtocol(Protocol):

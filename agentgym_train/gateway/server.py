@@ -24,6 +24,7 @@ from aiohttp import web
 
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, EpisodeFailure, outcome_of
 from agentgym_env.reasoning import reply_of
+from agentgym_env.request_bodies import BodyReader
 from agentgym_env.tools import BadArguments, ToolSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import GatewaySettings
@@ -38,6 +39,7 @@ from agentgym_train.gateway.episode import (
     turns_of,
 )
 from agentgym_train.gateway.fields import IgnoredFields, read_json
+from agentgym_train.gateway.listener import Listener, admit, read_body
 from agentgym_train.gateway.messages import (
     Reply,
     Request,
@@ -100,16 +102,18 @@ class Gateway:
         self.crashes = self._settings.crashes
         self.claim_key = secrets.token_urlsafe(32)
         """The key with which a program takes an episode that is offered."""
-        self._runner: web.AppRunner | None = None
+        self._bodies = BodyReader(self._settings.body_bytes)
+        self._listener: Listener | None = None
+        self._port = 0
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
     def base_url(self) -> str:
         """The base URL for OpenAI clients; raises `ConfigError` before `start`."""
-        if self._runner is None:
+        if self._listener is None:
             raise ConfigError("the gateway has no address yet; start it first")
-        host, port = self._settings.host, self._runner.addresses[0][1]
+        host, port = self._settings.host, self._port
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
@@ -117,13 +121,13 @@ class Gateway:
         """Listen; a gateway that listens already goes on, and a closed one raises `EngineLost`."""
         if self._closed:
             raise EngineLost("the gateway is closed")
-        if self._starting is None or (self._starting.done() and self._runner is None):
+        if self._starting is None or (self._starting.done() and self._listener is None):
             self._starting = asyncio.create_task(self._listen())
         # Not cancelled with the episode that came first: a socket would be left open.
         await asyncio.shield(self._starting)
 
     async def _listen(self) -> None:
-        app = web.Application(client_max_size=self._settings.body_bytes)
+        app = web.Application()
         post, get = app.router.add_post, app.router.add_get
         post("/v1/chat/completions", self._answering(self._chat))
         post("/v1/responses", self._answering(self._responses))
@@ -134,17 +138,15 @@ class Gateway:
         post("/v1/episode/reward", self._answering(self._reward))
         post("/v1/episodes/claim", self._answering(self._claim))
         app.router.add_route("*", "/{path:.*}", self._answering(self._unknown))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-        await runner.setup()
+        listener = Listener(app)
         try:
-            await web.TCPSite(runner, self._settings.host, self._settings.port).start()
+            self._port = await listener.start(self._settings.host, self._settings.port)
         except OSError as error:
-            await runner.cleanup()
             raise ConfigError(
                 f"the gateway cannot listen on {self._settings.host}:{self._settings.port}: "
                 f"{error.strerror}; choose another gateway.port"
             ) from error
-        self._runner = runner
+        self._listener = listener
         if self._address_file is not None:
             place = {"base_url": self.base_url, "key": self.claim_key}
             try:
@@ -166,12 +168,12 @@ class Gateway:
         await self._stop()
 
     async def _stop(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
             if self._address_file is not None:
                 with suppress(OSError):  # it may be a folder, or gone
                     self._address_file.unlink()
-            await runner.cleanup()
+            await listener.stop()
 
     def open_episode(
         self,
@@ -279,6 +281,7 @@ class Gateway:
             raise _Rejected(
                 401, "invalid_api_key", "the API key is not that of an episode that is being played"
             )
+        admit(request)
         return episode
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
@@ -294,14 +297,14 @@ class Gateway:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
-        raw = await request.read()
+        raw = await read_body(request, self._bodies)
         asked = _read(read_chat, read_json(raw), self._config.chat_template_kwargs)
         answer, pending = await self._answer(episode, request, raw, asked)
         return await self._deliver(episode, request, asked, answer, pending)
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
-        raw = await request.read()
+        raw = await read_body(request, self._bodies)
         kwargs = self._config.chat_template_kwargs
         asked = _read(read_response, read_json(raw), kwargs, episode.responses)
         answer, pending = await self._answer(episode, request, raw, asked)
@@ -515,7 +518,7 @@ class Gateway:
 
     async def _step(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
-        body = read_json(await request.read())
+        body = read_json(await read_body(request, self._bodies))
         values = body if isinstance(body, dict) else {}
         action, turn = _action(values, episode.tools), values.get("turn")
         if episode.session is None:
@@ -563,7 +566,7 @@ class Gateway:
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
-        body = read_json(await request.read())
+        body = read_json(await read_body(request, self._bodies))
         values = body if isinstance(body, dict) else {}
         reward, success = values.get("reward"), values.get("success")
         is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
@@ -585,6 +588,7 @@ class Gateway:
         given = key.strip().encode("utf-8", "surrogateescape")
         if not secrets.compare_digest(given, self.claim_key.encode()):
             raise _Rejected(401, "invalid_api_key", "the API key does not take episodes")
+        admit(request)
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLAIM_S):
                 while not self._offers and _is_there(request):

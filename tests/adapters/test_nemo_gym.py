@@ -147,10 +147,13 @@ def test_a_cookie_is_a_session_and_one_that_is_not_ours_is_none(speak):
         stranger.cookies = {name: forged.encode().decode("latin-1")}
         stranger.step("2", status=404)
     assert other.step("2")["reward"] == 1.0
-    # The same cookie resets the same session.
-    cookies = dict(third.cookies)
+    # Its cookie resets the same session, and is another one from then on.
+    earlier = Agent(address)
+    earlier.cookies = dict(third.cookies)
     third.reset(task="4")
-    assert third.cookies == cookies and third.step("4")["reward"] == 1.0
+    assert third.cookies != earlier.cookies
+    earlier.step("4", status=409)
+    assert third.step("4")["reward"] == 1.0
 
 
 def test_the_rollouts_of_a_row_begin_alike(speak):

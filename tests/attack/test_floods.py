@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from agentgym_servers.host.request_guard import HEAD_S, MAX_HEAD_BYTES
+from agentgym_env.connections import HEAD_S, MAX_HEAD_BYTES
 from attacking import MIB, POST, under
 from hosting import Served
 

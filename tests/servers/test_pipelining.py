@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from agentgym_servers.host import request_guard
+from agentgym_env import connections
 from agentgym_servers.host.request_guard import LimitedProtocol
 from hosting import HttpServer, Served
 
@@ -29,7 +29,7 @@ async def app(scope, receive, send):
         more = message.get("more_body", False)
     if body == b"slow":
         # Whatever was to happen after `HEAD_S` has happened before this ends, however slowly.
-        await asyncio.sleep(2 * request_guard.HEAD_S)
+        await asyncio.sleep(2 * connections.HEAD_S)
         late.set()
         await asyncio.to_thread(sent.wait, 120)
     fields = [(b"content-length", b"%d" % len(body))]
@@ -62,7 +62,7 @@ def replies(client: socket.socket, until: bytes) -> bytes:
 
 
 def test_a_body_that_the_server_does_not_read_yet_is_not_late(connection, monkeypatch):
-    monkeypatch.setattr(request_guard, "HEAD_S", 0.3)
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
     first, second = post(b"slow"), post(b"second")
     # The head of the second request arrives with the first, its body later.
     connection.sendall(first + second[:-6])

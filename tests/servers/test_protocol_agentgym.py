@@ -6,6 +6,7 @@ import re
 import urllib.error
 import urllib.request
 from functools import partial
+from itertools import count
 
 import aiohttp
 import pytest
@@ -22,6 +23,7 @@ from agentgym_servers.worlds.textcraft.env import MAX_DISTRACTORS, TextCraft, or
 from agentgym_servers.worlds.textcraft.recipes import recipe_book
 from hosting import Clock, HttpServer
 from recordings import handmade, recorded
+from worlds import Trouble
 
 TEXTCRAFT = "agentgym/TextCraft-v0"
 LEGACY_TEXTCRAFT = partial(TextCraft, legacy=True)
@@ -32,13 +34,13 @@ LEGACY_FAILURES = ("/commands", "/goal")  # the original has no such methods and
 
 @pytest.fixture
 def original(make_host):
-    """Starts servers that speak AgentGym's protocol."""
+    """Starts servers that speak AgentGym's protocol; their ids count from 0, as in recordings."""
     servers = []
 
-    def start(world=LEGACY_TEXTCRAFT, env_id=TEXTCRAFT, **settings):
+    def start(world=LEGACY_TEXTCRAFT, env_id=TEXTCRAFT, draw_id=None, **settings):
         ttl_s = settings.get("ttl_s", 3600.0)
         host = make_host(world, env_id=env_id, **settings)
-        app = make_app(host, original_protocol(host, env_id, ttl_s))
+        app = make_app(host, original_protocol(host, env_id, ttl_s, draw_id or count().__next__))
         servers.append(HttpServer(host, app))
         return servers[-1]
 
@@ -240,6 +242,20 @@ def test_an_episode_with_the_original_field_names(original):
     assert post(server, "/close", {"id": 0}) is False
     assert post(server, "/step", won) == {"error": "The id 0 is not valid."}
     assert post(server, "/reset", {"id": 9}) == {"error": "The id 9 is not valid."}
+
+
+def test_an_id_is_drawn_again_if_it_is_in_use_and_fits_the_json_of_any_language(original):
+    server = original(draw_id=iter([5, 5, 5, 2**53 - 1]).__next__)
+    assert [post(server, "/create", {})["id"] for _ in range(2)] == [5, 2**53 - 1]
+    for number, goal in [(5, 0), (2**53 - 1, 1)]:
+        seen = send(server, "GET", "/observation", query={"id": number}).json()
+        assert seen.endswith(f"craft {original_task(goal)}.")
+
+
+def test_a_create_whose_reset_fails_leaves_no_session(original):
+    server = original(Trouble)
+    assert "error" in post(server, "/create", {})
+    assert len(server.host.table) == 0
 
 
 @pytest.mark.parametrize("index", [0, 543, 544, -1, 100_000, 2**70])

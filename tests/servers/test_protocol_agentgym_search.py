@@ -1,6 +1,7 @@
 """`--protocol agentgym` answers as AgentGym's SearchQA server does."""
 
 import re
+from itertools import count
 
 import pytest
 import requests
@@ -26,7 +27,9 @@ def zones():
 @pytest.fixture
 def server(make_host):
     host = make_host(lambda: Search(corpus="timezones", legacy=True), env_id=SEARCH)
-    served = HttpServer(host, make_app(host, original_protocol(host, SEARCH, 3600.0)))
+    served = HttpServer(
+        host, make_app(host, original_protocol(host, SEARCH, 3600.0, count().__next__))
+    )
     yield served
     served.stop()
 

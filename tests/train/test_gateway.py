@@ -215,7 +215,7 @@ async def connections_become(gateway, count):
     """As the gateway sees them."""
 
     def there():
-        found = [one.transport for one in gateway._runner.server.connections]
+        found = [one.transport for one in gateway._listener._runner.server.connections]
         return [transport for transport in found if transport and not transport.is_closing()]
 
     await turned(lambda: len(there()) == count)

@@ -14,7 +14,9 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from agentgym_env.wire import JSON, MSGPACK, WireError
+from agentgym_adapters.served import Undo
+from agentgym_env.request_bodies import BodyReader
+from agentgym_env.wire import JSON, MSGPACK
 from agentgym_servers.host.codec import Answer, Batch, Codec, Scrape
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.request_guard import (
@@ -75,7 +77,9 @@ class HeadedAnswer:
     """An answer with header fields of its own."""
 
     answer: Answer
-    headers: Sequence[tuple[bytes, bytes]]
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    if_unread: Undo | None = None
+    """Called when the client is gone before it has read the answer."""
 
 
 Answerer = Callable[[HttpCall], Awaitable[Answer | HeadedAnswer]]
@@ -170,6 +174,8 @@ async def _serve_call(
     body, held = (error, 0) if error else await bodies.read(receive, declared)
     if body is None:
         return
+    if connection is not None and error is None:
+        connection.admitted()
     try:
         if isinstance(body, bytes):
             content_type = headers.get(b"content-type", "")
@@ -178,17 +184,7 @@ async def _serve_call(
             )
             body = error or body
         if isinstance(body, bytes):
-            call = HttpCall(
-                scope["method"],
-                scope["path"],
-                scope["query_string"].decode("latin-1"),
-                body,
-                content_type,
-                headers.get(b"accept", ""),
-                headers.get(b"authorization", ""),
-                headers,
-            )
-            answered = await answer(call)
+            answered = await answer(_call_of(scope, headers, body, content_type))
         else:
             answered = codec.fail(body)
     finally:
@@ -197,10 +193,28 @@ async def _serve_call(
     status, fields, content = _reply_of(answered, scope["path"])
     if connection is not None:
         connection.reply_bytes = len(content)
+        if isinstance(answered, HeadedAnswer) and answered.if_unread is not None:
+            connection.if_unread(answered.if_unread)
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": content})
     if connection is not None:
         connection.reply_bytes = 0
+        connection.answered()
+
+
+def _call_of(
+    scope: MutableMapping[str, Any], headers: Mapping[bytes, str], body: bytes, content_type: str
+) -> HttpCall:
+    return HttpCall(
+        scope["method"],
+        scope["path"],
+        scope["query_string"].decode("latin-1"),
+        body,
+        content_type,
+        headers.get(b"accept", ""),
+        headers.get(b"authorization", ""),
+        headers,
+    )
 
 
 def _reply_of(
@@ -239,98 +253,6 @@ def content_length(headers: Mapping[bytes, str]) -> int:
     return (
         int(declared) if declared.isascii() and declared.isdecimal() and len(declared) < 19 else 0
     )
-
-
-class BodyReader:
-    """Reads the bodies of requests, which may arrive slowly, or never end.
-
-    A body has to arrive within 30 seconds, and one more for each 64 KiB. Bodies above 64 KiB wait
-    for their turn if others, unfinished or not yet answered, already hold 64 MiB; smaller ones
-    never wait. 16 of them are answered at a time, since what is decoded from them, and their
-    replies, are several times as long.
-    """
-
-    FREE_BYTES: Final = 65_536
-    HELD_BYTES: Final = 64 * 2**20
-    SECONDS: Final = 30.0
-    ANSWERED: Final = 16
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._left = max(self.HELD_BYTES, limit)
-        self._returned = asyncio.Condition()
-        self._answered = asyncio.Semaphore(self.ANSWERED)
-
-    async def read(
-        self, receive: Receive, declared: int = 0
-    ) -> tuple[bytes | WireError | None, int]:
-        """The body, read up to just over the limit, or why it is not read; and the bytes held.
-
-        The bytes are to be given back when the request is answered. None if the client has
-        disconnected. `declared` is the Content-Length, or 0.
-        """
-        message = await receive()  # the protocol waits for its first byte: `LimitedProtocol`
-        if message["type"] == "http.disconnect":
-            return None, 0
-        begin: bytes = message.get("body", b"")
-        more = message.get("more_body", False)
-        if not more and len(begin) <= self.FREE_BYTES:
-            return begin, 0
-        return await self._read_rest(begin, more, receive, declared)
-
-    async def _read_rest(
-        self, begin: bytes, more: bool, receive: Receive, declared: int
-    ) -> tuple[bytes | WireError | None, int]:
-        now = asyncio.get_running_loop().time
-        chunks, size, held = [begin], len(begin), 0
-        body: bytes | WireError | None = None
-        try:
-            async with asyncio.timeout(self.SECONDS) as deadline:
-                ends = now() + self.SECONDS
-                while size <= self._limit:
-                    if not held and max(size, declared) > self.FREE_BYTES:
-                        deadline.reschedule(None)
-                        began = now()
-                        # Without a length, it may become as long as is allowed.
-                        whole = declared or (self._limit if more else size)
-                        held = await self._hold(min(whole, self._limit))
-                        ends += now() - began
-                    if not more:
-                        break
-                    deadline.reschedule(ends + size / self.FREE_BYTES)
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None, 0
-                    chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
-                    more = message.get("more_body", False)
-                if held:
-                    deadline.reschedule(None)
-                    await self._answered.acquire()
-            body = b"".join(chunks)
-        except TimeoutError:
-            body = WireError("bad_request", "the body did not arrive in time")
-        finally:
-            if held and not isinstance(body, bytes):
-                await self._return(held)
-                held = 0
-        return body, held
-
-    async def give_back(self, size: int) -> None:
-        """The request that held so many bytes is answered."""
-        self._answered.release()
-        await self._return(size)
-
-    async def _return(self, size: int) -> None:
-        self._left += size
-        async with self._returned:
-            self._returned.notify_all()
-
-    async def _hold(self, size: int) -> int:
-        async with self._returned:
-            await self._returned.wait_for(lambda: self._left >= size)
-            self._left -= size
-        return size
 
 
 async def _live(

@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import re
 import socket
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ from urllib.parse import urlsplit
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from agentgym_adapters.served import Undo
+from agentgym_env.connections import MAX_HEAD_BYTES, Connections, HeadLimit
 from agentgym_env.errors import BadRequest
 from agentgym_env.wire import JSON, MSGPACK, WireError
 
@@ -93,13 +96,6 @@ class RequestGuard:
         return name in self._allowed or (name != "" and page.netloc.lower() == host.lower())
 
 
-MAX_HEAD_BYTES: Final = 65_536
-"""The longest request line with header fields."""
-HEAD_S: Final = 10.0
-"""Seconds from the first byte of a request to the end of its header fields, and from there to the
-first byte of its body."""
-
-
 MAX_FIELDS: Final = 100
 """Most header fields of a request, trailers included."""
 MAX_PIPELINED: Final = 8
@@ -139,13 +135,14 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     The head is checked before anything is known of the request, so nothing else can check it.
     """
 
-    _head_bytes = 0
+    connections_here: ClassVar[Connections] = Connections()
+    """Those of this process."""
     _framing = 0
     """Bytes since the head ended that are not of the body, less those that the body allows."""
-    _head_ends: asyncio.TimerHandle | None = None
     _read_ends: asyncio.TimerHandle | None = None
     max_unread_bytes = 16 * 2**20
     """What the replies that clients have not read may hold together."""
+    _undoing: ClassVar[set[asyncio.Task[None]]] = set()
     _unread: ClassVar[dict[LimitedProtocol, None]] = {}
     """The connections whose clients do not read, the longest waiting first."""
     reply_bytes = 0
@@ -154,6 +151,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Count what the client has not read from a few kilobytes on."""
         super().connection_made(transport)
+        self.connections_here.opened(transport)
+        self._head = HeadLimit(self.loop, self._reject, lambda: bool(self.flow.read_paused))
+        self._undos: deque[Undo] = deque(maxlen=MAX_PIPELINED + 1)
         transport.set_write_buffer_limits(UNCOUNTED_BYTES)
         # h11 has none: it takes one request at a time.
         self.flow = PipelineFlow(transport, getattr(self, "pipeline", ()))
@@ -168,6 +168,32 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
             longest = next(iter(self._unread))
             longest._reply_is_read()
             longest.transport.abort()
+
+    def if_unread(self, undo: Undo) -> None:
+        """Call `undo` if the client is gone before it has read the reply that is sent next.
+
+        Only the last few are remembered: what was asked at once can be unread together.
+        """
+        if self.transport.is_closing():
+            self._take_back([undo])
+        else:
+            self._undos.append(undo)
+
+    def eof_received(self) -> None:
+        """The client has ended the connection; it may have done so before a reply was written."""
+        # The kernel tells of it so: what is sent to a closed socket is answered by a reset.
+        if self._undos and self.transport.get_extra_info("socket").getsockopt(
+            socket.SOL_SOCKET, socket.SO_ERROR
+        ):
+            self._take_back(self._undos)
+        super().eof_received()
+
+    def _take_back(self, undos: Collection[Undo]) -> None:
+        for undo in undos:
+            task = self.loop.create_task(undo())
+            self._undoing.add(task)
+            task.add_done_callback(self._undoing.discard)
+        self._undos.clear()
 
     def resume_writing(self) -> None:
         """The client has read."""
@@ -215,27 +241,25 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         if in_body:
             known = len(before.body)
         else:
-            self._head_bytes += len(data)
+            self._head.received(len(data))
         super().data_received(data)
         cycle = self.cycle
         if cycle is not before:
             self._head_is_over()
             self._framing = 0
             if cycle.more_body and not cycle.body:
-                self._reject_later("The request's body did not begin")
+                self._head.wait("The request's body did not begin")
         elif in_body:
             self._check_body(len(data), len(cycle.body) - known)
-        elif self._head_bytes > MAX_HEAD_BYTES:
-            self._reject(f"The request's head is above {MAX_HEAD_BYTES} bytes.")
-        elif self._head_ends is None and self._head_bytes:
-            self._reject_later("The request's head did not end")
+        else:
+            self.connections_here.holds(self.transport, self._head.bytes)
+            self._head.check()
 
     def _check_body(self, received: int, body: int) -> None:
         """Judge bytes that came after a head, `body` of which are of the request's body."""
         if self.cycle.response_complete:
             # uvicorn drops the rest of the body; what is not counted may not go on for ever.
-            if self._head_ends is None:
-                self._reject_later("The rest of the request's body did not end")
+            self._head.wait("The rest of the request's body did not end")
             return
         if body or not self.cycle.more_body:
             self._head_is_over()
@@ -246,27 +270,26 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
             self._framing = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers, and take back what the client cannot know of."""
+        # A socket that is closed with unread bytes in it resets the connection.
+        if exc is not None or self.flow.write_paused:
+            self._take_back(self._undos)
+        self.connections_here.closed(self.transport)
         self._head_is_over()
         self._reply_is_read()
         super().connection_lost(exc)
 
-    def _reject_later(self, what: str) -> None:
-        message = f"{what} within {HEAD_S:g} seconds."
-        self._head_ends = self.loop.call_later(HEAD_S, self._reject_if_read, message)
-
-    def _reject_if_read(self, message: str) -> None:
-        """Reject, or wait longer: what is not read while another request runs may have come."""
-        if self.flow.read_paused:
-            self._head_ends = self.loop.call_later(HEAD_S, self._reject_if_read, message)
-        else:
-            self._reject(message)
-
     def _head_is_over(self) -> None:
-        self._head_bytes = 0
-        if self._head_ends is not None:
-            self._head_ends.cancel()
-            self._head_ends = None
+        self._head.over()
+        self.connections_here.holds(self.transport, 0)
+
+    def admitted(self) -> None:
+        """The request that is being answered may be made here."""
+        self.connections_here.admitted(self.transport)
+
+    def answered(self) -> None:
+        """The reply is sent."""
+        self.connections_here.answered(self.transport)
 
     def _reject(self, message: str) -> None:
         self._head_is_over()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -15,6 +16,7 @@ from functools import partial
 
 import uvicorn
 
+from agentgym_env.connections import accept_backlog
 from agentgym_env.errors import BadRequest
 from agentgym_servers.host.app import START_ERROR, App, Service
 from agentgym_servers.host.isolation import world_pool
@@ -63,13 +65,14 @@ def run_server(
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
+        backlog=accept_backlog(),
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing here asks who the client is
         timeout_graceful_shutdown=GRACE_S,
         lifespan="on",
-        ws="none" if max_socket_bytes is None else "websockets-sansio",
+        ws="none" if max_socket_bytes is None else _socket_protocol(),
         ws_max_size=max_socket_bytes or 0,
         ws_per_message_deflate=False,  # it costs more than the network saves here
     )
@@ -90,6 +93,13 @@ def run_server(
         return 1
     logger.info("stopped")
     return 0
+
+
+def _socket_protocol() -> type[asyncio.Protocol]:
+    """Uvicorn's with limits; only a server of WebSockets needs the package `websockets`."""
+    from agentgym_servers.host.socket_guard import LimitedSocket
+
+    return LimitedSocket
 
 
 class _Server(uvicorn.Server):
@@ -119,7 +129,9 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A listening socket; `shared` lets other processes of this server listen on the same port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048, reuse_port=shared)
+        return socket.create_server(
+            (host, port), family=family, backlog=accept_backlog(), reuse_port=shared
+        )
     except OSError as error:
         raise BadRequest(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"

@@ -56,7 +56,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     def max_socket_bytes(self) -> int | None:
         """The longest message of a WebSocket; None where the protocol has none.
 
-        It is an action. Nothing limits what unfinished messages hold together but their number.
+        It is an action. What unfinished messages hold together is limited in `socket_guard`.
         """
         return min(self.max_body_bytes, 2**20) if self.protocol == OPENENV else None
 

@@ -6,10 +6,12 @@ An unmodified AgentGym client drives it. What differs on purpose stands in docs/
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qs
 
@@ -17,7 +19,7 @@ from agentgym_adapters import served
 from agentgym_env.errors import BadRequest, UnknownTask
 from agentgym_env.wire import JSON, CreateRequest, ResetRequest, SessionRequest, StepRequest
 from agentgym_servers.host import routes
-from agentgym_servers.host.app import Answerer, HttpCall, Service, answer_call
+from agentgym_servers.host.app import Answerer, HeadedAnswer, HttpCall, Service, answer_call
 from agentgym_servers.host.codec import Answer
 from agentgym_servers.host.metrics import count
 from agentgym_servers.host.protocols.single_calls import SingleCalls
@@ -112,6 +114,14 @@ def _as_int(value: Any, where: Sequence[str]) -> int:
 
 ID: Final = Field("id", int)
 
+IDS: Final = 2**53
+"""Ids are drawn below this: every number is one in the JSON of any language."""
+
+
+def _drawn_id() -> int:
+    return secrets.randbelow(IDS)
+
+
 _EPISODE_SEED = 0  # an index is one episode there, whenever it is asked for
 
 
@@ -126,11 +136,11 @@ class OriginalApi:
     env_kwargs: ClassVar[Mapping[str, Any]] = {}
     """The environment's settings that give the texts of the original."""
 
-    def __init__(self, service: Service, ttl_s: float) -> None:
+    def __init__(self, service: Service, ttl_s: float, draw_id: Callable[[], int]) -> None:
         self._service = service
+        self._draw_id = draw_id
         self._calls = SingleCalls(service)
         self._ttl_s = ttl_s
-        self._next_id = 0
         # By last use: an id whose session ended idle is dropped with it.
         self._episodes: OrderedDict[int, Episode] = OrderedDict()
         self._routes: Routes = {"/": {"GET": ((), self._greet)}, **self.own_routes()}
@@ -139,7 +149,7 @@ class OriginalApi:
         """The world's own routes."""
         raise NotImplementedError
 
-    async def answer(self, call: HttpCall) -> Answer:
+    async def answer(self, call: HttpCall) -> Answer | HeadedAnswer:
         """Answer one call. Health and metrics are ours: AgentGym has none."""
         if call.path in (routes.HEALTH.path, routes.METRICS.path):
             return await answer_call(self._service, call)
@@ -159,9 +169,15 @@ class OriginalApi:
         except InvalidMessage as invalid:
             return _answer(422, {"detail": invalid.detail})
         try:
-            return _answer(200, await handle(**given))
+            reply = await handle(**given)
         except Refused as refused:
             return _answer(200, {"error": str(refused)})
+        answer = _answer(200, reply)
+        if call.path != "/create":
+            return answer
+        number = reply["id"] if isinstance(reply, dict) else reply
+        undo = partial(self._close_unused, number, self._last_use(number))
+        return HeadedAnswer(answer, if_unread=undo)
 
     def _knows(self, call: HttpCall) -> bool:
         return call.path in self._routes and call.method in self._routes[call.path]
@@ -169,13 +185,29 @@ class OriginalApi:
     async def _greet(self) -> str:
         return self.greeting
 
-    async def open_episode(self) -> int:
-        """Open a session; its number."""
+    async def open_episode(self, task: str | None = None) -> int:
+        """Open a session, and start an episode of a task in it; its number."""
         created = await self.ask(routes.SESSIONS, CreateRequest())
-        number, self._next_id = self._next_id, self._next_id + 1
         self._forget_idle()
+        while (number := self._draw_id()) in self._episodes:
+            continue
         self._episodes[number] = Episode(created.session)
+        if task is not None:
+            try:
+                await self.begin(number, task)
+            except Refused:
+                await self.close(number)
+                raise
         return number
+
+    async def _close_unused(self, number: int, used: float | None) -> None:
+        """End a session that was not used since."""
+        if self._last_use(number) == used:
+            await self.close(number)
+
+    def _last_use(self, number: int) -> float | None:
+        episode = self._episodes.get(number)
+        return None if episode is None else episode.used
 
     async def begin(self, number: int, task: str) -> Episode:
         """Start an episode."""
@@ -288,21 +320,12 @@ class SearchQAApi(OriginalApi):
         }
 
     async def _create(self, id: int) -> int:
-        opened = await self.open_episode()
-        try:
-            await self._begin(opened, id)
-        except Refused:
-            await self.close(opened)
-            raise
-        return opened
+        return await self.open_episode(f"searchqa_{id}")
 
     async def _reset(self, env_idx: int, id: int | None) -> str:
         if id is None:
             raise Refused("Name the question to reset to by its number, as `id`.")
-        return (await self._begin(env_idx, id)).first
-
-    async def _begin(self, env_idx: int, id: int) -> Episode:
-        return await self.begin(env_idx, f"searchqa_{id}")
+        return (await self.begin(env_idx, f"searchqa_{id}")).first
 
     async def _step(self, env_idx: int, action: str) -> dict[str, Any]:
         episode = self.find(env_idx)
@@ -327,6 +350,7 @@ class TextCraftApi(OriginalApi):
     """TextCraft's, in its own wording."""
 
     greeting = "This is environment TextCraft."
+    _created = 0
     env_kwargs = {"legacy": True}  # noqa: RUF012
 
     def own_routes(self) -> Routes:
@@ -346,13 +370,19 @@ class TextCraftApi(OriginalApi):
         }
 
     async def _create(self, commands: str | None, goal: str | None) -> dict[str, Any]:
-        # The original takes commands and goal and never uses them.
-        opened = await self.open_episode()
-        return await self._reset(opened, opened)
+        # The original takes commands and goal and never uses them. Its ids, which count from 0,
+        # are the numbers of the first tasks.
+        first, self._created = self._created, self._created + 1
+        opened = await self.open_episode(textcraft_task(first))
+        return self._begun(opened)
 
     async def _reset(self, id: int, data_idx: int) -> dict[str, Any]:
-        episode = await self.begin(id, textcraft_task(data_idx))
-        return {"id": id, "observation": episode.observation, "done": False, "reward": 0}
+        await self.begin(id, textcraft_task(data_idx))
+        return self._begun(id)
+
+    def _begun(self, id: int) -> dict[str, Any]:
+        observation = self.find(id).observation
+        return {"id": id, "observation": observation, "done": False, "reward": 0}
 
     async def _step(self, id: int, action: str) -> dict[str, Any]:
         episode = self.find(id)
@@ -505,9 +535,14 @@ _WORLDS: Final[dict[str, type[OriginalApi]]] = {
 }
 
 
-def original_protocol(service: Service, env_id: str, ttl_s: float) -> Answerer:
+def original_protocol(
+    service: Service,
+    env_id: str,
+    ttl_s: float,
+    draw_id: Callable[[], int] = _drawn_id,
+) -> Answerer:
     """Serves AgentGym's protocol for an environment; raises `BadRequest` for an unknown one."""
-    return _api(env_id)(service, ttl_s).answer
+    return _api(env_id)(service, ttl_s, draw_id).answer
 
 
 def original_kwargs(env_id: str) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ from agentgym_servers.host.app import (
 from agentgym_servers.host.codec import Answer, Codec
 from agentgym_servers.host.metrics import count
 from agentgym_servers.host.protocols.single_calls import SingleCalls
-from agentgym_servers.host.request_guard import RequestGuard
+from agentgym_servers.host.request_guard import CONNECTION, RequestGuard
 from agentgym_servers.host.settings import AGENTGYM, OPENENV, OWN, ServeSettings
 
 _REFUSED = {"type": "websocket.close", "code": 1008}
@@ -61,6 +61,8 @@ def web_socket_app(
                 count(codec.figures.errors, error.code)
             await send(_REFUSED)
             return
+        if (socket := scope.get(CONNECTION)) is not None:
+            socket.admitted()
         await send({"type": "websocket.accept"})
         try:
             await _converse(connection, idle_s, receive, send)
@@ -81,8 +83,8 @@ async def _converse(connection: Connection, idle_s: float, receive: Receive, sen
             continue
         if message["type"] == "websocket.disconnect":
             return
-        text = message.get("text")
-        outgoing = await connection.on_message(_as_text(message["bytes"]) if text is None else text)
+        outgoing = await connection.on_message(_text_of(message))
+        del message  # it may be long, and the next one may come late
 
 
 async def _send_outgoing(outgoing: Outgoing, send: Send) -> bool:
@@ -94,9 +96,10 @@ async def _send_outgoing(outgoing: Outgoing, send: Send) -> bool:
     return not outgoing.closes
 
 
-def _as_text(content: bytes) -> str:
+def _text_of(message: MutableMapping[str, Any]) -> str:
+    text = message.get("text")
     # Binary frames are decoded like text; invalid UTF-8 is rejected later as invalid JSON.
-    return content.decode("utf-8", "replace")
+    return message["bytes"].decode("utf-8", "replace") if text is None else str(text)
 
 
 def app_of(service: Service, settings: ServeSettings) -> App:
@@ -191,4 +194,4 @@ async def _answer(
     count(service.codec.figures.requests, protocol.route(call.path))
     body = b"" if reply.body is None else encode(reply.body)
     fields = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers.items()]
-    return HeadedAnswer((reply.status, JSON, body), fields)
+    return HeadedAnswer((reply.status, JSON, body), fields, reply.if_unread)

@@ -15,8 +15,9 @@ import msgspec
 import typer
 
 from agentgym_env.errors import AgentGymError, BadRequest
+from agentgym_env.request_bodies import BodyReader
 from agentgym_env.wire import JSON, STATUS, ErrorBody, WireError
-from agentgym_servers.host.app import App, BodyReader, Receive, Send, content_length, headers_of
+from agentgym_servers.host.app import App, Receive, Send, content_length, headers_of
 from agentgym_servers.host.batches import ShortestFirst
 from agentgym_servers.host.logs import configure_logs
 from agentgym_servers.host.request_guard import (
