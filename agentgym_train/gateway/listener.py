@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 from collections.abc import MutableMapping
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from agentgym_env.connections import BACKLOG, Connections, HeadLimit, accepted_at_once
 from agentgym_env.errors import BadRequest
 from agentgym_env.request_bodies import BodyReader
+
+logger = logging.getLogger(__name__)
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
@@ -28,7 +32,9 @@ class Listener:
     def __init__(self, app: web.Application, most: int | None = None) -> None:
         """`most` connections can be open; default: half of the files that the process may open."""
         app.middlewares.append(_answered)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        # aiohttp writes a traceback for each malformed request, and anybody can send those.
+        logger.addFilter(_is_of_ours)
+        self._runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=0.5)
         self._connections = Connections(most)
         self._server: asyncio.Server | None = None
 
@@ -129,6 +135,11 @@ class GuardedProtocol(asyncio.Protocol):
         head = f"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: {len(body)}"
         self._transport.write(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + body)
         self._transport.close()
+
+
+def _is_of_ours(record: logging.LogRecord) -> bool:
+    """Whether an error is the gateway's, and not that of a request."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def admit(request: web.Request) -> None:

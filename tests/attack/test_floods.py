@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from itertools import repeat
@@ -12,7 +13,7 @@ import pytest
 import requests
 
 from agentgym_env.connections import HEAD_S, MAX_HEAD_BYTES
-from attacking import MIB, POST, under
+from attacking import MIB, POST, Crowd, files_limited_to, measured, under
 from hosting import Served
 
 pytestmark = pytest.mark.slow
@@ -178,3 +179,17 @@ def test_a_long_head_and_a_large_body_are_still_served(server):
         timeout=60,
     )
     assert answer.status_code == 200 and answer.json()[0]["session"], answer.text
+
+
+@pytest.mark.parametrize("part", [b"", POST, POST + b"Content-Length: 9\r\n\r\n["])
+def test_more_connections_than_the_server_may_open_files(tmp_path, part):
+    with files_limited_to(1024):
+        served = Served(SUPPORT, "worlds:Guess", "--port", "0")
+    address = served.address()
+    with measured(served, lambda: Crowd(address, 1100, lambda _: part)) as crowd:
+        opened = requests.post(f"{address}/v1/sessions", json=[{}], timeout=60)
+        assert opened.json()[0]["session"]
+    sys.stdout.write(
+        f"server: {crowd.made} connections with {len(part)} bytes; others were served\n"
+    )
+    assert served.stop() == 0

@@ -49,6 +49,8 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
         CHAT + KEYLESS + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"x" * 50_000
     ),
     "many requests at once": lambda _: (CHAT + KEYLESS + b"Content-Length: 0\r\n\r\n") * 200,
+    "malformed heads": lambda _: b"GET / HTTP/1.1\r\n\r\n",
+    "malformed bodies": lambda _: CHAT + b"Transfer-Encoding: chunked\r\n\r\nx\r\n",
     "each of these": lambda i: [CHAT, CHAT + KEYLESS, b"", b"GET / HTTP/1.1\r\n\r\n"][i % 4],
 }
 

@@ -41,7 +41,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin with nothing."""
         super().connection_made(transport)
-        self._rest = bytearray()
+        self._unparsed = bytearray()
         """What is not parsed yet."""
         self._frames = _FEW + 1
         """Those of the last slice."""
@@ -57,32 +57,32 @@ class LimitedSocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived, a slice in each turn of the event loop."""
-        if self._rest:
-            self._rest += data
+        if self._unparsed:
+            self._unparsed += data
             return
-        self._rest += data
+        self._unparsed += data
         self._take_slice()
 
     async def receive(self) -> Any:
         """The next message; as long as one waits, no more are parsed."""
         message = await super().receive()
-        if self._rest and not self.transport.is_closing():
+        if self._unparsed and not self.transport.is_closing():
             self.transport.pause_reading()
             if self.queue.empty():
                 self.loop.call_soon(self._take_slice)
         return message
 
     def _take_slice(self) -> None:
-        if self.transport.is_closing() or not self._rest or not self.queue.empty():
+        if self.transport.is_closing() or not self._unparsed or not self.queue.empty():
             return
         size = SLICE if self._frames > _FEW else LONG_SLICE
-        part = bytes(self._rest[:size])
-        del self._rest[:size]
+        part = bytes(self._unparsed[:size])
+        del self._unparsed[:size]
         self._frames = 0
         self._parse(part)
         if self.transport.is_closing():
             return
-        if self._rest:
+        if self._unparsed:
             self.transport.pause_reading()
             self.loop.call_soon(self._take_slice)
         elif not self.read_paused:
@@ -95,7 +95,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
             self._hang_up()
         elif self.handshake_complete:
             # What is not parsed yet is a part of a frame.
-            self._holds(len(self._rest) + len(self.conn.reader.buffer) + self._fragments)
+            self._holds(len(self._unparsed) + len(self.conn.reader.buffer) + self._fragments)
 
     def handle_text(self, event: Any) -> None:
         """Begin a message."""
@@ -176,7 +176,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         """Free the unfinished message now, and not when the collector comes upon it."""
         self._holds(0)
         self.frames = []
-        self._rest.clear()
+        self._unparsed.clear()
         self.conn.reader.buffer.clear()
 
     @staticmethod
