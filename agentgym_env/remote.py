@@ -287,7 +287,8 @@ def checked_card(client: EnvClient, env_id: str) -> EnvCard:
     card = client.card()
     if card.env != env_id:
         raise BadRequest(
-            f"the server serves {card.env}, not {env_id}; use that id or another server"
+            f"the server serves {card.env}, not {env_id}; use that id "
+            "(gymnasium.make takes registered ones, agentgym_env.RemoteEnv any) or another server"
         )
     return card
 

@@ -86,7 +86,7 @@ def names_in(
 
 
 def leaves(place: str, value: Any) -> dict[str, str]:
-    """Everything in a value, by place, but None."""
+    """Everything in a value, by place, but None; a key that has nothing stands for itself."""
     return {at: str(leaf) for at, _, leaf in _values(place, "", value)}
 
 
@@ -110,7 +110,8 @@ def _values(place: str, last: str, value: Any) -> Iterator[tuple[str, str, Any]]
     """(its place, the last key of it, value) of everything in a value, but None."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _values(f"{place}.{key}", str(key).lower(), inner)
+            at = f"{place}.{key}"
+            yield from list(_values(at, str(key).lower(), inner)) or [(at, last, str(key))]
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
             yield from _values(f"{place}[{number}]", last, inner)
@@ -123,7 +124,9 @@ def _argument_names(before: str, env: Any, kwargs: Mapping[str, Any]) -> dict[st
         place: str(leaf)
         for argument, value in kwargs.items()
         for place, last, leaf in _values(f"{before}{argument}", str(argument).lower(), value)
-        if not is_number(last, leaf) and not _is_harmless_text(env, argument, leaf)
+        # The keys of a mapping are texts, too.
+        if not (is_number(last, leaf) and not isinstance(value, Mapping))
+        and not _is_harmless_text(env, argument, leaf)
     }
 
 

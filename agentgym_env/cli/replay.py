@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -192,7 +192,14 @@ def replay(
         names |= _names_of_episodes(_chosen(address, task, index), stored_kwargs)
     require_trust(trajectory, names, trusted=trust)
     seen = _Seen(console)
-    with _Worlds(env, kwargs, server, token, wrappers) as worlds:
+
+    def checked(name: str) -> str:
+        # Again, and of what is used: the file may have changed since.
+        names = names_in({"env": name, "env_kwargs": stored_kwargs})
+        require_trust(trajectory, names, trusted=trust)
+        return name
+
+    with _Worlds(env, kwargs, server, token, wrappers, checked) as worlds:
         for place, found in _chosen(address, task, index):
             if isinstance(found, BrokenLine):
                 seen.broken(place, found)
@@ -233,14 +240,17 @@ class _Worlds:
         server: str,
         token: str | None,
         wrappers: Sequence[WrapperSpec],
+        checked: Callable[[str], str],
     ) -> None:
+        """`checked` raises for an environment that an episode may not name."""
+        self._checked = checked
         self._env, self._kwargs, self._server = env, kwargs, server
         self._token, self._wrappers = token, wrappers
         self._made: dict[str, gymnasium.Env[str, str]] = {}
 
     def of(self, trajectory: Trajectory) -> gymnasium.Env[str, str]:
         """The environment that an episode is of."""
-        name = self._env or trajectory.env
+        name = self._env or self._checked(trajectory.env)
         if name not in self._made:
             env = make_env(full_id(name), self._server, token=self._token, **self._kwargs)
             self._made[name] = wrap(env, self._wrappers)

@@ -139,6 +139,8 @@ SETTINGS_OF_A_RUN: Final = (
 )  # fmt: skip
 """What `--settings-of` takes from a run. Its gateway would write to the run's own files."""
 
+_MAX_VALUES: Final = 100_000
+"""Values of a config file."""
 _SET_BY_CHAT: Final = frozenset(
     {
         "conversation", "messages", "chat_template", "add_generation_prompt",
@@ -338,6 +340,8 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         values = read_yaml(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if _has_too_many(values):
+        raise ConfigError(f"{path} has more than {_MAX_VALUES:,} values; aliases count as often")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} has no keys and values; write lines such as `steps: 100`")
     if "compute_environment" in values:
@@ -346,6 +350,19 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
             f"one as an option: agentgym train CONFIG --accelerate {path}"
         )
     return merge(values, parse_overrides(overrides))
+
+
+def _has_too_many(values: Any) -> bool:
+    """Whether there is more in it than in any config: a few aliases can stand for billions."""
+    pending, count = [values], 0
+    while pending and count <= _MAX_VALUES:
+        value = pending.pop()
+        count += 1
+        if isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+    return count > _MAX_VALUES
 
 
 def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any, Final
 
 from agentgym_env.trust import leaves, names_in
@@ -159,6 +160,11 @@ def names_in_run(
 def trust_option(settings: Mapping[str, Any]) -> str:
     """The option that a command needs to use these settings from a run folder, or nothing."""
     return " --trust" if names_in_run(settings) else ""
+
+
+def resume_command(run: Path, settings: Mapping[str, Any]) -> str:
+    """The command that resumes a run."""
+    return f"agentgym train --resume {run}{trust_option(settings)}"
 
 
 def is_known(place: str, text: Any) -> bool:

@@ -33,6 +33,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import AgentEvolConfig
+from agentgym_train.config.trust import resume_command
 from agentgym_train.config.values import INTERRUPTED, EpisodeFilter
 from agentgym_train.config.worlds import World, file_name
 from agentgym_train.data.collect import (
@@ -72,7 +73,6 @@ from agentgym_train.runs.run import (
     new_folder,
     notifier,
     place_model,
-    resume_command,
     train,
 )
 from agentgym_train.runs.watchdog import watching_processes
@@ -220,7 +220,7 @@ class _Run:
     def run(self) -> int:
         """Run all iterations and write the summary. Returns the exit status."""
         config = self.config
-        again = resume_command(self.store, config)
+        again = resume_command(self.store.path, config.as_dict())
         try:
             with watching_processes(f"Resume with: {again}"):
                 self._iterate()

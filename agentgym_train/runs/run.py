@@ -26,7 +26,7 @@ from agentgym_env.run_store import RunStore, next_free_name, run_metadata
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import TRAINERS
-from agentgym_train.config.trust import trust_option
+from agentgym_train.config.trust import resume_command
 from agentgym_train.config.values import INTERRUPTED
 from agentgym_train.config.worlds import file_name
 from agentgym_train.evaluation.evaluate import evaluate
@@ -269,11 +269,6 @@ def train(
         raise KeyboardInterrupt
 
 
-def resume_command(store: RunStore, config: RunConfig) -> str:
-    """The command that resumes a run."""
-    return f"agentgym train --resume {store.path}{trust_option(config.as_dict())}"
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run in progress."""
@@ -288,7 +283,7 @@ class Run:
 
     def command(self, make_trainer: MakeTrainer, checkpoint: str | None) -> int:
         """Play the run and close the engine. Returns the exit status."""
-        again = resume_command(self.store, self.config)
+        again = resume_command(self.store.path, self.config.as_dict())
         try:
             with watching_processes(f"Resume with: {again}"):
                 self.play(make_trainer, checkpoint)

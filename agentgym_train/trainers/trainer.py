@@ -36,6 +36,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.trainer_args import check_needs
+from agentgym_train.config.trust import resume_command
 from agentgym_train.config.values import check_arguments, trained_outcomes
 from agentgym_train.engines.hf import HFEngine
 from agentgym_train.models.adapters import (
@@ -98,10 +99,13 @@ class StepShare:
     """`overlong_tokens`' of each trained episode."""
 
 
-def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: float) -> None:
+def check_lost(
+    trajectories: Sequence[Trajectory], step: int, max_lost_rate: float, resume: str = ""
+) -> None:
     """Raise `TooManyLost` if the rate of lost episodes in a step is above `max_lost_rate`.
 
-    Crashes of a black-box agent count too: a broken agent must not train on zeros.
+    Crashes of a black-box agent count too: a broken agent must not train on zeros. `resume` is the
+    command that resumes the run.
     """
     lost = [t for t in trajectories if not teaches(t.outcome) or _has_crash(t)]
     share = len(lost) / len(trajectories)
@@ -120,13 +124,16 @@ def check_lost(trajectories: Sequence[Trajectory], step: int, max_lost_rate: flo
         f"{attempts} times in total; none of the {len(lost)} is trained on, since the run stops. "
         f"First error: {lost[0].error}. Fix it"
         + (
-            ", or set gateway: {crashes: failure} if an agent crashes because of what the model "
-            "says"
+            f", then resume with `{resume}` (from the last checkpoint, if there is one)"
+            if resume
+            else ""
+        )
+        + (
+            ". If the agent crashes because of what the model says, start a new run with "
+            "gateway.crashes=failure"
             if kinds["agent_crashed"]
             else ""
         )
-        + ", then resume with `agentgym train --resume RUN` (from the last checkpoint, if there "
-        "is one)"
     )
 
 
@@ -454,7 +461,8 @@ class RLTrainer(FiniteSteps, PackedUpdate):
                 f"the log-probability of {tokens.not_finite} of {tokens.sampled} tokens that were "
                 f"sampled for step {step + 1} is not finite",
             )
-        check_lost([*everyone, *replaced], step, self.config.max_lost_rate)
+        resume = resume_command(self.store.path, self.config.as_dict())
+        check_lost([*everyone, *replaced], step, self.config.max_lost_rate, resume)
         if isinstance(self.horizon, PerEnvironment):
             for env, schedule in self.horizon.schedules.items():
                 schedule.observe(step, figures[f"success/{env}"])

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agentgym_env.cli import replay
+from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory, Turn
 from tests.train.command import Command, finish
@@ -25,6 +27,10 @@ HOSTILE = {
     "an agent that somebody else runs": {"agent": "external"},
     "a program": {"agent": "command:rm victim"},
     "a program, as YAML reads it": {"agent": {"command": "rm victim"}},
+    "a program in a key": {"agent": {"command:rm victim": None}},
+    "an agent that somebody else runs, in a key": {"agent": {"external": []}},
+    "an address in a key": {"env_kwargs": {"sites": {"http://victim": True}}},
+    "a wrapper in a key": {"wrappers": [{"evil:Wrapper": None}]},
     "a folder for weights": {"engine": "vllm_server", "engine_args": {"weights_dir": "victim"}},
     "a port for weights": {"engine": "vllm_server", "engine_args": {"nccl_address": "0"}},
     "a file of PEFT's": {"lora": {"corda_config": {"cache_file": "victim"}}},
@@ -110,6 +116,32 @@ def test_replay_and_audit_use_nothing_that_a_run_names(tmp_path):
         assert f"{key}='evil:" in said
     assert not (folder / "imported").exists()
     sys.stdout.write("replay and audit of a run that names code and files: rejected\n")
+
+
+def test_replay_trusts_what_it_uses_and_not_what_the_file_said_before(tmp_path, monkeypatch):
+    folder = stored(tmp_path / "theirs", {})
+    (folder / "evil.py").write_text("open('imported', 'w')")
+    monkeypatch.chdir(folder)
+    file = folder / "run" / "trajectories" / "train.jsonl"
+    read = replay._chosen
+
+    def replaced(*words):
+        yield from read(*words)
+        file.write_text(file.read_text().replace("agentgym/TextCraft-v0", "evil:World"))
+
+    monkeypatch.setattr(replay, "_chosen", replaced)
+    with pytest.raises(BadRequest, match="env='evil:World'"):
+        replay.replay("run", server="inprocess")
+    assert not (folder / "imported").exists()
+
+
+def test_a_config_of_few_lines_that_stand_for_billions_is_rejected(tmp_path):
+    folder = stored(tmp_path / "theirs", {})
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    (folder / "run" / "config.yaml").write_text("\n".join(lines))
+    words = ("eval", "--env", "textcraft", "--policy", "policy", "--settings-of", "run")
+    assert "more than 100,000 values" in tried(folder, *words)
 
 
 def test_a_run_of_your_own_resumes_without_trust(tmp_path):

@@ -364,8 +364,10 @@ class SessionTable:
             text = f"{self._env_id} is served here, not {cut(request.env)!r}"
             return CreateReply(error=WireError("bad_request", text))
         if len(self._sessions) >= self._max_sessions and not self._free_oldest():
+            share = self._max_sessions
+            whole = "" if share == self._server_sessions else f" (of {self._server_sessions}, here)"
             text = (
-                f"all {self._max_sessions} sessions are taken; close some, or raise the limit "
+                f"all {share}{whole} sessions are taken; close some, or raise the limit "
                 "(--max-sessions). Those of a client that is gone end within a minute"
             )
             return CreateReply(error=WireError("too_many_sessions", text))
