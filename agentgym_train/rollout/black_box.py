@@ -386,23 +386,32 @@ class GatewayActor(EpisodeActor):
                 finished = await self.gateway.close_episode(episode, keep_unheard=keep)
             if late and finished.outcome is None and world_s > clock.timeout_s / 2:
                 raise _too_slow(clock, world_s)
-            failed = finished.lost or finished.engine_lost
-            if late and not (finished.asked or finished.turns or failed):
-                who = "no program took the episode, or it" if self.offers else "the agent"
-                raise AgentLost(f"{who} sent no request in {clock.timeout_s:g} s that was accepted")
-            known = failed or self.gateway.crashes == "failure"
-            played = finished.asked or (finished.turns and crash is None)
-            if not (late or known or finished.outcome or played):
-                raise crash or AgentLost(_SILENT)
+            self._check_played(finished, late, crash, clock)
             concurrency_limits.turns += len(finished.turns)
             concurrency_limits.tokens += finished.tokens
             result = self._result(finished, reply.observation, reply.info, late)
-            if crash is not None and not known:
+            if crash is not None and not self._is_known(finished):
                 raise _crashed(crash, result)
             return result
         finally:
             if session is not None:
                 await session.close()
+
+    def _is_known(self, finished: Finished) -> bool:
+        """Whether it is known what an episode is whose agent crashed."""
+        return bool(finished.lost or finished.engine_lost) or self.gateway.crashes == "failure"
+
+    def _check_played(
+        self, finished: Finished, late: bool, crash: AgentLost | None, clock: Deadline
+    ) -> None:
+        """Raise `AgentLost` if the agent had no part in the episode."""
+        failed = finished.lost or finished.engine_lost
+        if late and not (finished.asked or finished.turns or failed):
+            who = "no program took the episode, or it" if self.offers else "the agent"
+            raise AgentLost(f"{who} sent no request in {clock.timeout_s:g} s that was accepted")
+        played = finished.asked or (finished.turns and crash is None)
+        if not (late or self._is_known(finished) or finished.outcome or played):
+            raise crash or AgentLost(_SILENT)
 
     async def _run(
         self, episode: GatewayEpisode, start: EpisodeSpec, horizon: int, clock: Deadline
