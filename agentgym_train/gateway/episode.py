@@ -62,8 +62,12 @@ class GatewayEpisode:
     reserved: int = 0
     """Calls that run now."""
     steps: int = 0
+    asked: bool = False
+    """Whether a request was accepted: its reply was sampled, or was still being sampled."""
     undelivered: int = 0
     """Replies that the agent did not receive."""
+    unheard: list[Answer] = field(default_factory=list)
+    """Those after which the agent received no other reply and took no step."""
     early: list[dict[str, Any]] = field(default_factory=list)
     """Steps before the first call."""
     sampled: list[RecordedCall] = field(default_factory=list)
@@ -84,13 +88,6 @@ class GatewayEpisode:
     def last(self) -> RecordedCall | None:
         """The latest call, to which steps and a posted reward belong."""
         return self.sampled[-1] if self.sampled else None
-
-    @property
-    def sent(self) -> list[Answer]:
-        """The replies of which the agent may have seen something."""
-        ended = [pending.task for pending in self.pending.values() if pending.task.done()]
-        good = [task for task in ended if not task.cancelled() and task.exception() is None]
-        return [task.result() for task in good if task.result().was_sent]
 
     @property
     def step_s(self) -> float:
@@ -162,6 +159,8 @@ class Finished:
     """Sampled tokens."""
     lost: str
     engine_lost: str
+    asked: bool
+    """Whether a request was accepted."""
 
 
 def turns_of(calls: Sequence[RecordedCall], episode: GatewayEpisode) -> list[Turn]:

@@ -213,20 +213,24 @@ class Gateway:
         self._episodes[episode.key] = episode
         return episode
 
-    async def close_episode(self, episode: GatewayEpisode, *, keep_sent: bool = False) -> Finished:
+    async def close_episode(
+        self, episode: GatewayEpisode, *, keep_unheard: bool = False
+    ) -> Finished:
         """End an episode: its key is no longer valid, and running calls are cancelled.
 
-        With `keep_sent` replies of which the agent got a part are in the record: they may be why it
-        failed.
+        With `keep_unheard` replies that did not arrive are in the record if they may be why it
+        ended: those that the agent got in part, and all if nothing but the agent ended it.
         """
         self._episodes.pop(episode.key, None)
         self._offers = [offer for offer in self._offers if offer[0] is not episode]
-        running = list(episode.running)
+        running = [task for task in episode.running if not task.done()]
+        episode.asked = episode.asked or bool(running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        for answer in episode.sent if keep_sent else ():
-            self._record(episode, answer)
+        for answer in episode.unheard if keep_unheard else ():
+            if answer.was_sent or episode.outcome is None:
+                self._record(episode, answer)
         for conversation in dict.fromkeys(episode.recorder.conversations):
             await self._engine.forget(conversation)
         rows, calls = episode.recorder.finish()
@@ -243,6 +247,7 @@ class Gateway:
             tokens=sum(sum(row.loss_mask) for row in rows),
             lost=episode.lost,
             engine_lost=episode.engine_lost,
+            asked=episode.asked,
         )
 
     def offer(self, episode: GatewayEpisode, place: Mapping[str, str]) -> None:
@@ -350,6 +355,7 @@ class Gateway:
         if asked.logprobs:
             reply = replace(reply, logprobs=token_logprobs(self._tokenizer, generation))
         answer = Answer(reply, Sampled(prepared, generation, text))
+        episode.asked = True
         self._record(episode, answer)
         return answer
 
@@ -480,6 +486,7 @@ class Gateway:
                 await response.write(part)
             await response.write_eof()
             answer.sampled = None  # the record has it
+            episode.unheard.clear()
         finally:
             pending.waiting -= 1
             if not pending.waiting:
@@ -494,6 +501,7 @@ class Gateway:
             return
         episode.sampled.remove(answer.call)
         answer.call = None
+        episode.unheard.append(answer)
         episode.undelivered += 1
         episode.calls -= 1
         episode.tokens -= len(answer.sampled.generation.token_ids)
@@ -546,6 +554,8 @@ class Gateway:
         finally:
             episode.step_began = None
         episode.steps += 1
+        # An agent that goes on did not end because of them, unless it read a part.
+        episode.unheard = [answer for answer in episode.unheard if answer.was_sent]
         episode.info = {**episode.info, **reply.info}
         step = {"action": action, "observation": reply.observation, "reward": reply.reward}
         steps = episode.early if episode.last is None else episode.last.steps

@@ -28,6 +28,7 @@ from agentgym_env.process_guard import end_group, guard
 from agentgym_env.registration import load_named
 from agentgym_env.spaces import clean_text
 from agentgym_env.tools import ToolSpec
+from agentgym_env.trajectory import Turn
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import EngineLost, GenerationEngine
 from agentgym_train.gateway.episode import Finished, GatewayEpisode
@@ -55,7 +56,7 @@ GRACE_S: Final = 10.0
 """Seconds that an agent has to end after its episode is over."""
 _MAX_VARIABLE_BYTES: Final = 100_000
 """Linux takes 128 KiB with the name; the whole text is at `/episode`."""
-_SILENT: Final = "the agent ended and had sent no request that was answered"
+_SILENT: Final = "the agent ended and had sent no request that was accepted"
 _SHOWN: Final = 300
 """Characters of a crashed agent's last output that its error quotes."""
 _SHOWN_LINES: Final = 2
@@ -226,13 +227,21 @@ class Called(Program):
                 await _not_exiting(self.function(place))
             else:
                 await _in_thread(self.function, place)
+        except AgentLost:
+            raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             raise AgentLost("the agent was cancelled by its own code") from None
-        except Exception as error:
-            raise AgentLost(f"the agent raised {type(error).__name__}: {error}") from error
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # of a coroutine: it may be the user's, or the end of the loop
+        except BaseException as error:
+            raise _raised(error) from error
+
+
+def _raised(error: BaseException) -> AgentLost:
+    return AgentLost(f"the agent raised {type(error).__name__}: {error}")
 
 
 async def _not_exiting(work: Awaitable[Any]) -> None:
@@ -250,15 +259,12 @@ async def _in_thread(function: Callable[[Place], Any], place: Place) -> None:
     What a cancelled call does further is ignored.
     """
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
+    # A result, since no future takes every exception: StopIteration for one.
+    ended: asyncio.Future[BaseException | None] = loop.create_future()
 
     def settle(error: BaseException | None) -> None:
-        if ended.done():
-            return
-        if error is None:
-            ended.set_result(None)
-        else:
-            ended.set_exception(error)
+        if not ended.done():
+            ended.set_result(error)
 
     def call() -> None:
         error: BaseException | None = None
@@ -272,7 +278,8 @@ async def _in_thread(function: Callable[[Place], Any], place: Place) -> None:
             loop.call_soon_threadsafe(settle, error)
 
     threading.Thread(target=call, daemon=True, name="agent").start()
-    await ended
+    if (error := await ended) is not None:
+        raise _raised(error) from error
 
 
 class Elsewhere(Program):
@@ -375,26 +382,36 @@ class GatewayActor(EpisodeActor):
                 late, crash = await self._run(episode, start, horizon, clock)
                 world_s = clock.waited["environment"] + episode.step_s
             finally:
-                keep = crash is not None or not episode.calls
-                finished = await self.gateway.close_episode(episode, keep_sent=keep)
+                keep = episode.outcome is None or not episode.calls
+                finished = await self.gateway.close_episode(episode, keep_unheard=keep)
             if late and finished.outcome is None and world_s > clock.timeout_s / 2:
                 raise _too_slow(clock, world_s)
-            if late and not finished.calls and not finished.turns:
-                who = "no program took the episode, or it" if self.offers else "the agent"
-                raise AgentLost(f"{who} sent no request in {clock.timeout_s:g} s")
-            known = finished.lost or finished.engine_lost or self.gateway.crashes == "failure"
-            played = finished.calls or (finished.turns and crash is None)
-            if not (late or known or finished.outcome or played):
-                raise crash or AgentLost(_SILENT)
+            self._check_played(finished, late, crash, clock)
             concurrency_limits.turns += len(finished.turns)
             concurrency_limits.tokens += finished.tokens
             result = self._result(finished, reply.observation, reply.info, late)
-            if crash is not None and not known:
+            if crash is not None and not self._is_known(finished):
                 raise _crashed(crash, result)
             return result
         finally:
             if session is not None:
                 await session.close()
+
+    def _is_known(self, finished: Finished) -> bool:
+        """Whether it is known what an episode is whose agent crashed."""
+        return bool(finished.lost or finished.engine_lost) or self.gateway.crashes == "failure"
+
+    def _check_played(
+        self, finished: Finished, late: bool, crash: AgentLost | None, clock: Deadline
+    ) -> None:
+        """Raise `AgentLost` if the agent had no part in the episode."""
+        failed = finished.lost or finished.engine_lost
+        if late and not (finished.asked or finished.turns or failed):
+            who = "no program took the episode, or it" if self.offers else "the agent"
+            raise AgentLost(f"{who} sent no request in {clock.timeout_s:g} s that was accepted")
+        played = finished.asked or (finished.turns and crash is None)
+        if not (late or self._is_known(finished) or finished.outcome or played):
+            raise crash or AgentLost(_SILENT)
 
     async def _run(
         self, episode: GatewayEpisode, start: EpisodeSpec, horizon: int, clock: Deadline
@@ -454,7 +471,8 @@ class GatewayActor(EpisodeActor):
 
 
 def _crashed(crash: AgentLost, result: EpisodeResult) -> AgentCrashed:
-    *earlier, last = result.turns
+    # Without a turn the reply was still being sampled when the agent crashed.
+    *earlier, last = result.turns or [Turn("", "", "")]
     last = msgspec.structs.replace(last, info={**last.info, **CRASHED})
     return AgentCrashed(str(crash), replace(result, turns=[*earlier, last]))
 

@@ -56,6 +56,8 @@ class BadCall:
     message: str
 
 
+_HERMES: Final = re.compile(r"<tool_call>\s*+")
+_HERMES_MARK: Final = re.compile("</?tool_call>")
 Parse = Callable[[str], list[Call | BadCall]]
 """Reads the calls in a text; empty if there is none."""
 
@@ -63,22 +65,26 @@ Parse = Callable[[str], list[Call | BadCall]]
 def _hermes(text: str) -> list[Call | BadCall]:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and Qwen 3."""
     calls: list[Call | BadCall] = []
-    at = 0
-    while (begin := text.find("<tool_call>", at)) >= 0:
-        body = text[begin + len("<tool_call>") :].lstrip()
-        skipped = len(text) - len(body)
+    at = unread = 0
+    # By places in the text: a copy of the rest for each call would take quadratic time.
+    while (found := _HERMES.search(text, at)) is not None:
+        begin = found.end()
         try:
-            row, length = json.JSONDecoder().raw_decode(body)
+            row, at = json.JSONDecoder().raw_decode(text, begin)
             row = clean_json(row)
         except (ValueError, RecursionError):
             # Not JSON: it ends at the mark, which a text in it may not contain then.
-            whole = body.partition("</tool_call>")[0]
-            calls.append(_from_json(whole.strip()))
-            at = skipped + len(whole)
+            end = text.find("</tool_call>", begin)
+            at = len(text) if end < 0 else end
+            calls.append(_from_json(text[begin:at].strip()))
+            unread += 1
+            if unread == MAX_CALLS:  # each error counts the lines of the whole text
+                break
         else:
-            rest = body[length:].partition("<tool_call>")[0].partition("</tool_call>")[0]
-            calls.append(_from_json(body[:length] + rest) if rest.strip() else _from_object(row))
-            at = skipped + length
+            mark = _HERMES_MARK.search(text, at)
+            end = len(text) if mark is None else mark.start()
+            rest = text[at:end].strip()
+            calls.append(_from_json(text[begin:end]) if rest else _from_object(row))
     return calls
 
 
@@ -105,10 +111,11 @@ def _mistral(text: str) -> list[Call | BadCall]:
 
 def _harmony(text: str) -> list[Call | BadCall]:
     """`to=functions.NAME<|channel|>commentary json<|message|>{...}`: gpt-oss."""
-    found = re.search(r"to=functions\.([\w.-]+)(.*?)<\|message\|>(.*)", text, re.DOTALL)
+    found = re.search(r"to=functions\.([\w.-]++)", text)
     if found is None:
         return []
-    return [_with_arguments(found[1], found[3].removesuffix("<|call|>"))]
+    _, mark, body = text[found.end() :].partition("<|message|>")
+    return [_with_arguments(found[1], body.removesuffix("<|call|>"))] if mark else []
 
 
 def _xml(text: str) -> list[Call | BadCall]:
@@ -119,7 +126,7 @@ def _xml(text: str) -> list[Call | BadCall]:
         if found is None:
             calls.append(BadCall("A call has the form <function=NAME> ... </function>."))
             continue
-        name, form = found[1].strip(), r"<parameter=([^\n>]+)>\n?(.*?)\n?</parameter>"
+        name, form = found[1].strip(), r"<parameter=([^\n>]++)>\n?(?>(.*?)\n?</parameter>)"
         calls.append(_from_pairs(name, found[2], form, "<parameter=KEY> ... </parameter>"))
     return calls
 
@@ -132,7 +139,7 @@ def _glm(text: str) -> list[Call | BadCall]:
         if name is None:
             calls.append(BadCall("A call begins with the name of a tool."))
             continue
-        form = r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"
+        form = r"<arg_key>(?>(.*?)</arg_key>)\s*+<arg_value>(?>(.*?)</arg_value>)"
         shown = "<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>"
         calls.append(_from_pairs(name[0], body[name.end() :], form, shown))
     return calls
@@ -342,14 +349,14 @@ def _between(text: str, begin: str, end: str) -> list[str]:
 
 
 def _from_pairs(name: str, body: str, form: str, shown: str) -> Call | BadCall:
-    """A call whose body is nothing but arguments of a form."""
-    rest = re.sub(form, "", body, flags=re.DOTALL)
-    if rest.strip():
-        return BadCall(
-            f"The arguments of {name[:80]} have the form {shown}, got {rest.strip()[:80]!r}."
-        )
-    pairs = re.findall(form, body, re.DOTALL)
-    return Call(name, {key.strip(): _Text(value) for key, value in pairs})
+    """A call whose body is nothing but arguments of a form; the first other text ends it."""
+    pair, arguments, at = re.compile(rf"\s*+{form}", re.DOTALL), {}, 0
+    while (found := pair.match(body, at)) is not None:
+        arguments[found[1].strip()] = _Text(found[2])
+        at = found.end()
+    if rest := body[at:].strip():
+        return BadCall(f"The arguments of {name[:80]} have the form {shown}, got {rest[:80]!r}.")
+    return Call(name, arguments)
 
 
 def _read(text: str) -> Any:

@@ -13,7 +13,7 @@ import black_boxes
 import hosting
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import RolloutLimits
-from agentgym_train.engines.base import ScriptedEngine
+from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
@@ -194,7 +194,7 @@ async def test_a_reply_at_which_an_agent_crashes_stays_recorded_though_it_did_no
             assert await reader.read(100)
             writer.transport.abort()
             await turned(lambda episode=episode: episode.undelivered)
-            finished = await gateway.close_episode(episode, keep_sent=crashed)
+            finished = await gateway.close_episode(episode, keep_unheard=crashed)
             assert (finished.calls, len(finished.rows)) == (crashed, crashed)
     say("a part of a reply: recorded if the agent crashed by it, taken back if not")
 
@@ -204,7 +204,17 @@ def model(tmp_path_factory):
     return save_tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
-def played(model, agent, retries=1, **gateway):
+class Endless(Says):
+    """Samples without an end, or fails."""
+
+    async def generate(self, *arguments):
+        black_boxes.ASKED.set()
+        if isinstance(self.texts[0], Exception):
+            raise self.texts[0]
+        await asyncio.Event().wait()
+
+
+def played(model, agent, retries=1, engine=None, **gateway):
     """An episode of a black-box agent in the guessing world."""
     config = PolicyConfig(
         model=model, turn_max_tokens=6, max_tokens=600, instruction="",
@@ -212,6 +222,9 @@ def played(model, agent, retries=1, **gateway):
     )  # fmt: skip
     black_boxes.CRASHED.clear()
     policy = make_policy(config)
+    if engine is not None:
+        policy.gateway._engine = engine
+        black_boxes.ASKED.clear()
     with RolloutRunner(hosting.GUESS, limits=RolloutLimits(retries=retries)) as runner:
         try:
             (episode,) = runner.collect(policy.actors(), [EpisodeSpec("1", 0, split="train")], 3)
@@ -221,8 +234,10 @@ def played(model, agent, retries=1, **gateway):
 
 
 @pytest.mark.parametrize(
-    ("agent", "retries"), [("broken", 0), ("broken", 1), ("crashes_at_words", 1)]
-)
+    ("agent", "retries"),
+    [("broken", 0), ("broken", 1), ("crashes_at_words", 1), ("stops", 0), ("interrupts", 0),
+     ("raises_no_error", 0)],
+)  # fmt: skip
 def test_a_crash_after_a_reply_is_a_failure_that_is_trained_on(model, agent, retries):
     episode = played(model, agent, retries)
     assert (episode.outcome, episode.reward, episode.attempts) == ("failure", 0.0, retries + 1)
@@ -249,3 +264,50 @@ def test_a_crash_counts_though_the_environment_is_lost_afterwards(model):
     episode = played(model, "crashes_once_then_never_asks")
     assert (episode.outcome, episode.attempts) == ("failure", 2)
     say("a crash, then a lost attempt: the crash counts")
+
+
+@pytest.mark.parametrize(("agent", "crashed"), [("leaves_early", False), ("loses_patience", True)])
+def test_no_policy_voids_an_episode_by_a_slow_first_reply(model, agent, crashed):
+    episode = played(model, agent, engine=Endless("one"))
+    assert (episode.outcome, episode.reward, episode.rows) == ("failure", 0.0, [])
+    assert [turn.info for turn in episode.turns] == [{"agent_crashed": True}] * crashed
+    say(f"{agent} while the first reply is sampled: a failure")
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [(EngineLost("it restarts"), "engine_lost"), (RuntimeError("a bug of ours"), "agent_lost")],
+)
+@pytest.mark.parametrize("agent", ["leaves_early", "broken"])
+def test_a_first_reply_that_fails_by_our_fault_is_no_failure_of_the_policy(
+    model, agent, fault, outcome
+):
+    episode = played(model, agent, retries=0, engine=Endless(fault))
+    assert (episode.outcome, episode.turns) == (outcome, [])
+    say(f"{agent} at {fault!r}: {episode.outcome}")
+
+
+@pytest.mark.parametrize(("outcome", "kept"), [(None, 1), ("success", 0)])
+async def test_a_complete_reply_that_the_agent_did_not_wait_for_is_trained_on(outcome, kept):
+    """Unless something else ended the episode: then the reply is not why."""
+    engine = Says("one", "two")
+    async with gateway_of(engine) as gateway:
+        episode = gateway.open_episode()
+        messages = [user("x")]
+        _, answer = await posted(gateway, episode, {"model": "p", "messages": messages})
+        messages += [answer["choices"][0]["message"], user("y")]
+        engine.release = asyncio.Event()
+        host, port = gateway.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+        body = json.dumps({"model": "p", "messages": messages}).encode()
+        head = f"POST /v1{CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"{head}Authorization: Bearer {episode.key}\r\n\r\n".encode() + body)
+        await turned(lambda: episode.reserved)
+        writer.transport.abort()
+        await posted(gateway, episode, {"reward": "none"}, "/episode/reward")  # it sees the abort
+        engine.release.set()
+        await turned(lambda: episode.undelivered)
+        episode.outcome = outcome
+        finished = await gateway.close_episode(episode, keep_unheard=True)
+    assert (finished.calls, len(finished.turns), len(finished.rows)) == (1 + kept, 1 + kept, 1)
+    say(f"a reply that nobody waited for, outcome {outcome}: {kept} in the record")

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,7 @@ from agentgym_train.gateway.recorder import for_template
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.loop import EpisodeSpec
-from agentgym_train.rollout.tool_calls import MAX_CALLS, ToolCalls
+from agentgym_train.rollout.tool_calls import MAX_CALLS, SYNTAXES, ToolCalls
 from agentgym_train.rollout.tool_calls import ToolResult as Answer
 from tests.train.inprocess import rollouts
 from tests.train.templates import MISTRAL, REAL, any_tokenizer, real_tokenizer
@@ -324,3 +326,55 @@ async def test_a_hostile_policy_breaks_no_call_of_the_gateway(name):
     assert finished.calls == 24 and called > 5
     assert sum(len(row.turn_ends) for row in finished.rows) == 24
     sys.stdout.write(f"{name}: 24 hostile replies, {called} calls, all sent back, each answered\n")
+
+
+HOSTILE = [
+    "to=functions.", "to=functions.a", "_", "to=functions.a<|message|>", "<arg_key>",
+    "<arg_key>a</arg_key>", "<arg_key>a</arg_key><arg_value>", "<parameter=x>\n", "<parameter=",
+    "<function=f>", "<tool_call>", "</tool_call>", "<tool_call></tool_call>", "<tool_call>{}\n",
+    "<tool_call>f<arg_key>", "<tool_call><function=f><parameter=x>", '<tool_call>{"a":',
+    "[TOOL_CALLS]f", "{", " ", "\n", '"',
+]  # fmt: skip
+BEFORE = {
+    "hermes": '<tool_call>{"a":', "llama": "{", "mistral": "[TOOL_CALLS]f",
+    "harmony": "to=functions.a", "xml": "<tool_call><function=f>", "glm": "<tool_call>f",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_no_text_makes_a_syntax_of_calls_take_long_to_read(name):
+    """The time for four times as much is not sixteen times as long; the gateway waits for it."""
+
+    def cpu_s(text: str) -> float:
+        began = time.process_time()
+        SYNTAXES[name](text)
+        return time.process_time() - began
+
+    slow, longest = [], 0.0
+    for piece, before in itertools.product(HOSTILE, ("", BEFORE[name])):
+        few, many = (before + piece * (n // len(piece)) for n in (50_000, 200_000))
+        # What takes no time has no ratio worth comparing.
+        base = max(0.03, cpu_s(few))
+        most = min(cpu_s(many) for _ in range(2)) if base < 0.5 else math.inf
+        longest = max(longest, most)
+        if most > 8 * base:
+            slow.append((before, piece, base, most))
+    assert not slow
+    sys.stdout.write(f"{name}: 200,000 hostile characters are read in {longest:.2f} s\n")
+
+
+def test_arguments_are_read_as_before_where_they_hold_marks():
+    """A value may hold other marks; what is no argument is an error that shows it."""
+    value = "a <arg_key> b </arg_key> <parameter=x> to=functions.f"
+    glm = f"<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+    (call,) = SYNTAXES["glm"](glm)
+    assert (call.name, call.arguments) == ("f", {"k": value})
+    parameter = f"<parameter=k>\n{value}\n</parameter>"
+    xml = f"<tool_call>\n<function=f>\n{parameter}\n</function>\n</tool_call>"
+    (call,) = SYNTAXES["xml"](xml)
+    assert (call.name, call.arguments) == ("f", {"k": value})
+    harmony = f"to=functions.f to=functions.g <|message|>{json.dumps({'k': value})}<|call|>"
+    (call,) = SYNTAXES["harmony"](harmony)
+    assert (call.name, call.arguments) == ("f", {"k": value})
+    (call,) = SYNTAXES["glm"](glm.replace("<arg_value>", "no <arg_value>"))
+    assert "got '<arg_key>k</arg_key>\\nno" in call.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -130,6 +132,49 @@ def crashes_once_then_never_asks(place: Any) -> None:
     """The same, but its second attempt fails before it asks."""
     _crash_once(place, "never")
     raise RuntimeError("the network is down")
+
+
+class NoError(BaseException):
+    """What `except Exception` does not catch."""
+
+
+def stops(place: Any) -> None:
+    """Takes the next of nothing after a call."""
+    gives_up(place)
+    raise StopIteration("no line begins with Action:")
+
+
+def interrupts(place: Any) -> None:
+    """Ends as by Ctrl-C after a call."""
+    gives_up(place)
+    raise KeyboardInterrupt("no line begins with Action:")
+
+
+async def raises_no_error(place: Any) -> None:
+    """On the loop, after a call."""
+    await asyncio.to_thread(gives_up, place)
+    raise NoError("no line begins with Action:")
+
+
+ASKED = threading.Event()
+"""Set by an engine that is asked."""
+
+
+def leaves_early(place: Any) -> None:
+    """Asks, and gives up while its reply is being sampled."""
+    address = urllib.parse.urlsplit(place.base_url)
+    connection = http.client.HTTPConnection(address.netloc, timeout=60)
+    body = {"model": "p", "messages": [{"role": "user", "content": place.observation}]}
+    headers = {"Authorization": f"Bearer {place.api_key}"}
+    connection.request("POST", f"{address.path}/chat/completions", json.dumps(body), headers)
+    ASKED.wait(60)
+    connection.close()
+
+
+def loses_patience(place: Any) -> None:
+    """The same, and crashes by it."""
+    leaves_early(place)
+    raise TimeoutError("timed out")
 
 
 def judged(place: Any) -> None:

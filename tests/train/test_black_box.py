@@ -33,6 +33,7 @@ from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.trainers.trainer import RLTrainer, TooManyLost
 from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
+from tests.train.test_gateway import Says
 from waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.usefixtures("guess_server")
@@ -156,6 +157,20 @@ def test_an_agent_that_hangs_after_a_call_runs_out_of_time(model, tmp_path, leap
     assert episode.outcome == "policy_timeout" and len(episode.rows) == 1
 
 
+def test_an_agent_that_waits_for_its_first_reply_runs_out_of_time(model, leap_when):
+    def begun(runner, gateway):
+        gateway._engine = engine = Says("one")
+        engine.release = asyncio.Event()
+        played = gateway._episodes
+        asked = leaping(leap_when, lambda *_: any(e.reserved for e in list(played.values())))
+        asked(runner, gateway)
+
+    (episode,) = play(
+        model, "callable:black_boxes:plain", "1", begun=begun, episode_timeout_s=60.0, retries=0
+    )
+    assert (episode.outcome, episode.error, episode.turns) == ("policy_timeout", None, [])
+
+
 def test_an_episode_that_no_program_takes_is_lost(model, leap_when):
     begun = leaping(leap_when, lambda _, gateway: gateway._offers)
     (episode,) = play(model, "external", "1", begun=begun, episode_timeout_s=60.0, retries=0)
@@ -250,7 +265,7 @@ def test_callables_do_not_wait_for_one_another(model):
     """Each waits until all have begun: a pool of threads has six on two processors."""
     episodes = play(model, "callable:black_boxes:together", "1" * black_boxes.TOGETHER, retries=0)
     assert {e.error for e in episodes} == {
-        "AgentLost: the agent ended and had sent no request that was answered"
+        "AgentLost: the agent ended and had sent no request that was accepted"
     }
 
 
