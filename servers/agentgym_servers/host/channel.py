@@ -33,6 +33,8 @@ DESCRIBE: Final = "describe"
 FIGURES: Final = "figures"
 _POSTS = {route.path: route for route in routes.ROUTES if route.takes is not None}
 _HEADER = 4
+_MAX_FRAME: Final = 64 * 2**20
+"""Bytes of the longest frame that is read; the text of a reply has at most 16 MiB."""
 
 
 class Description(Struct, frozen=True):
@@ -102,6 +104,10 @@ class Channel:
                     future.set_result(received.body)
         except (asyncio.IncompleteReadError, ConnectionError):
             logger.debug("the other process hung up")
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            # A world's own code shares its process with the other end.
+            logger.error("the other process sent what is no answer: %s", error)
+            self._writer.close()
         finally:
             # However it ended, no answer comes any more: whoever still waits must not wait on.
             for future in self._waiting.values():
@@ -147,8 +153,10 @@ def pack(message: Ask | Answer) -> bytes:
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
     """The next frame's content; raises `IncompleteReadError` at the end."""
-    header = await reader.readexactly(_HEADER)
-    return await reader.readexactly(int.from_bytes(header, "big"))
+    size = int.from_bytes(await reader.readexactly(_HEADER), "big")
+    if size > _MAX_FRAME:
+        raise ConnectionError(f"a frame has {size} bytes; the limit is {_MAX_FRAME}")
+    return await reader.readexactly(size)
 
 
 def read_frame_from(line: socket.socket) -> bytes | None:

@@ -62,10 +62,12 @@ _TOKEN_REQUIRED = (
 
 _TOKEN_REJECTED = "the server rejected this token; use the token that the server was started with"
 
-_UP_TO_A_BRACE = re.compile(rb'(?:[^"{]++|"(?:[^"\\]++|\\.?)*+(?:"|\Z))*+(\{|\Z)', re.DOTALL)
-
+_STRING = rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)'
+_UP_TO_A_BRACE = re.compile(rb'(?:[^"{]++|' + _STRING + rb")*+(\{|\Z)", re.DOTALL)
 """Everything up to the next brace outside of strings, or to the end. It matches wherever it is
 tried, also in strings that do not end, so that a scan takes time in proportion to the body."""
+_UP_TO_A_VALUE = re.compile(rb'(?:[^"{\[,]++|' + _STRING + rb")*+([{\[,]|\Z)", re.DOTALL)
+"""The same, up to what a further value of JSON needs."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -278,7 +280,22 @@ def _count_items(body: bytes, sent: str, limit: int) -> int:
     if items <= limit:
         return items
     # The text of actions may have braces too.
-    found = (match for match in _UP_TO_A_BRACE.finditer(body) if match[1])
+    return _count_matches(_UP_TO_A_BRACE, body, limit)
+
+
+def has_more_values(body: bytes, limit: int) -> bool:
+    """Whether a body of JSON has more than about `limit` values, without decoding it.
+
+    A decoded value takes many times the memory of its text.
+    """
+    if sum(map(body.count, (b"{", b"[", b","))) <= limit:
+        return False
+    return _count_matches(_UP_TO_A_VALUE, body, limit) > limit
+
+
+def _count_matches(pattern: re.Pattern[bytes], body: bytes, limit: int) -> int:
+    """The matches with a first group; at most `limit` + 1."""
+    found = (match for match in pattern.finditer(body) if match[1])
     return sum(1 for _ in islice(found, limit + 1))
 
 
