@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import requests
+from test_socket_floods import FIN, HELLO, TEXT, frame
 
 from agentgym_servers.host.codec import has_more_values
 from attacking import MIB, under
 from hosting import Served
-from test_socket_floods import FIN, HELLO, TEXT, frame
 
 SUPPORT = Path(__file__).parents[1] / "support"
 ROW = '{"responses_create_params":{"x":[@]}}'

@@ -33,8 +33,8 @@ DESCRIBE: Final = "describe"
 FIGURES: Final = "figures"
 _POSTS = {route.path: route for route in routes.ROUTES if route.takes is not None}
 _HEADER = 4
-_MAX_FRAME: Final = 64 * 2**20
-"""Bytes of the longest frame that is read; the text of a reply has at most 16 MiB."""
+_MAX_ANSWER: Final = 128 * 2**20
+"""Bytes of the longest answer that is read; each reply in it has at most 32 MiB."""
 
 
 class Description(Struct, frozen=True):
@@ -98,7 +98,9 @@ class Channel:
     async def _listen(self) -> None:
         try:
             while True:
-                received = msgspec.msgpack.decode(await read_frame(self._reader), type=Answer)
+                received = msgspec.msgpack.decode(
+                    await read_frame(self._reader, _MAX_ANSWER), type=Answer
+                )
                 future = self._waiting.get(received.number)
                 if future is not None and not future.done():
                     future.set_result(received.body)
@@ -151,11 +153,14 @@ def pack(message: Ask | Answer) -> bytes:
     return len(content).to_bytes(_HEADER, "big") + content
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The next frame's content; raises `IncompleteReadError` at the end."""
+async def read_frame(reader: asyncio.StreamReader, limit: int | None = None) -> bytes:
+    """The next frame's content; raises `IncompleteReadError` at the end.
+
+    A frame of more than `limit` bytes raises `ConnectionError`.
+    """
     size = int.from_bytes(await reader.readexactly(_HEADER), "big")
-    if size > _MAX_FRAME:
-        raise ConnectionError(f"a frame has {size} bytes; the limit is {_MAX_FRAME}")
+    if limit is not None and size > limit:
+        raise ConnectionError(f"a frame has {size} bytes; the limit is {limit}")
     return await reader.readexactly(size)
 
 

@@ -11,7 +11,7 @@ import hmac
 import logging
 import re
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
 import msgspec
@@ -59,6 +59,9 @@ _TOKEN_REQUIRED = (
     "the server requires a token: pass token=, --token-file or AGENTGYM_TOKEN; in HTTP, send "
     "Authorization: Bearer TOKEN"
 )
+
+_MAX_REPLY_BYTES: Final = 32 * 2**20
+"""Bytes of one item's reply."""
 
 _TOKEN_REJECTED = "the server rejected this token; use the token that the server was started with"
 
@@ -249,7 +252,10 @@ def encode_replies(
 ) -> tuple[list[Any], bytes]:
     """The replies and their bytes; one that is not serializable becomes an environment error."""
     try:
-        return replies, encode(replies, wanted)
+        body = encode(replies, wanted)
+        if len(body) <= _MAX_REPLY_BYTES:
+            return replies, body
+        del body
     except Exception as error:
         # One world's info cannot be written; the others' replies must still go out.
         logger.debug("a batch of %d cannot be written: %s", len(replies), error)
@@ -259,7 +265,12 @@ def encode_replies(
 
 def _sendable(reply: Any, wanted: str, session_store: SessionStore) -> Any:
     try:
-        encode(reply, wanted)
+        size = len(encode(reply, wanted))
+        if size > _MAX_REPLY_BYTES:
+            raise EnvironmentFault(
+                f"the environment's reply has {size} bytes; the limit is {_MAX_REPLY_BYTES}: give "
+                "shorter observations"
+            )
     except Exception as error:
         return session_store.unsendable(reply, error)
     return reply
