@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
@@ -69,14 +70,16 @@ def test_bodies_of_many_values_are_not_decoded(protocol, inner):
         with under(server, 4, lambda _: repeat(request)) as attack:
             pass
         assert set(attack.statuses()) == {b"413"}
-        print(f"{protocol}: bodies of {len(request) / MIB:.0f} MiB of small values are rejected")
+        sys.stdout.write(
+            f"{protocol}: bodies of {len(request) / MIB:.0f} MiB of small values are rejected\n"
+        )
 
 
 @pytest.mark.slow
 def test_rollouts_of_as_many_values_as_may_be_are_not_held_while_they_wait(nemo_gym):
     request = post("/reset", ROW.replace("@", ",".join(['{"a":[]}'] * 80_000)))
     with under(nemo_gym, 16, lambda _: repeat(request)):
-        print("nemo-gym: 16 clients begin episodes by rows of 240,000 values")
+        sys.stdout.write("nemo-gym: 16 clients begin episodes by rows of 240,000 values\n")
 
 
 @pytest.mark.slow
@@ -92,7 +95,9 @@ def test_a_socket_with_such_a_message_is_closed_and_what_follows_is_dropped():
             pass
         too_big = sum(b"\x88\x02\x03\xf1" in answer for answer in attack.answers)
         assert too_big > 0
-        print(f"openenv: {too_big} of 200 sockets were closed for a message of many values")
+        sys.stdout.write(
+            f"openenv: {too_big} of 200 sockets were closed for a message of many values\n"
+        )
 
 
 def test_a_long_rollout_is_taken_and_one_of_many_values_is_not(nemo_gym):
@@ -116,7 +121,7 @@ def test_a_long_rollout_is_taken_and_one_of_many_values_is_not(nemo_gym):
     assert many.status_code == 422
     assert dense.status_code == 413
     assert "250000 values" in dense.json()["error"]["message"]
-    print(f"nemo-gym: a rollout of {len(taken.request.body) / MIB:.0f} MiB is taken")
+    sys.stdout.write(f"nemo-gym: a rollout of {len(taken.request.body) / MIB:.0f} MiB is taken\n")
 
 
 @pytest.mark.parametrize(

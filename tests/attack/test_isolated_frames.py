@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import psutil
@@ -59,4 +60,6 @@ def test_an_isolated_world_that_says_what_cannot_be_read_loses_its_own_sessions(
     assert "0" in other["observation"]
     assert opened["session"]
     assert grown < 60 * MIB
-    print(f"{action}: {evil['error']['message']}; the server grew {grown / MIB:.0f} MiB")
+    sys.stdout.write(
+        f"{action}: {evil['error']['message']}; the server grew {grown / MIB:.0f} MiB\n"
+    )

@@ -53,8 +53,8 @@ def read_body(body: bytes, content_type: str, fields: Sequence[Field]) -> dict[s
         raise InvalidMessage("missing", ["body"], "Field required", None)
     media = content_type.partition(";")[0].strip().lower()
     try:
-        # A body that is not declared to be JSON is a text to FastAPI. Bytes may be UTF-16 to `json`,
-        # of which the values were not counted.
+        # A body that is not declared to be JSON is a text to FastAPI. Bytes may be UTF-16 to
+        # `json`, of which the values were not counted.
         text = body.decode()
         given = json.loads(text) if media in ("", "application/json") else text
     except (ValueError, RecursionError) as error:
