@@ -60,6 +60,4 @@ def test_an_isolated_world_that_says_what_cannot_be_read_loses_its_own_sessions(
     assert "0" in other["observation"]
     assert opened["session"]
     assert grown < 60 * MIB
-    sys.stdout.write(
-        f"{action}: {evil['error']['message']}; the server grew {grown / MIB:.0f} MiB\n"
-    )
+    sys.stdout.write(f"{action}: {evil['error']['message']}; +{grown / MIB:.0f} MiB\n")
