@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import requests
 from test_socket_floods import FIN, HELLO, TEXT, frame
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from agentgym_servers.host.codec import has_more_values
 from attacking import MIB, under
@@ -22,7 +24,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 ROW = '{"responses_create_params":{"x":[@]}}'
 CALL = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","arguments":{"x":[@]}}}'
 STEP = '{"action":{"message":"x","metadata":{"x":[@]}}}'
-KEYS = ",".join(f'"{i}":{i}' for i in range(1_300_000))
+KEYS = ",".join(f'"{i}":{i}' for i in range(1_000_000))
 WHERE = {
     "mcp": ("/mcp", CALL, "worlds:Guess"),
     "nemo-gym": ("/reset", ROW, "worlds:Guess"),
@@ -95,11 +97,13 @@ def test_a_socket_with_such_a_message_is_closed_and_what_follows_is_dropped():
         yield from repeat(frame(TEXT | FIN, message.encode()))
 
     with serve("openenv") as server:
-        with under(server, 200, sends) as attack:
-            pass
-        too_big = sum(b"\x88\x02\x03\xf1" in answer for answer in attack.answers)
-        assert too_big > 0
-        sys.stdout.write(f"openenv: {too_big} of 200 sockets were closed\n")
+        with connect(server.address().replace("http", "ws") + "/ws") as client:
+            client.send(message)
+            with pytest.raises(ConnectionClosed) as closed:
+                client.recv(timeout=60)
+        assert closed.value.rcvd.code == 1009
+        with under(server, 200, sends):
+            sys.stdout.write("openenv: sockets are closed for a message of many values\n")
 
 
 def test_a_long_rollout_is_taken_and_one_of_many_values_is_not(nemo_gym):
