@@ -55,21 +55,23 @@ class NemoGymServer:
             return Reply(405, {"detail": "Method Not Allowed"})
         name = self._cookie.read(request.headers.get("cookie", ""))
         try:
-            given = read_json(request.body or b"{}", "body")
+            # What is decoded may be large: nothing holds it while a world is waited for.
             if path == "/aggregate_metrics":
+                given = read_json(request.body or b"{}", "body")
                 return Reply(200, wire.aggregate(convert(given, wire.MetricsBody, "body")))
             if path == "/reset":
-                return await self._reset(name, given)
+                return await self._reset(name, request.body)
             if path == "/step":
-                return await self._step(name, given)
+                return await self._step(name, request.body)
+            read_json(request.body or b"{}", "body")
             return await self._close(name)
         except InvalidMessage as invalid:
             return Reply(422, {"detail": invalid.errors})
         except Refused as refused:
             return Reply(STATUS.get(refused.code, 500), wire.error_body(refused.code, str(refused)))
 
-    async def _reset(self, name: str | None, given: Any) -> Reply:
-        row = wire.read_row(given)
+    async def _reset(self, name: str | None, sent: bytes) -> Reply:
+        row = wire.read_row(read_json(sent or b"{}", "body"))
         if row.action_format not in FORMATS:
             text = f"no action format {row.action_format!r}; available: {', '.join(FORMATS)}"
             raise invalid_message("value_error", ["body", "action_format"], text, row.action_format)
@@ -124,37 +126,26 @@ class NemoGymServer:
             raise
         return first
 
-    async def _step(self, name: str | None, given: Any) -> Reply:
-        body = convert(given, wire.StepBody, "body")
+    async def _step(self, name: str | None, sent: bytes) -> Reply:
+        body = convert(read_json(sent or b"{}", "body"), wire.StepBody, "body")
         record = self._find(name)
         if name is None or record is None:
             text = "session closed, expired or unknown; reset first"
             raise Refused("unknown_session", text)
+        request_id, turn = body.request_id, _read_turn(body.response, record.action_format)
+        del body
         async with record.lock:
-            if record.answered is not None and record.answered[0] == body.request_id:
+            if record.answered is not None and record.answered[0] == request_id:
                 return self._answered(name, record.answered[1])
             if record.episode is None:
                 raise Refused("episode_over", "the episode has ended; reset before stepping")
-            content = await self._take_turn(record, record.episode, body)
-            if body.request_id is not None:
-                record.answered = (body.request_id, content)
+            content = await _take_turn(record.episode, *turn)
+            if request_id is not None:
+                record.answered = (request_id, content)
             if content["terminated"] or content["truncated"]:
                 await record.end()
                 self._has_ended(name, record)
         return self._answered(name, content)
-
-    async def _take_turn(
-        self, record: _Record, episode: ServedEpisode, body: wire.StepBody
-    ) -> dict[str, Any]:
-        calls = wire.function_calls(body.response)
-        if calls:
-            action = wire.called_action(calls[0])
-        else:
-            action = FORMATS[record.action_format].parse(wire.output_text(body.response))
-        if isinstance(action, ActionError):
-            return wire.step_content(action.message, calls)
-        reply = await episode.step(action)
-        return wire.step_content(reply.observation, calls, reply)
 
     async def _close(self, name: str | None) -> Reply:
         record = None if name is None else self._drop(name)
@@ -184,6 +175,25 @@ class _Record:
         episode, self.episode = self.episode, None
         if episode is not None:
             await episode.close()
+
+
+def _read_turn(response: wire.Response, action_format: str) -> tuple[str | ActionError, list[str]]:
+    """The action of a response, and the ids of its calls."""
+    calls = wire.function_calls(response)
+    if calls:
+        action = wire.called_action(calls[0])
+    else:
+        action = FORMATS[action_format].parse(wire.output_text(response))
+    return action, [str(call.get("call_id")) for call in calls]
+
+
+async def _take_turn(
+    episode: ServedEpisode, action: str | ActionError, call_ids: list[str]
+) -> dict[str, Any]:
+    if isinstance(action, ActionError):
+        return wire.step_content(action.message, call_ids)
+    reply = await episode.step(action)
+    return wire.step_content(reply.observation, call_ids, reply)
 
 
 def _plain_path(path: str) -> str:

@@ -10,18 +10,24 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from agentgym_adapters.validation import convert
+from agentgym_adapters.validation import convert, invalid_message
 from agentgym_env.actions import FORMATS, ActionError
 from agentgym_env.wire import MAX_SEED, StepReply
 
 TOOL: Final = "act"
 """The function by which a model may act, where the row's `tools` name it."""
+_MAX_CALLS: Final = 1_000
+"""Each call is answered, and the last answer of an episode is kept."""
+
+
+class Unread(Struct):
+    """An object of which nothing is kept."""
 
 
 class Row(Struct):
     """The fields of a dataset row that describe its episode; NeMo Gym uses the others."""
 
-    responses_create_params: dict[str, Any]
+    responses_create_params: Unread
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     task: str | None = None
     split: str | None = None
@@ -32,7 +38,7 @@ class Row(Struct):
 class StepBody(Struct):
     """The body of `/step`: the row again, and the response of the model."""
 
-    responses_create_params: dict[str, Any]
+    responses_create_params: Unread
     response: Response
     request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = msgspec.field(
         name="_ng_step_request_id", default=None
@@ -74,8 +80,12 @@ def output_text(response: Response) -> str:
 
 
 def function_calls(response: Response) -> list[dict[str, Any]]:
-    """The functions that the model called."""
-    return [item for item in response.output if item.get("type") == "function_call"]
+    """The functions that the model called; raises `InvalidMessage` where they are too many."""
+    calls = [item for item in response.output if item.get("type") == "function_call"]
+    if len(calls) > _MAX_CALLS:
+        text = f"a response has at most {_MAX_CALLS} function calls, got {len(calls)}"
+        raise invalid_message("too_long", ["body", "response", "output"], text)
+    return calls
 
 
 def called_action(call: Mapping[str, Any]) -> str | ActionError:
@@ -93,24 +103,25 @@ def called_action(call: Mapping[str, Any]) -> str | ActionError:
 
 
 def step_content(
-    text: str, calls: Sequence[Mapping[str, Any]], reply: StepReply | None = None
+    text: str, call_ids: Sequence[str], reply: StepReply | None = None
 ) -> dict[str, Any]:
     """The answer to a step; without a reply, the world did not move.
 
-    Where functions were called, each gets its output, as the Responses API wants it.
+    Where functions were called, each gets its output, as the Responses API wants it. `call_ids`
+    name the calls.
     """
     taken = reply or StepReply(observation=text)
     ended = taken.terminated or taken.truncated
     info = dict(taken.info)
-    if calls:
+    if call_ids:
         rest = "Not done: one action is taken a turn, and this was not the first."
-        outputs = (text if i == 0 else rest for i in range(len(calls)))
+        outputs = (text if i == 0 else rest for i in range(len(call_ids)))
         info["tool_outputs"] = [
-            {"call_id": str(call.get("call_id")), "output": output}
-            for call, output in zip(calls, outputs, strict=True)
+            {"call_id": call_id, "output": output}
+            for call_id, output in zip(call_ids, outputs, strict=True)
         ]
     return {
-        "observation": None if calls and not ended else text, "reward": taken.reward,
+        "observation": None if call_ids and not ended else text, "reward": taken.reward,
         "terminated": taken.terminated, "truncated": taken.truncated, "info": info,
     }  # fmt: skip
 

@@ -33,7 +33,8 @@ def invalid_message(
     kind: str, where: Sequence[str | int], message: str, given: Any = None
 ) -> InvalidMessage:
     """One validation error; the input is included if it is short."""
-    shown = given if len(repr(given)) <= _MAX_INPUT else None
+    is_long = isinstance(given, str | list | dict) and len(given) > _MAX_INPUT
+    shown = given if not is_long and len(repr(given)) <= _MAX_INPUT else None
     return InvalidMessage([{"type": kind, "loc": list(where), "msg": message, "input": shown}])
 
 

@@ -33,6 +33,8 @@ DESCRIBE: Final = "describe"
 FIGURES: Final = "figures"
 _POSTS = {route.path: route for route in routes.ROUTES if route.takes is not None}
 _HEADER = 4
+_MAX_ANSWER: Final = 128 * 2**20
+"""Bytes of the longest answer that is read; each reply in it has at most 32 MiB."""
 
 
 class Description(Struct, frozen=True):
@@ -96,12 +98,18 @@ class Channel:
     async def _listen(self) -> None:
         try:
             while True:
-                received = msgspec.msgpack.decode(await read_frame(self._reader), type=Answer)
+                received = msgspec.msgpack.decode(
+                    await read_frame(self._reader, _MAX_ANSWER), type=Answer
+                )
                 future = self._waiting.get(received.number)
                 if future is not None and not future.done():
                     future.set_result(received.body)
         except (asyncio.IncompleteReadError, ConnectionError):
             logger.debug("the other process hung up")
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            # A world's own code shares its process with the other end.
+            logger.error("the other process sent what is no answer: %s", error)
+            self._writer.close()
         finally:
             # However it ended, no answer comes any more: whoever still waits must not wait on.
             for future in self._waiting.values():
@@ -145,10 +153,15 @@ def pack(message: Ask | Answer) -> bytes:
     return len(content).to_bytes(_HEADER, "big") + content
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The next frame's content; raises `IncompleteReadError` at the end."""
-    header = await reader.readexactly(_HEADER)
-    return await reader.readexactly(int.from_bytes(header, "big"))
+async def read_frame(reader: asyncio.StreamReader, limit: int | None = None) -> bytes:
+    """The next frame's content; raises `IncompleteReadError` at the end.
+
+    A frame of more than `limit` bytes raises `ConnectionError`.
+    """
+    size = int.from_bytes(await reader.readexactly(_HEADER), "big")
+    if limit is not None and size > limit:
+        raise ConnectionError(f"a frame has {size} bytes; the limit is {limit}")
+    return await reader.readexactly(size)
 
 
 def read_frame_from(line: socket.socket) -> bytes | None:

@@ -11,7 +11,7 @@ import hmac
 import logging
 import re
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
 import msgspec
@@ -60,12 +60,17 @@ _TOKEN_REQUIRED = (
     "Authorization: Bearer TOKEN"
 )
 
+_MAX_REPLY_BYTES: Final = 32 * 2**20
+"""Bytes of one item's reply."""
+
 _TOKEN_REJECTED = "the server rejected this token; use the token that the server was started with"
 
-_UP_TO_A_BRACE = re.compile(rb'(?:[^"{]++|"(?:[^"\\]++|\\.?)*+(?:"|\Z))*+(\{|\Z)', re.DOTALL)
-
+_STRING = rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)'
+_UP_TO_A_BRACE = re.compile(rb'(?:[^"{]++|' + _STRING + rb")*+(\{|\Z)", re.DOTALL)
 """Everything up to the next brace outside of strings, or to the end. It matches wherever it is
 tried, also in strings that do not end, so that a scan takes time in proportion to the body."""
+_UP_TO_A_VALUE = re.compile(rb'(?:[^"{\[,]++|' + _STRING + rb")*+([{\[,]|\Z)", re.DOTALL)
+"""The same, up to what a further value of JSON needs."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -247,7 +252,10 @@ def encode_replies(
 ) -> tuple[list[Any], bytes]:
     """The replies and their bytes; one that is not serializable becomes an environment error."""
     try:
-        return replies, encode(replies, wanted)
+        body = encode(replies, wanted)
+        if len(body) <= _MAX_REPLY_BYTES:
+            return replies, body
+        del body
     except Exception as error:
         # One world's info cannot be written; the others' replies must still go out.
         logger.debug("a batch of %d cannot be written: %s", len(replies), error)
@@ -257,7 +265,12 @@ def encode_replies(
 
 def _sendable(reply: Any, wanted: str, session_store: SessionStore) -> Any:
     try:
-        encode(reply, wanted)
+        size = len(encode(reply, wanted))
+        if size > _MAX_REPLY_BYTES:
+            raise EnvironmentFault(
+                f"the environment's reply has {size} bytes; the limit is {_MAX_REPLY_BYTES}: give "
+                "shorter observations"
+            )
     except Exception as error:
         return session_store.unsendable(reply, error)
     return reply
@@ -278,7 +291,22 @@ def _count_items(body: bytes, sent: str, limit: int) -> int:
     if items <= limit:
         return items
     # The text of actions may have braces too.
-    found = (match for match in _UP_TO_A_BRACE.finditer(body) if match[1])
+    return _count_matches(_UP_TO_A_BRACE, body, limit)
+
+
+def has_more_values(body: bytes, limit: int) -> bool:
+    """Whether a body of JSON has more than about `limit` values, without decoding it.
+
+    A decoded value takes many times the memory of its text.
+    """
+    if sum(map(body.count, (b"{", b"[", b","))) <= limit:
+        return False
+    return _count_matches(_UP_TO_A_VALUE, body, limit) > limit
+
+
+def _count_matches(pattern: re.Pattern[bytes], body: bytes, limit: int) -> int:
+    """The matches with a first group; at most `limit` + 1."""
+    found = (match for match in pattern.finditer(body) if match[1])
     return sum(1 for _ in islice(found, limit + 1))
 
 

@@ -166,7 +166,11 @@ class WorldProcess:
             if path == routes.SESSIONS.path and again:
                 return await self._ask_one(path, request, again=False)
             return lost
-        return read_replies(path, body)
+        try:
+            return read_replies(path, body)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            text = "the environment's process sent an answer that cannot be read"
+            return await self._lose(path, request, "environment_error", text)
 
     async def _lose(self, path: str, request: Any, code: str, text: str) -> list[Any]:
         """The process is of no more use: end it. The next call starts another."""

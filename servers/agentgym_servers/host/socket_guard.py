@@ -72,8 +72,17 @@ class LimitedSocket(WebSocketsSansIOProtocol):
                 self.loop.call_soon(self._take_slice)
         return message
 
+    async def send(self, message: Any) -> None:
+        """Send a message; after the last one, what still arrives is parsed and dropped."""
+        await super().send(message)
+        if self.close_sent and self._unparsed:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._take_slice)
+
     def _take_slice(self) -> None:
-        if self.transport.is_closing() or not self._unparsed or not self.queue.empty():
+        if self.transport.is_closing() or not self._unparsed:
+            return
+        if not self.queue.empty() and not self.close_sent:
             return
         size = SLICE if self._frames > _FEW else LONG_SLICE
         part = bytes(self._unparsed[:size])

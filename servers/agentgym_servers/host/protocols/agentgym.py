@@ -53,8 +53,10 @@ def read_body(body: bytes, content_type: str, fields: Sequence[Field]) -> dict[s
         raise InvalidMessage("missing", ["body"], "Field required", None)
     media = content_type.partition(";")[0].strip().lower()
     try:
-        # A body that is not declared to be JSON is a text to FastAPI.
-        given = json.loads(body) if media in ("", "application/json") else body.decode()
+        # A body that is not declared to be JSON is a text to FastAPI. Bytes may be UTF-16 to
+        # `json`, of which the values were not counted.
+        text = body.decode()
+        given = json.loads(text) if media in ("", "application/json") else text
     except (ValueError, RecursionError) as error:
         place = getattr(error, "pos", 0)
         raise InvalidMessage("json_invalid", ["body", place], "JSON decode error", {}) from error

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from agentgym_adapters.served import Connection, HttpProtocol, HttpRequest, Outgoing
 from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_env.wire import JSON, encode
+from agentgym_env.wire import JSON, WireError, encode
 from agentgym_servers.host import routes
 from agentgym_servers.host.app import (
+    Answerer,
     App,
     HeadedAnswer,
     HttpCall,
@@ -28,15 +29,19 @@ from agentgym_servers.host.app import (
     headers_of,
     make_app,
 )
-from agentgym_servers.host.codec import Answer, Codec
+from agentgym_servers.host.codec import Answer, Codec, has_more_values
 from agentgym_servers.host.metrics import count
 from agentgym_servers.host.protocols.single_calls import SingleCalls
 from agentgym_servers.host.request_guard import CONNECTION, RequestGuard
 from agentgym_servers.host.settings import AGENTGYM, OPENENV, OWN, ServeSettings
 
 _REFUSED = {"type": "websocket.close", "code": 1008}
-
 """Sent before a connection is accepted, it becomes a response with status 403."""
+
+MAX_VALUES: Final = 1_000
+"""Values in the JSON of a request: an action, a seed or the name of a task."""
+MAX_ROLLOUT_VALUES: Final = 250_000
+"""Values in a request of NeMo Gym, which has a whole rollout, with a model's tokens."""
 
 
 def web_socket_app(
@@ -83,8 +88,12 @@ async def _converse(connection: Connection, idle_s: float, receive: Receive, sen
             continue
         if message["type"] == "websocket.disconnect":
             return
-        outgoing = await connection.on_message(_text_of(message))
-        del message  # it may be long, and the next one may come late
+        text = _text_of(message)
+        if has_more_values(text.encode("utf-8", "replace"), MAX_VALUES):
+            await send({"type": "websocket.close", "code": 1009})  # as for a message that is long
+            return
+        outgoing = await connection.on_message(text)
+        del message, text  # they may be long, and the next one may come late
 
 
 async def _send_outgoing(outgoing: Outgoing, send: Send) -> bool:
@@ -124,7 +133,7 @@ def _agentgym(service: Service, settings: ServeSettings) -> App:
     from agentgym_servers.host.protocols.agentgym import original_protocol
 
     answerer = original_protocol(service, settings.env_id, settings.session_ttl_s)
-    return make_app(service, answerer, guard=settings.guard())
+    return make_app(service, _limited(service, answerer), guard=settings.guard())
 
 
 def _openenv(service: Service, settings: ServeSettings) -> App:
@@ -132,21 +141,24 @@ def _openenv(service: Service, settings: ServeSettings) -> App:
 
     guard, openenv = settings.guard(), OpenEnvServer(SingleCalls(service))
     sockets = web_socket_app(service.codec, openenv.connection, settings.session_ttl_s, guard)
-    return make_app(service, partial(_answer, service, openenv), sockets, guard)
+    answerer = _limited(service, partial(_answer, service, openenv))
+    return make_app(service, answerer, sockets, guard)
 
 
 def _nemo_gym(service: Service, settings: ServeSettings) -> App:
     from agentgym_adapters.nemo_gym_server import NemoGymServer
 
     protocol = NemoGymServer(SingleCalls(service), settings.session_ttl_s, settings.max_sessions)
-    return make_app(service, partial(_answer, service, protocol), guard=settings.guard())
+    answerer = _limited(service, partial(_answer, service, protocol), MAX_ROLLOUT_VALUES)
+    return make_app(service, answerer, guard=settings.guard())
 
 
 def _mcp(service: Service, settings: ServeSettings) -> App:
     from agentgym_adapters.mcp_server import McpServer
 
     protocol = McpServer(SingleCalls(service), settings.session_ttl_s, settings.max_sessions)
-    return make_app(service, partial(_answer, service, protocol), guard=settings.guard())
+    answerer = _limited(service, partial(_answer, service, protocol))
+    return make_app(service, answerer, guard=settings.guard())
 
 
 _MAKERS: Final[dict[str, Callable[[Service, ServeSettings], App]]] = {
@@ -181,6 +193,18 @@ def check_protocol(settings: ServeSettings) -> None:
         raise BadRequest(
             f"--protocol {settings.protocol} keeps its sessions in one process; omit --workers"
         )
+
+
+def _limited(service: Service, answerer: Answerer, limit: int = MAX_VALUES) -> Answerer:
+    """An answerer to which no body comes that has more than `limit` values in its JSON."""
+
+    async def answer(call: HttpCall) -> Answer | HeadedAnswer:
+        if has_more_values(call.body, limit):
+            text = f"the body's JSON has more than {limit} values; send shorter lists and objects"
+            return service.codec.fail(WireError("too_large", text))
+        return await answerer(call)
+
+    return answer
 
 
 async def _answer(
