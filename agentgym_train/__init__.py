@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentgym_train.rollout.horizon import Horizon
     from agentgym_train.rollout.policy import Policy
     from agentgym_train.runs.agent_trainer import AgentTrainer
-    from agentgym_train.trainers.trl_rollout import TrlRollout
+    from agentgym_train.training.trl_rollout import TrlRollout
 
 __all__ = [
     "Agent",
@@ -53,7 +53,7 @@ _MODULES: Final = {
     "RLConfig": "config.methods",
     "SFTConfig": "config.methods",
     "TokenBatch": "algorithms",
-    "TrlRollout": "trainers.trl_rollout",
+    "TrlRollout": "training.trl_rollout",
     "collect": "data.collect",
 }
 """Where each public name is defined."""

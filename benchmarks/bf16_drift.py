@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from agentgym_train.engines.base import Sampling
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.loading import load_policy, quiet_libraries
 
 sys.path.insert(0, str(Path(__file__).parent))

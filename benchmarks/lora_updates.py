@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 
 from agentgym_train.config.engines import ServerSettings
 from agentgym_train.engines.base import Sampling
-from agentgym_train.engines.vllm_server import VLLMServerEngine, make_engine
+from agentgym_train.engines.vllm.server import VLLMServerEngine, make_engine
 from agentgym_train.models.loading import load_policy
 
 MAX_TOKENS = 512

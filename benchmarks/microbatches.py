@@ -27,8 +27,8 @@ from trl import DPOTrainer, SFTTrainer
 
 from agentgym_train.config.methods import DPOConfig, SFTConfig
 from agentgym_train.models.loading import quiet_libraries
-from agentgym_train.trainers.dpo import AgentDPOTrainer, PairCollator, dpo_config
-from agentgym_train.trainers.sft import AgentSFTTrainer, sft_config
+from agentgym_train.training.dpo import AgentDPOTrainer, PairCollator, dpo_config
+from agentgym_train.training.sft import AgentSFTTrainer, sft_config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.small_models import small_policy, small_tokenizer

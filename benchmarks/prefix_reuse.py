@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_train.engines.base import GenerationEngine, Sampling
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.loading import load_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -140,7 +140,7 @@ def on_transformers(model: Any, plan: Plan, *, keeps: bool) -> Held:
 def on_vllm(model: Any, plan: Plan, *, keeps: bool) -> Held:
     """By a colocated vLLM, with prefix caching or without."""
     from agentgym_train.config.engines import ColocateSettings
-    from agentgym_train.engines.vllm_colocate import VLLMColocateEngine
+    from agentgym_train.engines.vllm.colocate import VLLMColocateEngine
 
     extra = {} if keeps else {"enable_prefix_caching": False}
     settings = ColocateSettings(dtype="float32", extra=extra)

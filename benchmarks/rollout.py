@@ -43,7 +43,7 @@ from agentgym_env.client.transports import Answer, AsyncInProcessTransport, Call
 from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.loop import EpisodeSpec, Rollouts

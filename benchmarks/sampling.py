@@ -20,9 +20,9 @@ from prefix_reuse import the_model
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentgym_train.engines import hf_batch
 from agentgym_train.engines.base import Sampling
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf import batch as hf_batch
+from agentgym_train.engines.hf.engine import HFEngine
 
 ROADS = {
     "transformers' sdpa": sdpa_attention_forward,

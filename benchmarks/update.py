@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_train.trainers.update import PackedUpdate
+from agentgym_train.training.update import PackedUpdate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.small_models import small_tokenizer

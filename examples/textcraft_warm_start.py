@@ -32,7 +32,7 @@ from agentgym_servers.worlds.textcraft.recipes import recipe_book
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
-from agentgym_train.trainers.sft import imitate
+from agentgym_train.training.sft import imitate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.small_models import small_policy, small_tokenizer

@@ -47,7 +47,7 @@ CONFINED = {
     "websockets": ("agentgym_adapters.openenv_socket",),
     "openenv": (),
     "nemo_gym": (),
-    "vllm": ("agentgym_train.engines.vllm_",),
+    "vllm": ("agentgym_train.engines.vllm.",),
     "verifiers": ("agentgym_adapters.verifiers_",),
     "browsergym": (
         "agentgym_adapters.browsergym_tasks",
@@ -56,11 +56,11 @@ CONFINED = {
     ),
     "trl": (
         "agentgym_train.config.methods",
-        "agentgym_train.trainers.trainer",
-        "agentgym_train.trainers.update",
-        "agentgym_train.trainers.sft",
-        "agentgym_train.trainers.dpo",
-        "agentgym_train.trainers.compiling",
+        "agentgym_train.training.trainer",
+        "agentgym_train.training.update",
+        "agentgym_train.training.sft",
+        "agentgym_train.training.dpo",
+        "agentgym_train.training.compiling",
         "agentgym_adapters.trl_hooks",
     ),
 }

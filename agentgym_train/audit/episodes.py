@@ -40,7 +40,7 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig
 from agentgym_train.data.tokenize import tools_of
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.event_loop import run_async
 from agentgym_train.models.loading import end_ids
 from agentgym_train.models.positions import lowered, positions_of
@@ -48,8 +48,8 @@ from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
 from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec, Rollouts
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.sampler import Draw
-from agentgym_train.trainers.trainer import RLTrainer
+from agentgym_train.training.sampler import Draw
+from agentgym_train.training.trainer import RLTrainer
 
 EPISODE: ContextVar[int] = ContextVar("EPISODE", default=-1)
 

@@ -30,8 +30,8 @@ from agentgym_train.event_loop import run_async
 from agentgym_train.models.positions import positions_of
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.tool_calls import ToolCalls, ToolResult
-from agentgym_train.trainers.agreement import FULL, HALF, Agreement, Tolerance
-from agentgym_train.trainers.batch import token_batch
+from agentgym_train.training.agreement import FULL, HALF, Agreement, Tolerance
+from agentgym_train.training.batch import token_batch
 
 _PADDED_ROWS = 4
 

@@ -552,9 +552,9 @@ def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 TRAINERS: Final = {
-    "rl": "agentgym_train.trainers.trainer",
-    "sft": "agentgym_train.trainers.sft",
-    "dpo": "agentgym_train.trainers.dpo",
+    "rl": "agentgym_train.training.trainer",
+    "sft": "agentgym_train.training.sft",
+    "dpo": "agentgym_train.training.dpo",
 }
 """The module with the `METHOD` of each method that is one training."""
 

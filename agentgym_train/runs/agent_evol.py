@@ -76,10 +76,10 @@ from agentgym_train.runs.run import (
     train,
 )
 from agentgym_train.runs.watchdog import watching_processes
-from agentgym_train.trainers.callbacks import last_checkpoint
-from agentgym_train.trainers.run_summary import conclude_evolution
-from agentgym_train.trainers.sft import METHOD, AgentSFTTrainer
-from agentgym_train.trainers.trackers import Trackers
+from agentgym_train.training.callbacks import last_checkpoint
+from agentgym_train.training.run_summary import conclude_evolution
+from agentgym_train.training.sft import METHOD, AgentSFTTrainer
+from agentgym_train.training.trackers import Trackers
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from agentgym_train.models.model_card import FinishedCheckpoints, finish_model_f
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds, progress_bar
 from agentgym_train.runs.watchdog import watching_processes
-from agentgym_train.trainers.callbacks import (
+from agentgym_train.training.callbacks import (
     CurrentLearningRate,
     LastStepReached,
     MakeTrainer,
@@ -55,9 +55,9 @@ from agentgym_train.trainers.callbacks import (
     last_checkpoint,
     write_config,
 )
-from agentgym_train.trainers.compiling import compile_layers, set_tiles
-from agentgym_train.trainers.run_summary import show_end, success_table
-from agentgym_train.trainers.trackers import Trackers
+from agentgym_train.training.compiling import compile_layers, set_tiles
+from agentgym_train.training.run_summary import show_end, success_table
+from agentgym_train.training.trackers import Trackers
 
 
 def start(

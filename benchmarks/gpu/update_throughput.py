@@ -16,7 +16,7 @@ from check import DEVICE, ON_GPU, Check, synchronize
 from trl import GRPOTrainer
 from update import SIZES, make_trainer, peak, ragged_batch, reset_peak, step
 
-from agentgym_train.trainers.update import PackedUpdate
+from agentgym_train.training.update import PackedUpdate
 
 LARGE = {
     "vocab_size": 151_936, "hidden_size": 1024, "num_hidden_layers": 24,

@@ -24,7 +24,7 @@ from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.callbacks import StopAtEnvSteps
+from agentgym_train.training.callbacks import StopAtEnvSteps
 
 RESULT = "result.json"
 EVALUATIONS = "evaluations.jsonl"

@@ -35,7 +35,7 @@ from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.models.loading import load_policy, load_tokenizer, quiet_libraries
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.runs.preflight import world_of
-from agentgym_train.trainers.sft import imitate
+from agentgym_train.training.sft import imitate
 from examples import textcraft_warm_start
 
 HERE = Path(__file__).resolve().parent

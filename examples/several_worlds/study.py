@@ -28,7 +28,7 @@ from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.callbacks import StopAtEnvSteps
+from agentgym_train.training.callbacks import StopAtEnvSteps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from examples.several_worlds.setting import (

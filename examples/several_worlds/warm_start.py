@@ -33,7 +33,7 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import SFTConfig
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.models.loading import load_policy, quiet_libraries
-from agentgym_train.trainers.sft import imitate
+from agentgym_train.training.sft import imitate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from examples import textcraft_warm_start as textcraft

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentgym_train.audit import audit
 from agentgym_train.audit.episodes import Subject
 from agentgym_train.audit.rules import Settings, apply
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.loading import CHATML
 from examples.small_models import small_policy
 from tests.train.templates import tokenizer_with

@@ -22,9 +22,9 @@ MAIN = "from agentgym_env.cli import main; main()"
 LOADED = [
     "agentgym_train.runs.agent_evol",
     "agentgym_train.cli",
-    "agentgym_train.trainers.dpo",
-    "agentgym_train.trainers.sft",
-    "agentgym_train.trainers.trainer",
+    "agentgym_train.training.dpo",
+    "agentgym_train.training.sft",
+    "agentgym_train.training.trainer",
 ]
 # The fork server ignores what it cannot import; a module that moved would only make tests slow.
 assert all(find_spec(name) for name in LOADED)

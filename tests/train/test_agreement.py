@@ -12,12 +12,12 @@ import hosting
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.agreement import FULL, HALF, Agreement
-from agentgym_train.trainers.trainer import RLTrainer
+from agentgym_train.training.agreement import FULL, HALF, Agreement
+from agentgym_train.training.trainer import RLTrainer
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.test_architectures import LOCAL_EXPERTS, SIZE
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from tests.train.ragged_rows import episodes
 from tests.train.test_hf_engine import PROMPTS, full_forward_logprobs, sampling, together
 from tests.train.test_scoring import in_one_pass, one_by_one

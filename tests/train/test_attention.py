@@ -14,7 +14,7 @@ from transformers.masking_utils import sdpa_mask
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.methods import config_from
 from agentgym_train.engines.base import Sampling
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models import loading
 from agentgym_train.models.loading import load_policy
 from tests.train.small import save_tiny_policy, tiny_model

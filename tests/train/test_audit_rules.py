@@ -13,7 +13,7 @@ from agentgym_train.models.loading import CHATML
 from agentgym_train.rollout.actors import EpisodeTokens
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.text_ids import TextIds
-from agentgym_train.trainers import batch
+from agentgym_train.training import batch
 from tests.train.auditing import QUICK, Wrapped, failed, findings, subject_with
 from tests.train.templates import DROPS_REASONING, LLAMA3, any_tokenizer, tokenizer_with
 

@@ -7,7 +7,7 @@ import torch
 from msgspec.structs import replace
 
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.trainers.batch import rollout_output, token_batch
+from agentgym_train.training.batch import rollout_output, token_batch
 
 FILLER = 0
 

@@ -26,12 +26,12 @@ from agentgym_train.config.methods import config_from
 from agentgym_train.config.values import RolloutLimits
 from agentgym_train.data.collect import CollectConfig, collect, collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.black_box import Place
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.trainer import RLTrainer, TooManyLost
+from agentgym_train.training.trainer import RLTrainer, TooManyLost
 from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
 from tests.train.test_gateway import Says
 from waiting import LIMIT_S, until

@@ -8,8 +8,8 @@ from rich.progress import Progress
 from transformers import TrainerControl, TrainerState
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.trainers import callbacks
-from agentgym_train.trainers.callbacks import Metrics, Shown
+from agentgym_train.training import callbacks
+from agentgym_train.training.callbacks import Metrics, Shown
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from agentgym_train.rollout.actors import chat_actors, model_actor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.runs.agent_evol import _demonstrations
-from agentgym_train.trainers.dpo import DPODataset
-from agentgym_train.trainers.run_summary import last_words, summary
-from agentgym_train.trainers.step_metrics import StepTokens, step_metrics
-from agentgym_train.trainers.trainer import METHOD
+from agentgym_train.training.dpo import DPODataset
+from agentgym_train.training.run_summary import last_words, summary
+from agentgym_train.training.step_metrics import StepTokens, step_metrics
+from agentgym_train.training.trainer import METHOD
 from agentgym_train.viewer.index import Index, Indexer
 from agentgym_train.viewer.query import played
 from tests.train.demonstrating import demonstration

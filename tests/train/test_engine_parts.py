@@ -13,11 +13,11 @@ from peft import LoraConfig, get_peft_model
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.engines import ServerSettings, engine_settings
 from agentgym_train.engines.base import EngineLost, Sampling
-from agentgym_train.engines.hf import HFEngine, UpdateGate
-from agentgym_train.engines.hf_batch import KVBatch, float32_head
-from agentgym_train.engines.vllm_process import command_line, engine_values
-from agentgym_train.engines.vllm_server import Fleet, VLLMServerEngine
-from agentgym_train.engines.vllm_wire import Member, Unreachable, VLLMWire
+from agentgym_train.engines.hf.batch import KVBatch, float32_head
+from agentgym_train.engines.hf.engine import HFEngine, UpdateGate
+from agentgym_train.engines.vllm.process import command_line, engine_values
+from agentgym_train.engines.vllm.server import Fleet, VLLMServerEngine
+from agentgym_train.engines.vllm.wire import Member, Unreachable, VLLMWire
 from agentgym_train.models.loading import checkpoint_weights
 from hosting import nobody
 from tests.train.small import tiny_model

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.trainers.dpo import AgentDPOTrainer
-from agentgym_train.trainers.finite import NotFinite
-from agentgym_train.trainers.sft import imitate
+from agentgym_train.training.dpo import AgentDPOTrainer
+from agentgym_train.training.finite import NotFinite
+from agentgym_train.training.sft import imitate
 from tests.train.command import Command, finish
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.test_evolve import write as write_evolve

@@ -72,7 +72,7 @@ def test_algorithms_are_found_by_name_or_path():
     [("grop", {}, "unknown algorithm 'grop'; choose from grpo"),
      ("grpo", {"gamma": 1}, "unknown key gamma in algorithm_args of grpo"),
      ("nowhere:X", {}, "cannot import"),
-     ("agentgym_train.trainers.batch:Nothing", {}, "cannot import")],
+     ("agentgym_train.training.batch:Nothing", {}, "cannot import")],
 )  # fmt: skip
 def test_an_unknown_algorithm_or_field_says_what_there_is(name, values, said):
     with pytest.raises(BadRequest, match=said):

@@ -12,7 +12,7 @@ import torch
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from tests.train.small import textcraft_tokenizer, tiny_model
 from waiting import turned
 

@@ -14,8 +14,8 @@ from trl import GRPOTrainer
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.trainers.microbatches import merge_metrics, rows_of
-from agentgym_train.trainers.update import Counts, PackedUpdate
+from agentgym_train.training.microbatches import merge_metrics, rows_of
+from agentgym_train.training.update import Counts, PackedUpdate
 from tests.train.command import Command, finish
 from tests.train.ragged_rows import episodes, make_trainer, step_inputs
 from tests.train.test_run import write_config

@@ -14,10 +14,10 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.trainers.batch import OverlongPenalty, token_batch
-from agentgym_train.trainers.sampler import StepSampler, StepWorld, TaskContrast
-from agentgym_train.trainers.trainer import RLTrainer
-from agentgym_train.trainers.update import PackedUpdate
+from agentgym_train.training.batch import OverlongPenalty, token_batch
+from agentgym_train.training.sampler import StepSampler, StepWorld, TaskContrast
+from agentgym_train.training.trainer import RLTrainer
+from agentgym_train.training.update import PackedUpdate
 from tests.train.command import Command, finish
 from tests.train.ragged_rows import (
     assert_same_gradients,

@@ -14,8 +14,8 @@ from agentgym_env.errors import ConfigError
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train.config.engines import ServerSettings
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
-from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.vllm_transports import sends_adapters
+from agentgym_train.engines.hf.engine import HFEngine
+from agentgym_train.engines.vllm.transports import sends_adapters
 from agentgym_train.models.adapters import adapters_for, new_tokens
 from agentgym_train.models.loading import (
     TURN_BEGINS,
@@ -25,7 +25,7 @@ from agentgym_train.models.loading import (
     load_policy,
     speak_chatml,
 )
-from agentgym_train.trainers.sft import AgentSFTTrainer
+from agentgym_train.training.sft import AgentSFTTrainer
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.test_architectures import OLD_SIZE, SIZE

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentgym_train.models.padding import pass_cost_of
-from agentgym_train.trainers.microbatches import (
+from agentgym_train.training.microbatches import (
     pack,
     packed_positions,
     plan,

@@ -15,7 +15,7 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import DPOConfig
 from agentgym_train.data.pairs import make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
-from agentgym_train.trainers.dpo import AgentDPOTrainer, pair_row
+from agentgym_train.training.dpo import AgentDPOTrainer, pair_row
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.templates import APPEND_ONLY, tokenizer_with

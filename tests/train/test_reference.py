@@ -9,9 +9,9 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.methods import DPOConfig, RLConfig
 from agentgym_train.models.adapters import lora_config
 from agentgym_train.models.loading import load_policy
-from agentgym_train.trainers.dpo import METHOD as DPO
-from agentgym_train.trainers.sft import AgentSFTTrainer
-from agentgym_train.trainers.trainer import METHOD as RL
+from agentgym_train.training.dpo import METHOD as DPO
+from agentgym_train.training.sft import AgentSFTTrainer
+from agentgym_train.training.trainer import METHOD as RL
 from tests.train.small import save_tiny_policy, tiny_model
 from tests.train.test_imitation import rows_of, settings
 from tests.train.test_trainer import first_task, guesses, train_one_step

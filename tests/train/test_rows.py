@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.trainers.batch import Rows, rollout_output, token_batch
+from agentgym_train.training.batch import Rows, rollout_output, token_batch
 from tests.train.small import tiny_model
 from tests.train.test_trainer import LEARNING_RATE, TEMPERATURE, first_task, train_one_step
 

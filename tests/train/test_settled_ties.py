@@ -8,10 +8,10 @@ import random
 import pytest
 import torch
 
-from agentgym_train.engines import hf_batch
 from agentgym_train.engines.base import Sampling
-from agentgym_train.engines.hf import HFEngine
-from agentgym_train.engines.hf_batch import NEAR, choose
+from agentgym_train.engines.hf import batch as hf_batch
+from agentgym_train.engines.hf.batch import NEAR, choose
+from agentgym_train.engines.hf.engine import HFEngine
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 EPISODES, TURNS, TOKENS = 24, 3, 8

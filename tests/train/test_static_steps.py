@@ -10,9 +10,9 @@ import torch
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import engine_settings
-from agentgym_train.engines import hf_graph
 from agentgym_train.engines.base import Sampling
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf import graph as hf_graph
+from agentgym_train.engines.hf.engine import HFEngine
 from tests.train.small import tiny_model
 
 

@@ -20,12 +20,12 @@ from agentgym_train.config.methods import (
     read_method_config,
 )
 from agentgym_train.config.trainer_args import ALLOWED, REJECTED, SET_BY
-from agentgym_train.trainers.dpo import METHOD as DPO
-from agentgym_train.trainers.dpo import AgentDPOTrainer
-from agentgym_train.trainers.sft import METHOD as SFT
-from agentgym_train.trainers.sft import AgentSFTTrainer
-from agentgym_train.trainers.trainer import METHOD
-from agentgym_train.trainers.update import Counts, PackedUpdate
+from agentgym_train.training.dpo import METHOD as DPO
+from agentgym_train.training.dpo import AgentDPOTrainer
+from agentgym_train.training.sft import METHOD as SFT
+from agentgym_train.training.sft import AgentSFTTrainer
+from agentgym_train.training.trainer import METHOD
+from agentgym_train.training.update import Counts, PackedUpdate
 from tests.train.ragged_rows import episodes, make_trainer, step_inputs
 from tests.train.small import textcraft_tokenizer, tiny_model
 

@@ -38,7 +38,7 @@ LEARNING = {
     ],
     (DPOTrainer, "_get_train_sampler"): ["self", "train_dataset"],
 }  # fmt: skip
-REMEDY = "look at agentgym_train/trainers/update.py and trainer.py before raising the bound on trl"
+REMEDY = "look at agentgym_train/training/update.py and trainer.py before raising the bound on trl"
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -52,7 +52,7 @@ def test_an_overridden_method_of_sft_and_dpo_takes_what_it_took(trainer, name):
     found = list(inspect.signature(getattr(trainer, name)).parameters)
     assert found == LEARNING[trainer, name], (
         f"trl {trl.__version__} changed {trainer.__name__}.{name}: look at "
-        "agentgym_train/trainers/sft.py and preference.py before raising the bound on trl"
+        "agentgym_train/training/sft.py and preference.py before raising the bound on trl"
     )
 
 
@@ -60,7 +60,7 @@ def test_transformers_asks_for_the_norm_of_a_gradient_before_every_update():
     loop = inspect.getsource(Trainer._run_epoch)
     steps = ("self._get_grad_norm(", "self.optimizer.step()", "self._maybe_log_save_evaluate(")
     places = [loop.index(step) for step in steps]
-    assert places == sorted(places), "look at agentgym_train/trainers/finite.py"
+    assert places == sorted(places), "look at agentgym_train/training/finite.py"
     assert list(inspect.signature(Trainer._get_grad_norm).parameters) == [
         "self", "model", "grad_norm",
     ]  # fmt: skip

@@ -13,13 +13,13 @@ import hosting
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.horizon import make_horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.trainers.trainer import TooManyLost, trajectory_reward
-from agentgym_train.trainers.trl_rollout import TrlRollout
+from agentgym_train.training.trainer import TooManyLost, trajectory_reward
+from agentgym_train.training.trl_rollout import TrlRollout
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 pytestmark = [

@@ -9,7 +9,7 @@ import torch
 from trl import GRPOTrainer
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.trainers.update import PackedUpdate, weight_of_part
+from agentgym_train.training.update import PackedUpdate, weight_of_part
 from tests.train.ragged_rows import (
     FAMILIES,
     assert_same_gradients,
@@ -66,7 +66,7 @@ def test_episodes_that_share_a_row_give_the_same_step(family, tmp_path, monkeypa
     inputs = step_inputs(ROWS)
     expected_loss, expected = loss_and_gradients(ours, inputs)
     monkeypatch.setattr(
-        "agentgym_train.trainers.microbatches.shares_rows", lambda config, stateful: True
+        "agentgym_train.training.microbatches.shares_rows", lambda config, stateful: True
     )
     for budget in (10_000, 60):
         ours.max_tokens_per_microbatch = budget
@@ -128,10 +128,10 @@ def test_metrics_of_a_step_do_not_depend_on_the_cut(tmp_path):
 
 def test_a_loss_over_all_episodes_is_computed_at_once_and_says_so_once(tmp_path, caplog):
     trainer = make_trainer(PackedUpdate, tmp_path, entropy_coef=0.01)
-    with caplog.at_level(logging.WARNING, logger="agentgym_train.trainers.update"):
+    with caplog.at_level(logging.WARNING, logger="agentgym_train.training.update"):
         for _ in range(2):
             loss_and_gradients(trainer, step_inputs(ROWS))
-    said = [r.message for r in caplog.records if r.name == "agentgym_train.trainers.update"]
+    said = [r.message for r in caplog.records if r.name == "agentgym_train.training.update"]
     assert len(said) == 1
     assert "an entropy bonus of TRL is computed over all episodes" in said[0]
 

@@ -257,7 +257,7 @@ def test_a_killed_server_loses_no_turn_and_comes_back_with_the_present_weights(
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path):
-    from agentgym_train.engines.vllm_process import launch_vllm
+    from agentgym_train.engines.vllm.process import launch_vllm
 
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     with pytest.raises(ServerStartFailed, match="no-such-model"):
@@ -267,7 +267,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path):
 def test_a_server_ends_with_its_owner(tmp_path):
     status = tmp_path / "status"
     # A shell, in a process group of its own, reports how the server ended.
-    server = f"'{sys.executable}' -P -m agentgym_train.engines.vllm_process --help=all"
+    server = f"'{sys.executable}' -P -m agentgym_train.engines.vllm.process --help=all"
     command = f"{server}; echo $? >'{status}'"
     owner = subprocess.Popen(
         [

@@ -16,8 +16,8 @@ import torch
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import ServerSettings
 from agentgym_train.engines.base import EngineLost, Sampling
-from agentgym_train.engines.vllm_server import VLLMServerEngine, make_engine
-from agentgym_train.engines.vllm_transports import sends_adapters
+from agentgym_train.engines.vllm.server import VLLMServerEngine, make_engine
+from agentgym_train.engines.vllm.transports import sends_adapters
 from tests.train.vllm_engines import MAX_TOKENS, turns, untied_model, worst_logprob
 
 PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13, 14, 15], [20], [9, 10, 11, 12]]
@@ -93,7 +93,7 @@ async def sampled_like(engine: VLLMServerEngine, model: Any, version: int) -> No
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; make setup-vllm")
 @pytest.mark.slow
 def test_a_server_that_takes_no_adapters_says_what_it_needs() -> None:
-    from agentgym_train.engines.vllm_process import launch_for
+    from agentgym_train.engines.vllm.process import launch_for
 
     server = launch_for(untied_model(), ServerSettings(), max_tokens=MAX_TOKENS)
     settings = ServerSettings(servers=[server.address], adapter_updates=True)

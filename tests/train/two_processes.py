@@ -15,8 +15,8 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from agentgym_train.algorithms.gae import PPO, CriticTargets
-from agentgym_train.trainers.advantages import Critic
-from agentgym_train.trainers.update import PackedUpdate
+from agentgym_train.training.advantages import Critic
+from agentgym_train.training.update import PackedUpdate
 from tests.train.ragged_rows import episodes, llama, make_trainer, padded
 
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "entropy bonus")

@@ -14,7 +14,7 @@ import torch
 
 from agentgym_train.config.engines import ColocateSettings, ServerSettings
 from agentgym_train.engines.base import Generation, Sampling
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.loading import load_policy
 from tests.train.small import textcraft_tokenizer, tiny_model
 
@@ -38,7 +38,7 @@ class Stage:
 
     def start_servers(self, models: dict[str, tuple[Any, int]]) -> None:
         """So many servers of each model, side by side: most of a start is waiting its turn."""
-        from agentgym_train.engines.vllm_process import launch_for
+        from agentgym_train.engines.vllm.process import launch_for
 
         def start(model):
             return launch_for(model, ServerSettings(), max_tokens=MAX_TOKENS)
@@ -51,7 +51,7 @@ class Stage:
         self.servers = {name: [f.result() for f in futures] for name, futures in started.items()}
 
     def server(self, name: str, **settings: Any) -> Any:
-        from agentgym_train.engines.vllm_server import Member, VLLMServerEngine
+        from agentgym_train.engines.vllm.server import Member, VLLMServerEngine
 
         members = [Member(local.address, local) for local in self.servers[name]]
         engine = VLLMServerEngine(members, ServerSettings(**settings), max_tokens=MAX_TOKENS)
@@ -59,7 +59,7 @@ class Stage:
         return engine
 
     def colocate(self, model: Any, **settings: Any) -> Any:
-        from agentgym_train.engines.vllm_colocate import VLLMColocateEngine
+        from agentgym_train.engines.vllm.colocate import VLLMColocateEngine
 
         engine = VLLMColocateEngine(model, ColocateSettings(**settings), max_tokens=MAX_TOKENS)
         self.passing.append(engine)

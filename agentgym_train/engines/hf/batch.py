@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentgym_train.engines.base import Generation, Sampling
-from agentgym_train.engines.hf_graph import StaticSteps
+from agentgym_train.engines.hf.graph import StaticSteps
 from agentgym_train.models.adapters import head_of
 from agentgym_train.models.padding import like_lengths, pass_cost_of
 

@@ -21,8 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.trainers.finite import check_gradient
-from agentgym_train.trainers.microbatches import (
+from agentgym_train.training.finite import check_gradient
+from agentgym_train.training.microbatches import (
     MicroBatches,
     backbone_of,
     loss_in_microbatches,

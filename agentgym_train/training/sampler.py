@@ -19,7 +19,7 @@ from agentgym_train.config.methods import RLConfig
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.runner import OversamplingPool, RolloutBar, RolloutRunner
-from agentgym_train.trainers.batch import OverlongPenalty
+from agentgym_train.training.batch import OverlongPenalty
 
 
 class StepEpisodes(msgspec.Struct):

@@ -31,7 +31,7 @@ from agentgym_train.models.adapters import adapters_for, finish_adapters, lora_c
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner, Stage
-from agentgym_train.trainers.callbacks import (
+from agentgym_train.training.callbacks import (
     CheckpointMarker,
     MakeTrainer,
     Method,
@@ -41,8 +41,8 @@ from agentgym_train.trainers.callbacks import (
     TokenCounter,
     shared_values,
 )
-from agentgym_train.trainers.finite import FiniteSteps
-from agentgym_train.trainers.microbatches import (
+from agentgym_train.training.finite import FiniteSteps
+from agentgym_train.training.microbatches import (
     Layout,
     backbone_of,
     check_packing,
@@ -55,12 +55,12 @@ from agentgym_train.trainers.microbatches import (
     shares_rows_of,
     summed,
 )
-from agentgym_train.trainers.run_summary import (
+from agentgym_train.training.run_summary import (
     learning_summary,
     next_learning_commands,
     plot_learning,
 )
-from agentgym_train.trainers.sampler import row_order
+from agentgym_train.training.sampler import row_order
 
 Row = Mapping[str, list[int]]
 """`input_ids` (T,) and `labels` (T,), -100 without loss; see `tokenize.training_row`."""

@@ -25,7 +25,7 @@ from agentgym_train.algorithms import Algorithm
 from agentgym_train.algorithms.base import TokenBatch, advantages_per_env
 from agentgym_train.algorithms.gae import ActorCritic, CriticTargets, value_loss
 from agentgym_train.models.distributed import gathered
-from agentgym_train.trainers.batch import (
+from agentgym_train.training.batch import (
     OverlongPenalty,
     Rows,
     joined_batches,
@@ -33,15 +33,15 @@ from agentgym_train.trainers.batch import (
     rows_of,
     token_batch,
 )
-from agentgym_train.trainers.finite import check_gradient, check_size
-from agentgym_train.trainers.microbatches import (
+from agentgym_train.training.finite import check_gradient, check_size
+from agentgym_train.training.microbatches import (
     MicroBatches,
     backbone_of,
     pack,
     packed_positions,
     shares_rows_of,
 )
-from agentgym_train.trainers.update import Counts, PackedUpdate
+from agentgym_train.training.update import Counts, PackedUpdate
 
 _MAX_GRAD_NORM = 1.0
 

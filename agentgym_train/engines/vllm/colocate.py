@@ -18,7 +18,7 @@ import torch
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import ColocateSettings
 from agentgym_train.engines.base import Sampling
-from agentgym_train.engines.vllm_process import READER, engine_values, save_architecture
+from agentgym_train.engines.vllm.process import READER, engine_values, save_architecture
 
 # isort: split
 import asyncio

@@ -1,6 +1,6 @@
 """Worker extension for vLLM that replaces weights in place.
 
-A server loads it with `--worker-extension-cls agentgym_train.engines.vllm_worker.WeightReader`.
+A server loads it with `--worker-extension-cls agentgym_train.engines.vllm.worker.WeightReader`.
 Importing this module makes the weights of a CPU build updatable. It must be imported before a model
 is loaded, which vLLM does.
 """

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from agentgym_env.errors import MissingExtra
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.engines.vllm_transports import Transport
-from agentgym_train.engines.vllm_wire import Member, VLLMWire
+from agentgym_train.engines.vllm.transports import Transport
+from agentgym_train.engines.vllm.wire import Member, VLLMWire
 from agentgym_train.models.loading import checkpoint_weights
 
 try:

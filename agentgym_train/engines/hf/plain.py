@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from agentgym_train.engines.hf_batch import Finished, TurnRequest, choose, layer_kinds
+from agentgym_train.engines.hf.batch import Finished, TurnRequest, choose, layer_kinds
 from agentgym_train.models.loading import base_model
 
 _CONTINUES: Final = {"full_attention", "sliding_attention", "chunked_attention", "local"}

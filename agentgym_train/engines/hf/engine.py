@@ -21,7 +21,7 @@ from torch import Tensor
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
-from agentgym_train.engines.hf_batch import (
+from agentgym_train.engines.hf.batch import (
     Copies,
     Finished,
     TurnBatch,
@@ -32,8 +32,8 @@ from agentgym_train.engines.hf_batch import (
     layer_kinds,
     reduced_weights,
 )
-from agentgym_train.engines.hf_graph import StaticSteps
-from agentgym_train.engines.hf_plain import PlainBatch
+from agentgym_train.engines.hf.graph import StaticSteps
+from agentgym_train.engines.hf.plain import PlainBatch
 from agentgym_train.models.adapters import merged_tokens
 from agentgym_train.models.loading import uncompiled, warn_of_slow_bfloat16
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import ServerSettings
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.engines.vllm_wire import Broken, Member, VLLMWire
+from agentgym_train.engines.vllm.wire import Broken, Member, VLLMWire
 from agentgym_train.models.loading import (
     TOKENS_WITH_ADAPTERS,
     adapters_of,

@@ -19,15 +19,15 @@ from agentgym_env.client.directory import Directory, directory_of
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_train.config.engines import ServerSettings, check_address
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
-from agentgym_train.engines.hf import UpdateGate
-from agentgym_train.engines.vllm_process import READER
-from agentgym_train.engines.vllm_transports import (
+from agentgym_train.engines.hf.engine import UpdateGate
+from agentgym_train.engines.vllm.process import READER
+from agentgym_train.engines.vllm.transports import (
     AdapterTransport,
     FileTransport,
     Transport,
     sends_adapters,
 )
-from agentgym_train.engines.vllm_wire import Member, Unreachable, VLLMWire
+from agentgym_train.engines.vllm.wire import Member, Unreachable, VLLMWire
 from agentgym_train.event_loop import run_async
 from agentgym_train.models.distributed import gathered
 
@@ -255,7 +255,7 @@ class VLLMServerEngine:
 
     def _make_transport(self, settings: ServerSettings, adapters: bool) -> Transport:
         if settings.transport == "nccl":
-            from agentgym_train.engines.vllm_nccl import NCCLTransport
+            from agentgym_train.engines.vllm.nccl import NCCLTransport
 
             return NCCLTransport(self._wire, settings.nccl_address, settings.nccl_port)
         kind = AdapterTransport if adapters else FileTransport
@@ -549,7 +549,7 @@ def make_engine(
             "set engine_args: {servers: [http://host:8000]} (docs/engines.md)"
         )
     else:
-        from agentgym_train.engines.vllm_process import launch_for
+        from agentgym_train.engines.vllm.process import launch_for
 
         local = launch_for(model, settings, max_tokens=max_tokens, adapters=adapters)
         members = [Member(local.address, local)]

@@ -38,7 +38,7 @@ from agentgym_train.config.methods import RLConfig
 from agentgym_train.config.trainer_args import check_needs
 from agentgym_train.config.trust import resume_command
 from agentgym_train.config.values import check_arguments, trained_outcomes
-from agentgym_train.engines.hf import HFEngine
+from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.adapters import (
     adapters_for,
     check_reference,
@@ -49,10 +49,10 @@ from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.rollout.horizon import Horizon, PerEnvironment
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutBar, RolloutRunner, Stage, Worlds
-from agentgym_train.trainers.advantages import ImportanceSampling, StepAdvantages
-from agentgym_train.trainers.agreement import FULL, HALF, Agreement, warn_of_difference
-from agentgym_train.trainers.batch import Rows, rollout_output
-from agentgym_train.trainers.callbacks import (
+from agentgym_train.training.advantages import ImportanceSampling, StepAdvantages
+from agentgym_train.training.agreement import FULL, HALF, Agreement, warn_of_difference
+from agentgym_train.training.batch import Rows, rollout_output
+from agentgym_train.training.callbacks import (
     HorizonState,
     MakeTrainer,
     Method,
@@ -61,18 +61,18 @@ from agentgym_train.trainers.callbacks import (
     StepMetrics,
     shared_values,
 )
-from agentgym_train.trainers.finite import FiniteSteps, not_finite
-from agentgym_train.trainers.microbatches import check_router_loss
-from agentgym_train.trainers.run_summary import last_words, next_commands, plot, summary
-from agentgym_train.trainers.sampler import (
+from agentgym_train.training.finite import FiniteSteps, not_finite
+from agentgym_train.training.microbatches import check_router_loss
+from agentgym_train.training.run_summary import last_words, next_commands, plot, summary
+from agentgym_train.training.sampler import (
     AsyncRollouts,
     StepEpisodes,
     StepSampler,
     StepWorld,
 )
-from agentgym_train.trainers.step_metrics import StepTokens, env_metrics, mean, step_metrics
-from agentgym_train.trainers.token_writer import TokenWriter
-from agentgym_train.trainers.update import PackedUpdate, ragged_gather
+from agentgym_train.training.step_metrics import StepTokens, env_metrics, mean, step_metrics
+from agentgym_train.training.token_writer import TokenWriter
+from agentgym_train.training.update import PackedUpdate, ragged_gather
 
 _REFERENCE = "reference.safetensors"
 

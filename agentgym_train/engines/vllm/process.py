@@ -30,7 +30,7 @@ from agentgym_env.launch import LocalServer, SharedServer, SharedServers, child_
 from agentgym_train.config.engines import ServerSettings, VLLMSettings, engine_settings
 from agentgym_train.models.loading import base_model
 
-READER = "agentgym_train.engines.vllm_worker.WeightReader"
+READER = "agentgym_train.engines.vllm.worker.WeightReader"
 
 """The worker extension that loads new weights."""
 
@@ -136,7 +136,7 @@ def fleet_command(model: str, options: Mapping[str, Any], host: str, port: int) 
 
 def _command(host: str, port: int, values: dict[str, Any]) -> list[str]:
     return [
-        sys.executable, "-P", "-m", "agentgym_train.engines.vllm_process",
+        sys.executable, "-P", "-m", "agentgym_train.engines.vllm.process",
         "--host", host, "--port", str(port), *command_line(values),
     ]  # fmt: skip
 

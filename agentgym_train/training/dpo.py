@@ -35,7 +35,7 @@ from agentgym_train.models.adapters import (
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import Stage
-from agentgym_train.trainers.callbacks import (
+from agentgym_train.training.callbacks import (
     MakeTrainer,
     Method,
     Notify,
@@ -43,20 +43,20 @@ from agentgym_train.trainers.callbacks import (
     StepMetrics,
     shared_values,
 )
-from agentgym_train.trainers.finite import FiniteSteps
-from agentgym_train.trainers.microbatches import (
+from agentgym_train.training.finite import FiniteSteps
+from agentgym_train.training.microbatches import (
     check_router_loss,
     loss_in_microbatches,
     make_microbatches,
     rows_of,
 )
-from agentgym_train.trainers.run_summary import (
+from agentgym_train.training.run_summary import (
     learning_summary,
     next_learning_commands,
     plot_learning,
 )
-from agentgym_train.trainers.sampler import row_order
-from agentgym_train.trainers.sft import callbacks, check_libraries, warn_of_shown_tasks
+from agentgym_train.training.sampler import row_order
+from agentgym_train.training.sft import callbacks, check_libraries, warn_of_shown_tasks
 
 
 @dataclass(frozen=True, slots=True)

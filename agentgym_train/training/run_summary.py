@@ -29,7 +29,7 @@ from agentgym_train.config.values import user_path
 from agentgym_train.config.worlds import RLWorld
 from agentgym_train.evaluation.report import Reports, warn_of_cuts
 from agentgym_train.evaluation.tables import category_grid
-from agentgym_train.trainers.callbacks import last_checkpoint
+from agentgym_train.training.callbacks import last_checkpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

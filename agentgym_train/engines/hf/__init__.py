@@ -1,0 +1,1 @@
+"""HFEngine: generation with transformers, from the trainer's own model."""

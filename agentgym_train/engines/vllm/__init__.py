@@ -1,0 +1,1 @@
+"""Engines on vLLM: in the trainer's process, or servers over HTTP."""
