@@ -27,6 +27,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
+INTERRUPTED: Final = 130
+"""Exit status after Ctrl-C, by the shell's convention."""
+
 Outcome = Literal[
     "success",  # the world ended and the task is solved
     "failure",  # the world ended and the task is not solved

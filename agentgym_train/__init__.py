@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from agentgym_train.algorithms import Algorithm, TokenBatch
-    from agentgym_train.config.base import PolicyConfig
-    from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, SFTConfig
+    from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
+    from agentgym_train.config.policy import PolicyConfig
+    from agentgym_train.config.rl import RLConfig
     from agentgym_train.data.collect import CollectConfig, collect
     from agentgym_train.evaluation.report import EvalReport
     from agentgym_train.rollout.agent import Agent
@@ -41,17 +42,17 @@ __all__ = [
 
 _MODULES: Final = {
     "Agent": "rollout.agent",
-    "AgentEvolConfig": "config.methods",
+    "AgentEvolConfig": "config.learn",
     "AgentTrainer": "runs.agent_trainer",
     "Algorithm": "algorithms",
     "CollectConfig": "data.collect",
-    "DPOConfig": "config.methods",
+    "DPOConfig": "config.learn",
     "EvalReport": "evaluation.report",
     "Horizon": "rollout.horizon",
     "Policy": "rollout.policy",
-    "PolicyConfig": "config.base",
-    "RLConfig": "config.methods",
-    "SFTConfig": "config.methods",
+    "PolicyConfig": "config.policy",
+    "RLConfig": "config.rl",
+    "SFTConfig": "config.learn",
     "TokenBatch": "algorithms",
     "TrlRollout": "training.trl_rollout",
     "collect": "data.collect",

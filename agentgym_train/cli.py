@@ -25,12 +25,13 @@ from agentgym_env.cli.options import (
     json_object,
     with_option_groups,
 )
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.printable import UncutTable, one_line
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trust import Trust
-from agentgym_train.config.base import RunConfig
+from agentgym_train.config.episodes import EpisodeFilter
+from agentgym_train.config.files import STARTER, local_path
 from agentgym_train.config.options import (
     ChatTemplateKwargs,
     EnvOptions,
@@ -41,13 +42,7 @@ from agentgym_train.config.options import (
     PolicyOptions,
     given_options,
 )
-from agentgym_train.config.values import (
-    ANOTHER_FOLDER,
-    INTERRUPTED,
-    STARTER,
-    EpisodeFilter,
-    local_path,
-)
+from agentgym_train.config.run import ANOTHER_FOLDER, RunConfig
 from agentgym_train.evaluation.evaluate import (
     DEFAULT_SPLIT,
     EvalPlan,
@@ -65,7 +60,8 @@ from agentgym_train.evaluation.tables import (
     reports_of,
     without_lost,
 )
-from agentgym_train.rollout.policy_spec import FORMS, PolicySpec
+from agentgym_train.rollout.policy_name import FORMS
+from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 
 _POLICIES = f"expert, random, {', '.join(FORMS)}"
@@ -244,7 +240,6 @@ def train(
     the file: `steps=100`, `--steps 100`, or for keys that are true or false `--keep-reasoning` and
     `--no-keep-reasoning`. `--keys rl` lists all keys of RL with their types and defaults.
     """
-    from agentgym_train.config.methods import runner_of
     from agentgym_train.runs.preflight import (
         is_complete,
         launch_if_asked,
@@ -283,16 +278,16 @@ def train(
     lock = folder_lock(folder, ANOTHER_FOLDER) if here.is_first else nullcontext()
     with lock, prepared(values, here.processes) or nullcontext() as stage:
         with lean_imports():
-            runner = runner_of(values)
+            from agentgym_train.runs import methods
         if resume is None:
-            status = runner.start(values, console, stage, here.processes)
+            status = methods.start(values, console, stage, here.processes)
         else:
-            status = runner.resume(resume, values, console, stage, here.processes)
+            status = methods.resume(resume, values, console, stage, here.processes)
     raise typer.Exit(status)
 
 
 def _print_keys(method: str, *, name_others: bool) -> None:
-    from agentgym_train.config.options import key_lines
+    from agentgym_train.config.keys import key_lines
 
     typer.echo("\n".join(key_lines(method)))
     if name_others:
@@ -302,8 +297,8 @@ def _print_keys(method: str, *, name_others: bool) -> None:
 
 def _config_and_words(config: Path, words: Sequence[str]) -> tuple[RunConfig, list[str]]:
     """The config with the options of the command line, and a command line without flags."""
-    from agentgym_train.config.methods import read_method_config
-    from agentgym_train.config.options import expand_flags
+    from agentgym_train.config.keys import expand_flags
+    from agentgym_train.config.read import read_method_config
 
     if str(config).startswith("-"):
         raise ConfigError(f"write the config file before {config}: agentgym train CONFIG {config}")
@@ -523,7 +518,7 @@ def export(
     filter_options: FilterOptions,
 ) -> None:
     """Export episodes to files for training with other libraries."""
-    from agentgym_train.config.values import PairRules
+    from agentgym_train.config.episodes import PairRules
     from agentgym_train.data.datasets import read_demonstrations
     from agentgym_train.data.formats import ENDINGS, format_named, rows_of, write_rows
 

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from agentgym_train.config.values import INTERRUPTED
+from agentgym_env.errors import INTERRUPTED
 
 _LEFT_TO_TORCH = "SIGTERM,SIGHUP,SIGQUIT"
 

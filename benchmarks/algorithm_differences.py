@@ -24,7 +24,7 @@ from torch import Tensor
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import ALGORITHMS
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.sampler import StepEpisodes

@@ -28,8 +28,8 @@ from typing import Any
 
 from aiohttp import web
 
-from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import ServerSettings
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.vllm.server import make_engine
 from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.actors import model_actor

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation, Sampling
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.evaluation.evaluate import evaluate

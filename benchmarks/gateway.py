@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Sampling, ScriptedEngine
 from agentgym_train.gateway.server import Gateway
 from agentgym_train.models.loading import load_policy

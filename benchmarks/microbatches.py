@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import DPOTrainer, SFTTrainer
 
-from agentgym_train.config.methods import DPOConfig, SFTConfig
+from agentgym_train.config.learn import DPOConfig, SFTConfig
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.training.dpo import AgentDPOTrainer, PairCollator, dpo_config
 from agentgym_train.training.sft import AgentSFTTrainer, sft_config

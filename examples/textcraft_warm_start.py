@@ -29,8 +29,8 @@ import torch
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_servers.worlds.textcraft.recipes import recipe_book
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import SFTConfig
+from agentgym_train.config.learn import SFTConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.training.sft import imitate
 

@@ -55,7 +55,6 @@ CONFINED = {
         "agentgym_servers.web.chromium.",
     ),
     "trl": (
-        "agentgym_train.config.methods",
         "agentgym_train.training.trainer",
         "agentgym_train.training.update",
         "agentgym_train.training.sft",
@@ -153,8 +152,15 @@ def light_modules() -> set[str]:
     tree = TREES["agentgym_train.cli"]
     for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
         if function.name not in LOADS_TORCH:
-            found |= {i for i in imports_of(function) if i in MODULES}
+            lean = [n for n in ast.walk(function) if is_lean_import(n)]
+            heavy = {i for node in lean for i in imports_of(node)}
+            found |= {i for i in imports_of(function) if i in MODULES and i not in heavy}
     return found
+
+
+def is_lean_import(node: ast.AST) -> bool:
+    """Whether a statement is `with lean_imports()`, in which a command loads torch at last."""
+    return isinstance(node, ast.With) and ast.unparse(node.items[0]) == "lean_imports()"
 
 
 def test_what_the_light_commands_import_loads_no_torch():
@@ -172,8 +178,9 @@ def test_what_the_light_commands_import_loads_no_torch():
 
 
 def test_no_modules_import_one_another_in_a_circle():
+    """Neither at the top, nor within a function, nor by a name in a text."""
     edges = {
-        name: {i for i in imports(name, at_import_time=True) if i in MODULES and i != name}
+        name: {i for i in (*imports(name), *named_modules(name)) if i in MODULES and i != name}
         for name in MODULES
     }
     while free := [name for name, needs in edges.items() if not needs]:
@@ -181,27 +188,51 @@ def test_no_modules_import_one_another_in_a_circle():
             del edges[name]
         for needs in edges.values():
             needs.difference_update(free)
-    assert not edges, f"in or behind a circle: {sorted(edges)}"
+    while unused := edges.keys() - set().union(*edges.values()):
+        for name in unused:
+            del edges[name]
+    assert not edges, f"in or between circles: {sorted(edges)}"
+
+
+NAMED = re.compile(r"(agentgym_(?:env|train|servers|adapters)(?:\.\w+)+)(?::(\w+))?")
+"""A text that is the name of a module, or of something in it."""
+
+
+def texts_with_modules(name: str) -> Iterator[tuple[re.Match[str], str]]:
+    """(text, module) of each text in a module that names another of ours."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            whole = NAMED.fullmatch(node.value)
+            if whole is not None and not whole[1].endswith((".json", ".md")):
+                module = whole[1]
+                while module not in MODULES and "." in module:
+                    module = module.rpartition(".")[0]
+                yield whole, module
+
+
+def named_modules(name: str) -> Iterator[str]:
+    """Every module that `name` has the name of in a text."""
+    return (module for _, module in texts_with_modules(name))
 
 
 def test_modules_that_are_named_in_strings_exist():
     """Tables of modules, entry points and `python -m` name what the import rules cannot see."""
-    named = re.compile(r"(agentgym_(?:env|train|servers|adapters)(?:\.\w+)+)(?::(\w+))?")
-    for name, tree in TREES.items():
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-                continue
-            whole = named.fullmatch(node.value)
-            if whole is None or whole[1].endswith((".json", ".md")):
-                continue
-            module, attribute = whole[1], whole[2]
-            while module not in MODULES and "." in module:
-                module = module.rpartition(".")[0]
-            assert module in MODULES and "." in module, f"{name} names {node.value}"
-            if attribute is not None:
-                assert whole[1] in MODULES, f"{name} names {node.value}"
-                assert attribute in defined(module), f"{name} names {node.value}"
-            assert allowed_by_string(name, module), f"{name} names {node.value}"
+    for name in MODULES:
+        for whole, module in texts_with_modules(name):
+            assert module in MODULES and "." in module, f"{name} names {whole[0]}"
+            if whole[2] is not None:
+                assert whole[1] in MODULES, f"{name} names {whole[0]}"
+                assert whole[2] in defined(module), f"{name} names {whole[0]}"
+            assert allowed_by_string(name, module), f"{name} names {whole[0]}"
+
+
+def test_the_settings_know_nothing_of_what_uses_them():
+    """`config` uses what is below it, and of the rollout two leaves: agents and schedules."""
+    leaves = {"agentgym_train.rollout.agent", "agentgym_train.rollout.horizon"}
+    for name in (n for n in MODULES if n.startswith("agentgym_train.config.")):
+        used = {i for i in (*imports(name), *named_modules(name)) if top(i) == "agentgym_train"}
+        above = {i for i in used if not i.startswith("agentgym_train.config.")} - leaves
+        assert not above, f"{name} uses {above}"
 
 
 def defined(module: str) -> set[str]:

@@ -29,8 +29,8 @@ from agentgym_env.cli.main import _commands, make_app
 from agentgym_env.errors import MissingExtra
 from agentgym_servers.fleet.spec import fleet_of
 from agentgym_train.algorithms import TokenBatch
-from agentgym_train.config.methods import method_config, read_method_config
-from agentgym_train.config.options import expand_flags
+from agentgym_train.config.keys import expand_flags
+from agentgym_train.config.read import method_config, read_method_config
 from doc_blocks import ELSEWHERE, INSTALLS, LANGUAGES, PAGES, ROOT, SHELL, Block, Page, read_blocks
 
 ELSEWHERE_INSTALLED = {"openenv", "verifiers", "browsergym", "agentlab", "bgym"}

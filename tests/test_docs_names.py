@@ -15,8 +15,9 @@ import typer
 import yaml
 
 from agentgym_env.cli.main import _commands, make_app
-from agentgym_train.config.methods import AgentEvolConfig, RLConfig, SFTConfig
-from agentgym_train.config.values import RENAMED
+from agentgym_train.config.checks import RENAMED
+from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.worlds import RLWorld, World
 from doc_blocks import PAGES
 
@@ -49,7 +50,7 @@ def keys(*kinds: type) -> set[str]:
 
 
 CONFIG_KEYS = keys(
-    RLConfig, SFTConfig, AgentEvolConfig, import_module("agentgym_train.config.methods").DPOConfig
+    RLConfig, SFTConfig, AgentEvolConfig, import_module("agentgym_train.config.learn").DPOConfig
 )
 
 

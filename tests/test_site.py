@@ -19,8 +19,8 @@ import pytest
 
 import cdp
 from agentgym_env.cli.main import SUMMARIES
-from agentgym_train.config.methods import CONFIGS
-from agentgym_train.config.options import config_keys
+from agentgym_train.config.keys import config_keys
+from agentgym_train.config.read import CONFIGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = (

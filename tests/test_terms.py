@@ -159,7 +159,7 @@ def test_definitions_are_checked_and_local_variables_are_not():
     ("name", "path", "old"),
     [
         ("_told", "agentgym_train/viewer/runs.py", True),
-        ("least_reward", "agentgym_train/config/values.py", True),
+        ("least_reward", "agentgym_train/config/episodes.py", True),
         ("rest", "agentgym_env/client/protocol.py", True),
         ("ahead", "servers/agentgym_servers/worlds/babyai/view.py", False),
         ("ahead", "servers/agentgym_servers/host/app.py", True),

@@ -6,7 +6,8 @@ python tools/house.py --changes   # the files of each typical change in CONTRIBU
 python tools/house.py --step      # the files of the trainer that one RL step uses; needs torch
 
 median and max are lines of a file, top the modules and packages directly in the package, cycles the
-modules that no order of imports allows.
+modules that no order of imports allows; an import within a function counts, and so does a module's
+name in a text.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def typical_changes() -> dict[str, list[str]]:
 def step_files() -> list[str]:
     """The files of the trainer with a function that one step of RL on TextCraft calls."""
     from agentgym_train import AgentTrainer
-    from agentgym_train.config.methods import read_config
+    from agentgym_train.config.read import read_config
     from agentgym_train.training.trainer import RLTrainer
 
     package = f"{ROOT / 'agentgym_train'}/"
@@ -182,18 +183,15 @@ def in_circles(modules: Mapping[str, str]) -> int:
 
 
 def imported(text: str, modules: Mapping[str, str]) -> set[str]:
-    """The modules of the same package that a file imports when it is imported."""
+    """The modules of the same package that a file imports, or names in a text."""
     found: set[str] = set()
-    pending: list[ast.AST] = [ast.parse(text)]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        pending.extend(ast.iter_child_nodes(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value.partition(":")[0])
     names = found & set(modules)
     # A package is not imported for its own sake where a module of it is named.
     return {n for n in names if not any(other.startswith(f"{n}.") for other in names)}

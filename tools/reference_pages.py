@@ -20,8 +20,8 @@ from typer.main import get_command
 
 from agentgym_env.cli.main import SUMMARIES, make_app
 from agentgym_env.registration import env_class, registered
-from agentgym_train.config.methods import CONFIGS
-from agentgym_train.config.options import ConfigKey, config_keys, world_keys
+from agentgym_train.config.keys import ConfigKey, config_keys, world_keys
+from agentgym_train.config.read import CONFIGS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from agentgym_env.cli.extras import EXTRAS, with_all_extras
-from agentgym_env.errors import AgentGymError, MissingExtra
+from agentgym_env.errors import INTERRUPTED, AgentGymError, MissingExtra
 from agentgym_env.registration import COMMANDS, load_named, plugins
 
 _OWN: Final = {
@@ -32,8 +32,6 @@ _OWN: Final = {
 _PROGRAM: Final = "agentgym"
 _COMPLETES: Final = "_AGENTGYM_COMPLETE"
 """The variable that the script of `--show-completion` sets."""
-_INTERRUPTED: Final = 130
-"""The exit status of a command that Ctrl-C ended."""
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
 _PLACE: Final = {
@@ -113,7 +111,7 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
     except KeyboardInterrupt:
         if "--debug" in words:
             raise
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except (AgentGymError, RecursionError, OSError, ExceptionGroup) as error:
         full = _full_disk(error)
         place = _misplaced(error)

@@ -31,8 +31,7 @@ from agentgym_train.algorithms.grpo import (
     ReinforcePP,
     ReinforcePPBaseline,
 )
-from agentgym_train.config.base import choices_of
-from agentgym_train.config.values import check_keys
+from agentgym_train.config.checks import check_keys, choices_of
 
 __all__ = [
     "ALGORITHMS",

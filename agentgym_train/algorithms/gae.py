@@ -26,7 +26,7 @@ from agentgym_train.algorithms.base import (
     valid,
     whiten,
 )
-from agentgym_train.config.values import check_numbers
+from agentgym_train.config.checks import check_numbers
 
 
 @dataclass(frozen=True, slots=True)

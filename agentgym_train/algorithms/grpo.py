@@ -30,7 +30,7 @@ from agentgym_train.algorithms.base import (
     whiten,
 )
 from agentgym_train.algorithms.base import valid as valid_places
-from agentgym_train.config.values import check_numbers
+from agentgym_train.config.checks import check_numbers
 
 
 def group_advantages(batch: TokenBatch, *, scale: bool = True) -> Tensor:

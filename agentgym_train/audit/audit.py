@@ -22,10 +22,11 @@ from agentgym_train.audit import stored_rules, template_rules, token_rules
 from agentgym_train.audit.episodes import Row, Stored, Subject
 from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
 from agentgym_train.audit.token_rules import trained_spans
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import RLConfig, config_from, stored_config
+from agentgym_train.config.files import local_path
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.read import config_from, stored_config
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import names_in_run
-from agentgym_train.config.values import local_path
 from agentgym_train.models.loading import load_policy
 from agentgym_train.models.local import is_model
 from agentgym_train.rollout.agent import format_of

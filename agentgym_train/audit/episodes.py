@@ -36,8 +36,8 @@ from agentgym_train.audit.rules import (
     Template,
     observations,
 )
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.data.tokenize import tools_of
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
 from agentgym_train.engines.hf.engine import HFEngine

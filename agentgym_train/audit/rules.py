@@ -19,7 +19,7 @@ from agentgym_env.wire import (
     decode,
     encode,
 )
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.rollout.chat import rendered
 from agentgym_train.rollout.tool_calls import ToolResult, call_id
 

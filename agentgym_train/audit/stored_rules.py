@@ -15,8 +15,8 @@ from agentgym_train.audit.episodes import Stored, Subject
 from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
 from agentgym_train.audit.rules import first_difference as difference
 from agentgym_train.audit.token_rules import check_mask, check_separators, trained_spans
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.data.tokenize import NO_LIMIT, act_out
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.event_loop import run_async

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.values import check_keys, check_numbers
+from agentgym_train.config.checks import check_keys, check_numbers
 
 
 def check_address(url: str, api_key: str | None, fitting: str) -> None:
@@ -33,7 +33,6 @@ def check_address(url: str, api_key: str | None, fitting: str) -> None:
 class HFSettings:
     """The transformers engine, which samples from the trainer's own model."""
 
-    MODULE: ClassVar = "agentgym_train.engines.hf.engine"
     max_batch: int = 256
     """Maximum number of turns that are sampled in one batch."""
     settle_ties: bool = False
@@ -124,7 +123,6 @@ class VLLMSettings:
 class ColocateSettings(VLLMSettings):
     """vLLM in the trainer's process, on the trainer's device."""
 
-    MODULE: ClassVar = "agentgym_train.engines.vllm.colocate"
     sleep_level: Literal[0, 1, 2] = 2
     """What vLLM frees on a GPU while the trainer computes: 2 the cache and the weights, 1 the
     cache, with the weights moved to main memory, 0 nothing. Ignored on a CPU."""
@@ -134,7 +132,6 @@ class ColocateSettings(VLLMSettings):
 class ServerSettings(VLLMSettings):
     """vLLM behind HTTP. The fields of VLLMSettings are for a server that the run starts."""
 
-    MODULE: ClassVar = "agentgym_train.engines.vllm.server"
     servers: list[str] = field(default_factory=list)
     """Addresses of running servers, or that of a fleet (`ray://NAME`). Empty starts a server on
     this machine."""
@@ -163,7 +160,7 @@ ENGINES: Final[Mapping[str, type[EngineSettings]]] = {
     "vllm_colocate": ColocateSettings,
     "vllm_server": ServerSettings,
 }
-"""Engine -> its settings, whose MODULE has `make_engine(settings, model, ...)`."""
+"""Engine -> its settings."""
 
 
 def engine_settings(engine: str, values: Mapping[str, Any]) -> EngineSettings:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.values import SET_BY_ALL, SET_BY_DPO, SET_BY_RL, SET_BY_ROWS, check_keys
+from agentgym_train.config.checks import check_keys
+from agentgym_train.config.trl_keys import SET_BY_ALL, SET_BY_DPO, SET_BY_RL, SET_BY_ROWS
 
 _ALLOWED: Final = frozenset(
     {

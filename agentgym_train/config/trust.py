@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from agentgym_env.trust import leaves, names_in
 from agentgym_train.config.engines import ENGINES, GatewaySettings
-from agentgym_train.config.methods import CONFIGS, DEFAULT
+from agentgym_train.config.read import CONFIGS, DEFAULT
 from agentgym_train.rollout.horizon import SCHEDULES
 
 

@@ -11,7 +11,7 @@ import msgspec
 from agentgym_env.errors import ConfigError
 from agentgym_env.registration import full_id
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.values import check_keys, check_numbers
+from agentgym_train.config.checks import check_keys, check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

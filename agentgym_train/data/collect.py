@@ -15,18 +15,20 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from agentgym_env.errors import ConfigError, teaches
+from agentgym_env.errors import INTERRUPTED, ConfigError, teaches
 from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import WrapperSpec
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, check_keys
+from agentgym_train.config.checks import check_keys
+from agentgym_train.config.episodes import EpisodeFilter
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import MixedActor, draw_seed
 from agentgym_train.rollout.loop import EpisodeActor, EpisodeActorFactory, EpisodeSpec
-from agentgym_train.rollout.policy_spec import PolicySpec, check_agent, parse_policy
+from agentgym_train.rollout.policy_name import check_agent, parse_policy
+from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 
 

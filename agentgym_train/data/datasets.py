@@ -16,9 +16,10 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine, RunStore, readable_files
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory
-from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import SFTConfig
-from agentgym_train.config.values import EpisodeFilter, user_path
+from agentgym_train.config.episodes import EpisodeFilter
+from agentgym_train.config.files import user_path
+from agentgym_train.config.learn import SFTConfig
+from agentgym_train.config.run import RunConfig
 from agentgym_train.data.collect import (
     FilteredEpisodes,
     collect_config_of,

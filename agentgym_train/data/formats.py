@@ -23,7 +23,7 @@ from agentgym_env.reasoning import reply_of
 from agentgym_env.registration import env_class, full_id, registered
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.config.values import PairRules
+from agentgym_train.config.episodes import PairRules
 from agentgym_train.data.pairs import Pair, make_pairs
 
 COLUMN: Final = "agentgym"

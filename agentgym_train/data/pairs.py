@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agentgym_env.errors import teaches
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.values import PairRules
+from agentgym_train.config.episodes import PairRules
 
 
 @dataclass(frozen=True, slots=True)

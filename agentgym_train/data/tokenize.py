@@ -15,8 +15,8 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.registration import env_class, registered
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.values import CountTokens
+from agentgym_train.config.episodes import CountTokens
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.event_loop import run_async
 from agentgym_train.rollout.actors import ActorOutput, ModelActor

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal, Protocol
-
-from agentgym_train.config.engines import EngineSettings
 
 
 class EngineLost(Exception):
@@ -128,23 +125,3 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         """Does nothing: there is nothing to close."""
-
-
-def make_engine(
-    settings: EngineSettings,
-    model: Any,
-    *,
-    pad_id: int,
-    max_tokens: int,
-    dtype: str | None = None,
-) -> GenerationEngine:
-    """Make an engine for `model` and conversations of at most `max_tokens`.
-
-    `dtype` is the compute data type of the hf engine. Raises `MissingExtra` if vLLM is requested
-    but not installed. A collective: every process must call it.
-    """
-    make = import_module(settings.MODULE).make_engine
-    engine: GenerationEngine = make(
-        settings, model, pad_id=pad_id, max_tokens=max_tokens, dtype=dtype
-    )
-    return engine

@@ -28,7 +28,7 @@ from agentgym_env.run_store import BrokenLine, RunStore, each_line, move_aside
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import WrapperSpec
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.formats import read_rows
 from agentgym_train.evaluation.report import (
     CategoryReport,
@@ -39,7 +39,8 @@ from agentgym_train.evaluation.report import (
 )
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec
-from agentgym_train.rollout.policy_spec import PolicyName, PolicySpec
+from agentgym_train.rollout.policy_name import PolicyName
+from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 
 __all__ = [

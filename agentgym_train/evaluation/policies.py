@@ -11,16 +11,11 @@ from typing import Annotated, Final
 import typer
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.options import WORLD, PolicyOptions
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.evaluation.evaluate import PolicyPlan, policy_plans
-from agentgym_train.rollout.policy_spec import (
-    PolicyName,
-    PolicySpec,
-    check_agent,
-    label_of,
-    parse_labelled,
-)
+from agentgym_train.rollout.policy_name import PolicyName, check_agent, label_of, parse_labelled
+from agentgym_train.rollout.policy_spec import PolicySpec
 
 _KEYS: Final = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
 

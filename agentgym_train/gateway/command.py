@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentgym_env.cli.options import json_object
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.printable import one_line
-from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import GatewaySettings
 from agentgym_train.config.options import ChatTemplateKwargs, Instruction
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.event_loop import LoopRunner
 
 
@@ -79,7 +79,7 @@ def _serve(
     from agentgym_train.gateway.server import Gateway
     from agentgym_train.models.loading import quiet_libraries
     from agentgym_train.rollout.policy import Policy, make_policy, served_policy
-    from agentgym_train.rollout.policy_spec import parse_policy
+    from agentgym_train.rollout.policy_name import parse_policy
     from agentgym_train.rollout.runner import RolloutRunner
 
     quiet_libraries()
@@ -106,7 +106,7 @@ def _serve(
         try:
             return int(loop(_episode(shown, runner, policy.instruction, command, start, console)))
         except KeyboardInterrupt:
-            return 130
+            return INTERRUPTED
         finally:
             loop(shown.close())
             loop(policy.engine.close())

@@ -19,7 +19,7 @@ from agentgym_env.reasoning import reasoning_in, reply_of
 from agentgym_env.spaces import clean_json
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Tokens
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation
 from agentgym_train.rollout.actors import EpisodeTokens
 from agentgym_train.rollout.chat import Chat

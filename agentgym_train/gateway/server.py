@@ -26,9 +26,9 @@ from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, EpisodeF
 from agentgym_env.reasoning import reply_of
 from agentgym_env.request_bodies import BodyReader
 from agentgym_env.tools import BadArguments, ToolSpec
-from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import GatewaySettings
-from agentgym_train.config.values import user_path
+from agentgym_train.config.files import user_path
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost, Generation, GenerationEngine, Sampling
 from agentgym_train.gateway.episode import (
     Answer,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agentgym_env.errors import ConfigError, MissingExtra
-from agentgym_train.config.values import check_arguments
+from agentgym_train.config.checks import check_arguments
 from agentgym_train.models.distributed import gathered
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentgym_env.errors import AgentGymError, ConfigError, MissingExtra
-from agentgym_train.config.values import local_path
+from agentgym_train.config.files import local_path
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.local import (
     GGUFFile,

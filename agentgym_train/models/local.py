@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.values import STARTER, checked_path, local_path, starters, user_path
+from agentgym_train.config.files import STARTER, checked_path, local_path, starters, user_path
 
 PREFIX: Final = "pip:"
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from agentgym_train.config.base import RunConfig
-from agentgym_train.config.values import STARTER, local_path
+from agentgym_train.config.files import STARTER, local_path
+from agentgym_train.config.run import RunConfig
 from agentgym_train.models.local import ADAPTERS, BASE_FOLDER, has_adapters, is_model
 
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

@@ -15,7 +15,7 @@ from agentgym_env.client.aio import AsyncSession
 from agentgym_env.errors import BadRequest, ConfigError, Outcome
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Tokens
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.openai import ChatEndpoint, ContextFull
 from agentgym_train.rollout.agent import Agent, AgentFactory, Message, agent_factory

@@ -29,7 +29,7 @@ from agentgym_env.registration import load_named
 from agentgym_env.spaces import clean_text
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Turn
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost, GenerationEngine
 from agentgym_train.gateway.episode import Finished, GatewayEpisode
 from agentgym_train.gateway.server import Gateway

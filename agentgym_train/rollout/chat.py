@@ -18,7 +18,7 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.reasoning import MARKS, opens_reasoning, reply_of
 from agentgym_env.tools import ACT, ToolSpec
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.event_loop import in_main_thread
 from agentgym_train.rollout.agent import is_black_box
 from agentgym_train.rollout.text_ids import TextIds

@@ -19,7 +19,7 @@ from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import ConfigError, EnvironmentLost, EpisodeFailure, Outcome, outcome_of
 from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.config.values import RolloutLimits
+from agentgym_train.config.run import RolloutLimits
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.rollout.actors import Actor, ActorOutput, draw_seed
 from agentgym_train.rollout.tool_calls import ToolCalls

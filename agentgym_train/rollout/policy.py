@@ -9,9 +9,10 @@ from typing import Any
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.tools import ToolSpec
-from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import EngineSettings, HFSettings
-from agentgym_train.engines.base import GenerationEngine, make_engine
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.engines import make_engine
+from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.engines.vllm.server import served_engine, served_model
 from agentgym_train.gateway.server import Gateway
 from agentgym_train.models.loading import end_ids, load_policy, served_end_ids
@@ -21,7 +22,7 @@ from agentgym_train.rollout.agent import AgentFactory
 from agentgym_train.rollout.black_box import gateway_actors, gateway_of
 from agentgym_train.rollout.chat import Chat, chat_of
 from agentgym_train.rollout.loop import EpisodeActorFactory
-from agentgym_train.rollout.policy_spec import PolicyName
+from agentgym_train.rollout.policy_name import PolicyName
 
 
 @dataclass(frozen=True, slots=True)

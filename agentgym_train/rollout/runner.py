@@ -23,7 +23,8 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
-from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.config.learn import AgentEvolConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.event_loop import LoopRunner
 from agentgym_train.rollout.loop import (

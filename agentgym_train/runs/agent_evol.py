@@ -28,13 +28,13 @@ from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import AgentEvolConfig
+from agentgym_train.config.episodes import EpisodeFilter
+from agentgym_train.config.learn import AgentEvolConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.trust import resume_command
-from agentgym_train.config.values import INTERRUPTED, EpisodeFilter
 from agentgym_train.config.worlds import World, file_name
 from agentgym_train.data.collect import (
     CollectConfig,
@@ -69,6 +69,7 @@ from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
 from agentgym_train.runs.run import (
+    Method,
     evaluate_policy,
     new_folder,
     notifier,
@@ -78,7 +79,7 @@ from agentgym_train.runs.run import (
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import last_checkpoint
 from agentgym_train.training.run_summary import conclude_evolution
-from agentgym_train.training.sft import METHOD, AgentSFTTrainer
+from agentgym_train.training.sft import AgentSFTTrainer
 from agentgym_train.training.trackers import Trackers
 
 
@@ -156,29 +157,39 @@ def weighted(
     return repeated
 
 
-def start(config: AgentEvolConfig, console: Console, worlds: Worlds, processes: int = 1) -> int:
-    """Start a new run and move an earlier one in its folder aside. Returns the exit status."""
+def start(
+    learning: Method, config: AgentEvolConfig, console: Console, worlds: Worlds, processes: int = 1
+) -> int:
+    """Start a new run and move an earlier one in its folder aside. Returns the exit status.
+
+    `learning` is the method by which an iteration learns.
+    """
     quiet_libraries()
     join(processes)
-    METHOD.check(config)
+    learning.check(config)
     config = within(config, positions_of(load_config(config.model)))
     # An unavailable model or an unusable chat template fails before a folder is created.
     chat_of(config, load_tokenizer(config.model), "")
     demonstrations = _demonstrations(config, console)
     path = Path(config.output_dir)
     on_main_process(lambda: new_folder(config, path, console))
-    return _Run(config, RunStore.open(path), console, worlds, demonstrations).run()
+    return _Run(learning, config, RunStore.open(path), console, worlds, demonstrations).run()
 
 
 def resume(
-    path: Path, config: AgentEvolConfig, console: Console, worlds: Worlds, processes: int = 1
+    learning: Method,
+    path: Path,
+    config: AgentEvolConfig,
+    console: Console,
+    worlds: Worlds,
+    processes: int = 1,
 ) -> int:
     """Resume an interrupted run where it stopped. Returns the exit status."""
     quiet_libraries()
     join(processes)
     config = within(config, positions_of(load_config(config.model)))
     demonstrations = _demonstrations(config, console)
-    return _Run(config, RunStore.open(path), console, worlds, demonstrations).run()
+    return _Run(learning, config, RunStore.open(path), console, worlds, demonstrations).run()
 
 
 def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajectory]:
@@ -211,6 +222,7 @@ def explored_episodes(folder: Path) -> list[Trajectory]:
 class _Run:
     """One run, new or resumed."""
 
+    learning: Method
     config: AgentEvolConfig
     store: RunStore
     console: Console
@@ -378,7 +390,7 @@ class _Run:
         trainer = AgentSFTTrainer(model, tokenizer, data.rows, settings, store.checkpoints)
         checkpoint = gathered(last_checkpoint(store.checkpoints))[0]
         with Trackers(trainer, settings, store, {}), closing(trainer):
-            train(trainer, checkpoint, METHOD, settings, store, self.console)
+            train(trainer, checkpoint, self.learning, settings, store, self.console)
         partial = folder / "model.partial"
         trainer.save_model(str(partial))
         on_main_process(lambda: finish_model_folder(partial, settings))

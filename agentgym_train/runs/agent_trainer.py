@@ -25,9 +25,10 @@ from agentgym_env.registration import full_id, load_named
 from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore, last_step
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
-from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, with_world_limit
-from agentgym_train.config.values import ANOTHER_FOLDER
+from agentgym_train.config.learn import AgentEvolConfig, DPOConfig
+from agentgym_train.config.read import with_world_limit
+from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.run import ANOTHER_FOLDER, RunConfig
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_tokenizer, quiet_libraries
@@ -42,6 +43,7 @@ from agentgym_train.rollout.horizon import (
     as_horizon,
 )
 from agentgym_train.rollout.runner import Stage
+from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.preflight import place, prepared
 from agentgym_train.runs.run import (
     Run,
@@ -49,7 +51,6 @@ from agentgym_train.runs.run import (
     evaluate_policy,
     evaluations,
     load_policy_for,
-    method_of,
     new_folder,
     notifier,
 )

@@ -20,19 +20,21 @@ from agentgym_env.registration import full_id
 from agentgym_env.run_store import RunStore, last_step, links_out
 from agentgym_env.server_token import token_of_file
 from agentgym_env.trust import require_trust
-from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import (
+from agentgym_train.config.files import local_path
+from agentgym_train.config.keys import expand_flags
+from agentgym_train.config.learn import AgentEvolConfig
+from agentgym_train.config.read import (
     CONFIGS,
     DEFAULT,
-    AgentEvolConfig,
-    RLConfig,
     method_config,
+    parse_overrides,
     stored_config,
 )
-from agentgym_train.config.options import expand_flags
+from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trainer_args import OTHER_TRACKERS, TRACKERS, trackers_of
 from agentgym_train.config.trust import names_in_run
-from agentgym_train.config.values import local_path, parse_overrides
+from agentgym_train.models.local import check_available
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 
 logger = logging.getLogger(__name__)
@@ -149,7 +151,7 @@ def launch_if_asked(
     config.check_processes(asked)
     check_libraries()
     check_trackers(config)
-    config.check_model()
+    check_available(config.model)
     if not options:
         return
     if any(name in os.environ for name in _SIZES):
@@ -313,7 +315,7 @@ def prepared(config: RunConfig, processes: int = 1, *, is_loaded: bool = False) 
     check_libraries()
     check_trackers(config)
     if not is_loaded:
-        config.check_model()
+        check_available(config.model)
     if several is not None:
         worlds = Worlds(several, processes)
         for world, runner in worlds:

@@ -5,8 +5,7 @@ It is the same for all training methods; their differences are in `Method`.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from errno import ENOSPC
@@ -17,17 +16,16 @@ from typing import Any
 from accelerate import PartialState
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback
 
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.run_lock import is_unused
 from agentgym_env.run_store import RunStore, next_free_name, run_metadata
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import TRAINERS
+from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import resume_command
-from agentgym_train.config.values import INTERRUPTED
 from agentgym_train.config.worlds import file_name
 from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.evaluation.report import EvalReport, Reports, warn_of_cuts
@@ -45,10 +43,8 @@ from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
     CurrentLearningRate,
     LastStepReached,
-    MakeTrainer,
-    Method,
     Metrics,
-    Notify,
+    Shown,
     StopAtLastStep,
     StopOnInterrupt,
     TrainedFurther,
@@ -59,8 +55,37 @@ from agentgym_train.training.compiling import compile_layers, set_tiles
 from agentgym_train.training.run_summary import show_end, success_table
 from agentgym_train.training.trackers import Trackers
 
+MakeTrainer = Callable[..., Any]
+"""Makes a transformers `Trainer` with `gathered_model()` and `close()` for a run folder."""
+
+Notify = Callable[[str], object]
+"""Prints a message for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The parts of a run that depend on the training method; `config` is the method's config."""
+
+    check: Callable[[Any], None]
+    """Raise `ConfigError` for values that only the libraries can check, before writing a folder."""
+    prepare: Callable[[Policy, Any, Stage, Notify], MakeTrainer]
+    """Check what needs the loaded policy, and return the factory of the trainer."""
+    callbacks: Callable[[Any, str | None, Progress], list[TrainerCallback]]
+    """The callbacks for a trainer and the checkpoint that it resumes from. One of them writes the
+    file that marks a checkpoint as complete."""
+    shown: Shown
+    """Which metrics of a step are written and shown."""
+    summary: Callable[[Any, RunStore, Reports, Reports], dict[str, Any]]
+    """summary.json, from the evaluations before and after training."""
+    plot: Callable[[Any, RunStore], Path | None]
+    next_commands: Callable[[Any, RunStore], list[tuple[str, str]]]
+    """(command, purpose) of the suggested next commands."""
+    last_words: Callable[[Any, RunStore], list[str]] = lambda config, store: []
+    """Additional messages at the end of a run, if any."""
+
 
 def start(
+    method: Method,
     config: RunConfig,
     console: Console,
     rollout_runner: Stage,
@@ -69,7 +94,6 @@ def start(
     """Start a new run; an earlier run in the folder is moved aside. Returns the exit status."""
     quiet_libraries()
     state = join(processes)
-    method = method_of(config)
     method.check(config)
     path = Path(config.output_dir)
     policy = load_policy_for(config, rollout_runner, state.device)
@@ -82,6 +106,7 @@ def start(
 
 
 def resume(
+    method: Method,
     path: Path,
     config: RunConfig,
     console: Console,
@@ -91,7 +116,6 @@ def resume(
     """Resume an interrupted run from its last checkpoint. Returns the exit status."""
     quiet_libraries()
     state = join(processes)
-    method = method_of(config)
     store = RunStore.open(path)
     checkpoint = checkpoint_of(store, console)
     policy = load_policy_for(config, rollout_runner, state.device)
@@ -124,13 +148,6 @@ def checkpoint_of(store: RunStore, console: Console) -> str | None:
 def notifier(console: Console) -> Notify:
     """Prints messages on a console without interpreting markup in them."""
     return lambda message: console.print(message, soft_wrap=True, markup=False, highlight=False)
-
-
-def method_of(config: RunConfig) -> Method:
-    """The `Method` of a config."""
-    module = importlib.import_module(TRAINERS[config.method])
-    method: Method = module.METHOD
-    return method
 
 
 def new_folder(

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from agentgym_env.errors import TEACHES, teaches
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.algorithms.base import TokenBatch
-from agentgym_train.config.values import TRUNCATED
+from agentgym_train.config.episodes import TRUNCATED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Callbacks for all training methods: metrics, checkpoints and Ctrl-C; interface of a method."""
+"""Callbacks for all training methods: metrics, checkpoints and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.base import RunConfig
-from agentgym_train.evaluation.report import Reports
+from agentgym_train.config.run import RunConfig
 from agentgym_train.event_loop import in_main_thread
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.model_card import find_base_again
 from agentgym_train.rollout.horizon import Horizon
-from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Stage, is_redrawn
+from agentgym_train.rollout.runner import is_redrawn
 
 StepMetrics = dict[str, float]
 
@@ -370,34 +368,3 @@ def shared_values(config: RunConfig, batch: int, steps: int, checkpoints: Path) 
         "report_to": "none",
         "dataloader_num_workers": 0,
     }
-
-
-MakeTrainer = Callable[..., Any]
-
-"""Makes a transformers `Trainer` with `gathered_model()` and `close()` for a run folder."""
-
-Notify = Callable[[str], object]
-
-"""Prints a message for the user."""
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """The parts of a run that depend on the training method; `config` is the method's config."""
-
-    check: Callable[[Any], None]
-    """Raise `ConfigError` for values that only the libraries can check, before writing a folder."""
-    prepare: Callable[[Policy, Any, Stage, Notify], MakeTrainer]
-    """Check what needs the loaded policy, and return the factory of the trainer."""
-    callbacks: Callable[[Any, str | None, Progress], list[TrainerCallback]]
-    """The callbacks for a trainer and the checkpoint that it resumes from. One of them writes the
-    file that marks a checkpoint as complete."""
-    shown: Shown
-    """Which metrics of a step are written and shown."""
-    summary: Callable[[Any, RunStore, Reports, Reports], dict[str, Any]]
-    """summary.json, from the evaluations before and after training."""
-    plot: Callable[[Any, RunStore], Path | None]
-    next_commands: Callable[[Any, RunStore], list[tuple[str, str]]]
-    """(command, purpose) of the suggested next commands."""
-    last_words: Callable[[Any, RunStore], list[str]] = lambda config, store: []
-    """Additional messages at the end of a run, if any."""

@@ -23,7 +23,7 @@ from trl import DPOTrainer
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
-from agentgym_train.config.methods import DPOConfig
+from agentgym_train.config.learn import DPOConfig
 from agentgym_train.data.datasets import check_turns, describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
@@ -33,14 +33,7 @@ from agentgym_train.models.adapters import (
     finish_adapters,
 )
 from agentgym_train.models.distributed import GatheredModel
-from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Stage
 from agentgym_train.training.callbacks import (
-    MakeTrainer,
-    Method,
-    Notify,
-    Shown,
-    StepMetrics,
     shared_values,
 )
 from agentgym_train.training.finite import FiniteSteps
@@ -50,13 +43,8 @@ from agentgym_train.training.microbatches import (
     make_microbatches,
     rows_of,
 )
-from agentgym_train.training.run_summary import (
-    learning_summary,
-    next_learning_commands,
-    plot_learning,
-)
 from agentgym_train.training.sampler import row_order
-from agentgym_train.training.sft import callbacks, check_libraries, warn_of_shown_tasks
+from agentgym_train.training.sft import check_libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,49 +255,7 @@ def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
     }
 
 
-def _check(config: DPOConfig) -> None:
+def check_dpo(config: DPOConfig) -> None:
     """Raise `ConfigError` for arguments that the libraries do not take."""
     check_libraries(config, TrlDPOConfig)
     check_reference(config.lora, "DPO")
-
-
-def _prepare(
-    policy: Policy, config: DPOConfig, rollout_runner: Stage, notify: Notify
-) -> MakeTrainer:
-    """Read the pairs; returns a function that creates the trainer."""
-    rows = DPODataset.read(config, policy.tokenizer)
-    for message in rows.sentences():
-        notify(message)
-    warn_of_shown_tasks(rollout_runner, config.eval_split, rows.episodes, notify)
-    return lambda store: AgentDPOTrainer(
-        policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
-    )
-
-
-def _text(row: StepMetrics) -> str:
-    return (
-        f"loss {row['loss']:.3f}  correct pairs {row['rewards/accuracies']:.2f}  "
-        f"margin {row['rewards/margins']:.2f}"
-    )
-
-
-METHOD = Method(
-    check=_check,
-    prepare=_prepare,
-    callbacks=callbacks,
-    shown=Shown(
-        named_by="rewards/accuracies",
-        text=_text,
-    ),
-    summary=learning_summary,
-    plot=lambda config, store: plot_learning(
-        store,
-        f"DPO, seed {config.seed}",
-        {
-            "loss": "loss",
-            "rewards/accuracies": "correctly ranked pairs",
-            "rewards/margins": "margin",
-        },
-    ),
-    next_commands=next_learning_commands,
-)

@@ -16,16 +16,13 @@ from rich.table import Table
 
 from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore, last_step
-from agentgym_train.config.base import SETTINGS_OF_A_RUN, PolicyConfig, RunConfig
-from agentgym_train.config.methods import (
-    DEFAULT,
-    AgentEvolConfig,
-    DPOConfig,
-    RLConfig,
-    SFTConfig,
-)
+from agentgym_train.config.files import user_path
+from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
+from agentgym_train.config.policy import SETTINGS_OF_A_RUN, PolicyConfig
+from agentgym_train.config.read import DEFAULT
+from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import is_known, trust_option
-from agentgym_train.config.values import user_path
 from agentgym_train.config.worlds import RLWorld
 from agentgym_train.evaluation.report import Reports, warn_of_cuts
 from agentgym_train.evaluation.tables import category_grid

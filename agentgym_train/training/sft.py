@@ -14,31 +14,19 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from rich.progress import Progress
 from torch import Tensor
-from transformers import TrainerCallback
 from trl import SFTConfig as TrlSFTConfig
 from trl import SFTTrainer
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.base import RunConfig
-from agentgym_train.config.methods import AgentEvolConfig, SFTConfig
-from agentgym_train.config.values import check_arguments
-from agentgym_train.data.datasets import SFTDataset, check_rows, warnings_of_shown_tasks
+from agentgym_train.config.checks import check_arguments
+from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
+from agentgym_train.config.run import RunConfig
+from agentgym_train.data.datasets import check_rows
 from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.models.adapters import adapters_for, finish_adapters, lora_config
 from agentgym_train.models.distributed import GatheredModel
-from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutRunner, Stage
 from agentgym_train.training.callbacks import (
-    CheckpointMarker,
-    MakeTrainer,
-    Method,
-    Notify,
-    Shown,
-    StepMetrics,
-    TokenCounter,
     shared_values,
 )
 from agentgym_train.training.finite import FiniteSteps
@@ -54,11 +42,6 @@ from agentgym_train.training.microbatches import (
     packed_positions,
     shares_rows_of,
     summed,
-)
-from agentgym_train.training.run_summary import (
-    learning_summary,
-    next_learning_commands,
-    plot_learning,
 )
 from agentgym_train.training.sampler import row_order
 
@@ -191,7 +174,8 @@ def _inputs(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _check(config: SFTConfig | AgentEvolConfig) -> None:
+def check_sft(config: SFTConfig | AgentEvolConfig) -> None:
+    """Raise `ConfigError` for arguments that the libraries do not take."""
     check_libraries(config, TrlSFTConfig)
 
 
@@ -204,54 +188,3 @@ def check_libraries(config: RunConfig, kind: type) -> None:
             "here; leave it out"
         )
     lora_config(config.lora)
-
-
-def _prepare(
-    policy: Policy, config: SFTConfig, rollout_runner: Stage, notify: Notify
-) -> MakeTrainer:
-    """Read the rows; returns a function that creates the trainer."""
-    rows = SFTDataset.read(config, policy.tokenizer)
-    for message in rows.sentences():
-        notify(message)
-    warn_of_shown_tasks(rollout_runner, config.eval_split, rows.filtered.selected, notify)
-    return lambda store: AgentSFTTrainer(
-        policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
-    )
-
-
-def warn_of_shown_tasks(
-    rollout_runner: Stage, eval_split: str, episodes: Sequence[Trajectory], notify: Notify
-) -> None:
-    """Report tasks of the evaluation that are learned from, if there is an environment."""
-    if isinstance(rollout_runner, RolloutRunner):
-        for message in warnings_of_shown_tasks(
-            rollout_runner.tasks, eval_split, rollout_runner.env_id, episodes
-        ):
-            notify(message)
-
-
-def callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list[TrainerCallback]:
-    """Marks checkpoints as complete and counts tokens across interruptions."""
-    return [CheckpointMarker(), TokenCounter(trainer)]
-
-
-def _text(row: StepMetrics) -> str:
-    return f"loss {row['loss']:.3f}  token accuracy {row['mean_token_accuracy']:.2f}"
-
-
-METHOD = Method(
-    check=_check,
-    prepare=_prepare,
-    callbacks=callbacks,
-    shown=Shown(
-        named_by="mean_token_accuracy",
-        text=_text,
-    ),
-    summary=learning_summary,
-    plot=lambda config, store: plot_learning(
-        store,
-        f"SFT, seed {config.seed}",
-        {"loss": "loss", "mean_token_accuracy": "token accuracy"},
-    ),
-    next_commands=next_learning_commands,
-)

@@ -14,7 +14,7 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 
 from agentgym_env.run_store import BrokenLine, RunStore, each_line
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.base import RunConfig
+from agentgym_train.config.run import RunConfig
 from agentgym_train.evaluation.report import Reports
 
 SAMPLES: Final = 4

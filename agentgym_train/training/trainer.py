@@ -13,7 +13,6 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -22,22 +21,21 @@ import msgspec
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_env.errors import AgentGymError, ConfigError, teaches
+from agentgym_env.errors import AgentGymError, teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.checks import check_arguments
+from agentgym_train.config.episodes import trained_outcomes
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trainer_args import check_needs
 from agentgym_train.config.trust import resume_command
-from agentgym_train.config.values import check_arguments, trained_outcomes
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.adapters import (
     adapters_for,
@@ -48,22 +46,15 @@ from agentgym_train.models.adapters import (
 from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.rollout.horizon import Horizon, PerEnvironment
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutBar, RolloutRunner, Stage, Worlds
+from agentgym_train.rollout.runner import RolloutRunner, Worlds
 from agentgym_train.training.advantages import ImportanceSampling, StepAdvantages
 from agentgym_train.training.agreement import FULL, HALF, Agreement, warn_of_difference
 from agentgym_train.training.batch import Rows, rollout_output
 from agentgym_train.training.callbacks import (
-    HorizonState,
-    MakeTrainer,
-    Method,
-    Notify,
-    Shown,
-    StepMetrics,
     shared_values,
 )
 from agentgym_train.training.finite import FiniteSteps, not_finite
 from agentgym_train.training.microbatches import check_router_loss
-from agentgym_train.training.run_summary import last_words, next_commands, plot, summary
 from agentgym_train.training.sampler import (
     AsyncRollouts,
     StepEpisodes,
@@ -533,7 +524,8 @@ def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPO
     return GRPOConfig(**{**values, **config.trainer_args})
 
 
-def _check(config: RLConfig) -> None:
+def check_rl(config: RLConfig) -> None:
+    """Raise `ConfigError` for arguments that the libraries do not take."""
     algorithm = make_algorithm(config.algorithm, config.algorithm_args)
     check_needs(config.trainer_args, {"loss_type": algorithm.loss.loss_type})
     check_arguments("trainer_args", config.trainer_args, GRPOConfig)
@@ -542,52 +534,3 @@ def _check(config: RLConfig) -> None:
         check_reference(config.lora, f"beta {config.beta:g}")
     elif algorithm.needs_reference:
         check_reference(config.lora, f"algorithm {config.algorithm}")
-
-
-def _prepare(
-    policy: Policy,
-    config: RLConfig,
-    rollout_runner: Stage,
-    notify: Notify,
-) -> MakeTrainer:
-    if rollout_runner is None:
-        raise ConfigError("RL needs an environment; set env, or envs for several")
-    return partial(RLTrainer, policy, config, rollout_runner)
-
-
-def _callbacks(trainer: Any, checkpoint: str | None, progress: Progress) -> list[TrainerCallback]:
-    if trainer.is_world_process_zero():
-        trainer.episodes.bar = RolloutBar(progress, trainer.rollout_runner.concurrency_limits)
-    return [HorizonState(trainer.horizon, checkpoint, progress.console.print)]
-
-
-def _text(row: StepMetrics) -> str:
-    """The figures of a step beside the progress bar; "-" where all its episodes were lost."""
-    shown = [("reward", ".2f"), ("success", ".2f"), ("horizon", ".0f"), ("turns", ".1f")]
-    if row.get("cut_turns"):
-        shown.append(("cut_turns", ".0%"))
-    values = ((name, row[name], form) for name, form in shown)
-    return "  ".join(
-        f"{name} -" if value is None else f"{name} {value:{form}}" for name, value, form in values
-    )
-
-
-METHOD = Method(
-    check=_check,
-    prepare=_prepare,
-    callbacks=_callbacks,
-    shown=Shown(
-        named_by="success",
-        # TRL's metrics of its own generation, which is not used here.
-        hidden=("completions/", "rewards/", "sampling/", "tools/", "num_tokens", "step_time"),
-        text=_text,
-    ),
-    summary=summary,
-    plot=lambda config, store: plot(
-        store,
-        f"{', '.join(world.env for world in config.worlds)}, {config.algorithm}, "
-        f"seed {config.seed}",
-    ),
-    next_commands=next_commands,
-    last_words=last_words,
-)

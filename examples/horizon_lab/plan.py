@@ -10,7 +10,8 @@ from typing import Any
 from cell import Cell, Measured
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.methods import RLConfig, read_config
+from agentgym_train.config.read import read_config
+from agentgym_train.config.rl import RLConfig
 
 HERE = Path(__file__).resolve().parent
 CONTROL = "control"

@@ -29,8 +29,10 @@ from rich.console import Console
 
 from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore, run_metadata
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import RLConfig, SFTConfig, read_config
+from agentgym_train.config.learn import SFTConfig
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.read import read_config
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.models.loading import load_policy, load_tokenizer, quiet_libraries
 from agentgym_train.rollout.runner import RolloutRunner

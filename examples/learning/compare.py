@@ -21,8 +21,10 @@ from rich.console import Console
 
 from agentgym_env.errors import AgentGymError
 from agentgym_train.algorithms import make_algorithm
-from agentgym_train.config.methods import RLConfig, read_config
+from agentgym_train.config.read import read_config
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.models.loading import quiet_libraries
+from agentgym_train.models.local import check_available
 from agentgym_train.rollout.runner import progress_bar
 from agentgym_train.runs.preflight import world_of
 
@@ -144,7 +146,7 @@ def run_missing(arms: list[Any], console: Console) -> bool:
     missing = [arm for arm in arms if arm.result() is None]
     if not missing:
         return True
-    missing[0].config.check_model()
+    check_available(missing[0].config.model)
     with world_of(missing[0].config) as rollout_runner, progress_bar(console) as progress:
         unit = "env steps" if missing[0].env_steps else "steps"
         bar = progress.add_task(unit, total=sum(arm.size for arm in missing), status="")

@@ -13,14 +13,15 @@ from rich.console import Console
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
 from agentgym_env.run_store import RunStore, run_metadata
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner, progress_bar
 from agentgym_train.runs import run
+from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.preflight import resumed_config
 from agentgym_train.training.callbacks import Metrics
-from agentgym_train.training.trainer import METHOD, RLTrainer
+from agentgym_train.training.trainer import RLTrainer
 
 RESULT = "result.json"
 _SILENT = Console(quiet=True)
@@ -129,7 +130,7 @@ def train_to_budget(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     trainer = RLTrainer(policy_of(config, config.model), config, rollout_runner, store)
     trainer.remove_callback(PrinterCallback)
     with progress_bar(_SILENT) as progress:
-        trainer.add_callback(Metrics(store, progress, METHOD.shown))
+        trainer.add_callback(Metrics(store, progress, method_of(config).shown))
         trainer.add_callback(StopAtBudget(arm.env_steps))
         trainer.train()
     trainer.save_model(str(store.path / "model"))

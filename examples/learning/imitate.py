@@ -23,13 +23,15 @@ from rich.console import Console
 
 from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.base import PolicyConfig, RunConfig
-from agentgym_train.config.methods import read_method_config, runner_of
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.read import read_method_config
+from agentgym_train.config.run import RunConfig
 from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.runs import methods
 from agentgym_train.runs.preflight import is_complete, prepared
 
 HERE = Path(__file__).resolve().parent
@@ -147,12 +149,11 @@ class Seed:
         begun = (folder / "run.json").is_file()
         if begun and is_complete(config):
             return folder
-        runner = runner_of(config)
         with prepared(config) as stage:  # type: ignore[union-attr]
             go: Callable[[], int] = (
-                (lambda: runner.resume(folder, config, self.console, stage))
+                (lambda: methods.resume(folder, config, self.console, stage))
                 if begun
-                else (lambda: runner.start(config, self.console, stage))
+                else (lambda: methods.start(config, self.console, stage))
             )
             if go() != 0:
                 raise Stopped

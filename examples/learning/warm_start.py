@@ -26,8 +26,8 @@ from transformers import Qwen3ForCausalLM
 
 from agentgym_env import TextEnv, env_class
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import SFTConfig
+from agentgym_train.config.learn import SFTConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.training.sft import imitate

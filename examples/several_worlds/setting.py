@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from agentgym_train.config.methods import RLConfig, read_config
+from agentgym_train.config.read import read_config
+from agentgym_train.config.rl import RLConfig
 
 HERE = Path(__file__).resolve().parent
 WORLDS = ("textcraft", "babyai", "search")

@@ -29,8 +29,8 @@ from transformers import PreTrainedTokenizerFast
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_servers.worlds.babyai.env import BabyAI
 from agentgym_servers.worlds.search.env import Search
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import SFTConfig
+from agentgym_train.config.learn import SFTConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.models.loading import load_policy, quiet_libraries
 from agentgym_train.training.sft import imitate

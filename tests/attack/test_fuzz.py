@@ -22,7 +22,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.wire import JSON, MSGPACK
 from agentgym_servers.host import routes
 from agentgym_servers.host.sessions import Host, SessionTable
-from agentgym_train.config.methods import CONFIGS, read_method_config
+from agentgym_train.config.read import CONFIGS, read_method_config
 from agentgym_train.data.formats import read_episodes
 from agentgym_train.viewer.index import Index, Indexer
 from tests.train.viewing import as_line, episode

@@ -11,8 +11,8 @@ import pytest
 
 import black_boxes
 import hosting
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.values import RolloutLimits
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.run import RolloutLimits
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy

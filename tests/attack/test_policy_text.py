@@ -20,7 +20,7 @@ from agentgym_env.printable import one_line
 from agentgym_env.text_env import TaskSet
 from agentgym_env.tool_env import ToolEnv, ToolResult, tool
 from agentgym_servers.host.sessions import Host, SessionTable
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.gateway.recorder import for_template
 from agentgym_train.rollout.actors import model_actor

@@ -13,7 +13,7 @@ import pytest
 from agentgym_env.cli.new import write_package
 from agentgym_env.conformance import RULES
 from agentgym_env.errors import BadRequest
-from agentgym_train.config.methods import read_method_config
+from agentgym_train.config.read import read_method_config
 from commands import agentgym
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "author_an_environment.py"

@@ -6,8 +6,8 @@ from agentgym_env.errors import EpisodeOver, outcome_of
 from agentgym_env.run_store import each_line
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import RecordTrajectory
-from agentgym_train.config.methods import config_from, with_world_limit
-from agentgym_train.config.values import TRUNCATED
+from agentgym_train.config.episodes import TRUNCATED
+from agentgym_train.config.read import config_from, with_world_limit
 from commands import agentgym
 from worlds import Battery
 

@@ -14,7 +14,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.gateway.server import Gateway
 from agentgym_train.rollout.chat import Chat

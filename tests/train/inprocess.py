@@ -8,7 +8,7 @@ from typing import Any
 
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.client.transports import Answer, AsyncInProcessTransport, Call
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ActorFactory, model_actor
 from agentgym_train.rollout.chat import Chat

@@ -17,13 +17,13 @@ import agentgym_train
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer, Algorithm, DPOConfig, RLConfig, SFTConfig, TokenBatch
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.read import config_from
 from agentgym_train.rollout.agent import Agent
 from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, Linear, ScalingInterStepwise
 from agentgym_train.runs.agent_trainer import _complete
+from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.preflight import resumed_config
 from agentgym_train.training.run_summary import policy_options
-from agentgym_train.training.trainer import _text
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
 from tests.train.test_imitation_run import save_episodes
@@ -319,7 +319,7 @@ def test_a_second_training_begins_with_the_schedule_that_was_passed(tmp_path, po
 
 def test_a_step_without_an_episode_is_shown_without_figures():
     row = {"reward": None, "success": None, "horizon": 5.0, "turns": 0.0}
-    assert _text(row) == "reward -  success -  horizon 5  turns 0.0"
+    assert method_of(RLConfig()).shown.text(row) == "reward -  success -  horizon 5  turns 0.0"
 
 
 def test_an_environment_class_is_served_if_it_can_be_imported(tmp_path, policy):

@@ -6,8 +6,8 @@ import pytest
 
 from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.read import config_from
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ExpertActor, MixedActor, model_actor
 from agentgym_train.rollout.agent import Agent, Message, agent_factory, format_of

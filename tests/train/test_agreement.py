@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import hosting
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.read import config_from
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.training.sampler import AsyncRollouts, StepEpisodes

@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.read import config_from
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models import loading

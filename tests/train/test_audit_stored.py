@@ -9,7 +9,7 @@ import pytest
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.audit import audit
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.loading import CHATML
 from agentgym_train.rollout.actors import model_actor

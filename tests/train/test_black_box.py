@@ -21,9 +21,9 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.process_guard import ProcessGuard
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer, RLConfig
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import config_from
-from agentgym_train.config.values import RolloutLimits
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.read import config_from
+from agentgym_train.config.run import RolloutLimits
 from agentgym_train.data.collect import CollectConfig, collect, collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.hf.engine import HFEngine

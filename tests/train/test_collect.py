@@ -18,11 +18,12 @@ from rich.console import Console
 
 import hosting
 import worlds
-from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.errors import INTERRUPTED, BadRequest, ConfigError
 from agentgym_env.launch import local_server
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, local_path
+from agentgym_train.config.episodes import EpisodeFilter
+from agentgym_train.config.files import local_path
 from agentgym_train.data.collect import CollectConfig, collect, collected, opened, play, starts_of
 from agentgym_train.data.datasets import read_demonstrations
 from agentgym_train.data.pairs import make_pairs

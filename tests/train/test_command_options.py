@@ -13,17 +13,11 @@ from agentgym_env.cli import main
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.cli import METHODS
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import CONFIGS, method_config
-from agentgym_train.config.options import (
-    FilterOptions,
-    PolicyOptions,
-    boolean_keys,
-    config_keys,
-    expand_flags,
-    key_lines,
-)
-from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.config.episodes import EpisodeFilter
+from agentgym_train.config.keys import boolean_keys, config_keys, expand_flags, key_lines
+from agentgym_train.config.options import FilterOptions, PolicyOptions
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.read import CONFIGS, method_config
 from agentgym_train.config.worlds import RLWorld, World
 
 pytestmark = pytest.mark.usefixtures("textcraft_server")

@@ -13,27 +13,21 @@ from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.audit.audit import subject_of
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.checks import ABOVE_ZERO, MAXIMUM, MINIMUM
 from agentgym_train.config.engines import ENGINES
-from agentgym_train.config.methods import (
+from agentgym_train.config.episodes import EpisodeFilter, PairRules
+from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.read import (
     CONFIGS,
-    AgentEvolConfig,
-    RLConfig,
-    SFTConfig,
-    World,
     config_from,
+    parse_overrides,
     read_config,
     read_method_config,
 )
-from agentgym_train.config.values import (
-    ABOVE_ZERO,
-    MAXIMUM,
-    MINIMUM,
-    EpisodeFilter,
-    PairRules,
-    RolloutLimits,
-    parse_overrides,
-)
+from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.run import RolloutLimits
+from agentgym_train.config.worlds import World
 from agentgym_train.data.collect import CollectConfig
 from agentgym_train.models.local import check_available
 from agentgym_train.runs.preflight import is_complete, resumed_config
@@ -279,12 +273,11 @@ def test_a_file_that_is_absent_or_no_mapping_is_refused(tmp_path):
 
 
 def test_a_local_model_that_is_not_there_is_missed_before_anything_is_loaded(tmp_path):
-    config = config_from({**NEEDED, "model": str(tmp_path / "nothing")})
     with pytest.raises(BadRequest, match=r"there is no config\.json"):
-        config.check_model()
+        check_available(str(tmp_path / "nothing"))
     # Two slashes are no hub id: a path, from a folder where it does not lead anywhere.
     with pytest.raises(BadRequest, match=r"there is no config\.json"):
-        config_from({**NEEDED, "model": "no/such/folder"}).check_model()
+        check_available("no/such/folder")
 
 
 def test_the_fixed_evaluation_horizon_is_the_last_stages_unless_given():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.read import config_from
 from agentgym_train.training.advantages import ImportanceSampling, drift
 from tests.train.test_trainer import first_task, guesses, train_one_step
 

@@ -13,8 +13,10 @@ from rich.console import Console
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Tokens, Turn
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, SFTConfig, World
+from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.worlds import World
 from agentgym_train.data.datasets import SFTDataset, check_turns
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.base import ScriptedEngine
@@ -24,10 +26,10 @@ from agentgym_train.rollout.actors import chat_actors, model_actor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.runs.agent_evol import _demonstrations
+from agentgym_train.runs.methods import method_of
 from agentgym_train.training.dpo import DPODataset
 from agentgym_train.training.run_summary import last_words, summary
 from agentgym_train.training.step_metrics import StepTokens, step_metrics
-from agentgym_train.training.trainer import METHOD
 from agentgym_train.viewer.index import Index, Indexer
 from agentgym_train.viewer.query import played
 from tests.train.demonstrating import demonstration
@@ -149,9 +151,10 @@ def test_an_evaluation_says_that_many_turns_were_cut(tmp_path, cut, warned):
 
 def test_the_line_of_a_step_shows_cut_turns_where_there_are_any():
     row = {"reward": 0.5, "success": 0.5, "horizon": 4, "turns": 2.0}
-    assert "cut" not in METHOD.shown.text({**row, "cut_turns": 0.0})
-    assert METHOD.shown.text({**row, "cut_turns": 0.98}).endswith("cut_turns 98%")
-    assert METHOD.shown.text({**row, "cut_turns": None, "turns": None}).endswith("turns -")
+    text = method_of(RLConfig()).shown.text
+    assert "cut" not in text({**row, "cut_turns": 0.0})
+    assert text({**row, "cut_turns": 0.98}).endswith("cut_turns 98%")
+    assert text({**row, "cut_turns": None, "turns": None}).endswith("turns -")
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.98, True), (0.11, True), (0.09, False)])

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.evaluation.evaluate import EvalPlan, EvalReport, eval_starts, summarize
 from agentgym_train.evaluation.report import compare, figures_of
 from agentgym_train.evaluation.tables import (

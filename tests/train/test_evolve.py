@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Turn
-from agentgym_train.config.methods import AgentEvolConfig, World, method_config
+from agentgym_train.config.learn import AgentEvolConfig
+from agentgym_train.config.read import method_config
+from agentgym_train.config.worlds import World
 from agentgym_train.runs.agent_evol import (
     ExplorationResult,
     merged,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hosting
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.black_box import gateway_of
 from agentgym_train.rollout.chat import Chat

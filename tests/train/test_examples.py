@@ -11,14 +11,9 @@ import pytest
 from agentgym_env.registration import find
 from agentgym_env.run_store import RunStore
 from agentgym_servers.worlds.textcraft.env import TextCraft
-from agentgym_train.config.methods import (
-    AgentEvolConfig,
-    DPOConfig,
-    RLConfig,
-    SFTConfig,
-    read_config,
-    read_method_config,
-)
+from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
+from agentgym_train.config.read import read_config, read_method_config
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.rollout.horizon import Adaptive, Fixed, ScalingInterStepwise
 from examples.train.textcraft.variants import STACK, ReactiveTextCraft, RenamedTextCraft
 

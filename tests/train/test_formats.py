@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.config.values import PairRules
+from agentgym_train.config.episodes import PairRules
 from agentgym_train.data.formats import (
     FORMATS,
     read_conversation,

@@ -16,8 +16,8 @@ import worlds
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.client.transports import AsyncInProcessTransport
 from agentgym_env.errors import ConfigError, EnvironmentLost
-from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import GatewaySettings
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.gateway.server import Gateway
 from agentgym_train.rollout.chat import Chat

@@ -10,7 +10,7 @@ import pytest
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.tools import ToolSpec
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation
 from agentgym_train.gateway.recorder import Chats, EpisodeRecorder
 from agentgym_train.rollout.tool_calls import Call

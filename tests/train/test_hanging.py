@@ -12,7 +12,7 @@ import typer
 from agentgym_env.client.transports import AsyncInProcessTransport
 from agentgym_env.errors import EnvironmentLost
 from agentgym_servers.cli import serve
-from agentgym_train.config.methods import method_config
+from agentgym_train.config.read import method_config
 from agentgym_train.rollout import runner as rollout_runner
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits

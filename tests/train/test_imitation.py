@@ -11,7 +11,7 @@ from msgspec import structs
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.textcraft.env import TextCraft
-from agentgym_train.config.methods import SFTConfig
+from agentgym_train.config.learn import SFTConfig
 from agentgym_train.data.datasets import warnings_of_shown_tasks
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.training.microbatches import check_packing

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.launch import child_environment
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.read import config_from
 from agentgym_train.runs import preflight
 from agentgym_train.runs.preflight import Place, launch_if_asked, place
 from tests.train.command import MAIN, Command, finish

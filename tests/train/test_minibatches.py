@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.training.microbatches import merge_metrics, rows_of
 from agentgym_train.training.update import Counts, PackedUpdate
 from tests.train.command import Command, finish

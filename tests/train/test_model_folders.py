@@ -10,7 +10,8 @@ import yaml
 from peft import AutoPeftModelForCausalLM, get_peft_model
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.methods import RLConfig, SFTConfig
+from agentgym_train.config.learn import SFTConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.models.adapters import lora_config
 from agentgym_train.models.loading import load_policy, load_tokenizer
 from agentgym_train.models.local import ADAPTERS, base_of, check_available, find_local_models

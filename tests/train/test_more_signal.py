@@ -13,7 +13,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.training.batch import OverlongPenalty, token_batch
 from agentgym_train.training.sampler import StepSampler, StepWorld, TaskContrast
 from agentgym_train.training.trainer import RLTrainer

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from agentgym_env.printable import UncutTable
 from agentgym_env.registration import registered
-from agentgym_train.config.methods import AgentEvolConfig
+from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.evaluation.tables import Grid
 from agentgym_train.training.run_summary import _iterations_table
 from commands import agentgym
@@ -72,7 +72,7 @@ def test_labels_and_numbers_of_an_evaluation_are_complete(width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_environments_are_complete_in_the_table_of_agent_evol(tmp_path, width):
     envs = [{"env": "agentgym/TextCraft-v0"}, {"env": "agentgym/BabyAI-v0"}]
-    from agentgym_train.config.methods import World
+    from agentgym_train.config.worlds import World
 
     config = AgentEvolConfig(
         model="m", output_dir=str(Path(tmp_path)), envs=[World(**values) for values in envs]

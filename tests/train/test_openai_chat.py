@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.openai import ChatEndpoint, ContextFull, EndpointSettings, Usage
 from agentgym_train.rollout.actors import chat_actors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentgym_env.errors import TEACHES, BadRequest
-from agentgym_train.config.values import trained_outcomes
+from agentgym_train.config.episodes import trained_outcomes
 
 
 def test_endings_may_be_left_out_one_by_one():

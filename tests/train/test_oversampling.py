@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentgym_env.text_env import TaskSet
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.read import config_from
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.runner import OversamplingPool
 from agentgym_train.training.sampler import StepSampler, StepWorld

@@ -6,7 +6,7 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.config.values import PairRules
+from agentgym_train.config.episodes import PairRules
 from agentgym_train.data.pairs import make_pairs
 
 

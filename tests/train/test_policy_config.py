@@ -9,10 +9,10 @@ from trl.chat_template_utils import qwen3_chat_template
 import hosting
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import CONFIGS, config_from, method_config
+from agentgym_train.config.checks import RENAMED
 from agentgym_train.config.options import PolicyOptions
-from agentgym_train.config.values import RENAMED
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.read import CONFIGS, config_from, method_config
 from agentgym_train.rollout.chat import chat_of
 from tests.train.command import Command, finish
 from tests.train.templates import tokenizer_with

@@ -11,8 +11,9 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.audit.episodes import Subject
 from agentgym_train.audit.rules import Settings, apply
 from agentgym_train.audit.token_rules import NUMBER_RULES
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import RLConfig, SFTConfig
+from agentgym_train.config.learn import SFTConfig
+from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.runs.agent_trainer import AgentTrainer

@@ -11,8 +11,8 @@ import torch
 from transformers import TrainerCallback
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.methods import DPOConfig
+from agentgym_train.config.learn import DPOConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.pairs import make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.training.dpo import AgentDPOTrainer, pair_row

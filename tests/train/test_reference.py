@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.methods import DPOConfig, RLConfig
+from agentgym_train.config.learn import DPOConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.models.adapters import lora_config
 from agentgym_train.models.loading import load_policy
-from agentgym_train.training.dpo import METHOD as DPO
+from agentgym_train.training.dpo import check_dpo
 from agentgym_train.training.sft import AgentSFTTrainer
-from agentgym_train.training.trainer import METHOD as RL
+from agentgym_train.training.trainer import check_rl
 from tests.train.small import save_tiny_policy, tiny_model
 from tests.train.test_imitation import rows_of, settings
 from tests.train.test_trainer import first_task, guesses, train_one_step
@@ -42,12 +43,12 @@ def rl(**changes) -> RLConfig:
 @pytest.mark.parametrize("lora", ELSEWHERE, ids=str)
 def test_a_reference_that_is_another_policy_is_refused(lora):
     with pytest.raises(ConfigError, match=r"beta 0\.1 compares with; leave it out of lora"):
-        RL.check(rl(lora=lora, beta=0.1))
+        check_rl(rl(lora=lora, beta=0.1))
     with pytest.raises(ConfigError, match="algorithm reinforce_pp compares with"):
-        RL.check(rl(lora=lora, algorithm="reinforce_pp", algorithm_args={"beta": 0.1}))
+        check_rl(rl(lora=lora, algorithm="reinforce_pp", algorithm_args={"beta": 0.1}))
     with pytest.raises(ConfigError, match="DPO compares with"):
-        DPO.check(DPOConfig(model="m", data=["d"], output_dir="o", lora=lora))
-    RL.check(rl(lora=lora))
+        check_dpo(DPOConfig(model="m", data=["d"], output_dir="o", lora=lora))
+    check_rl(rl(lora=lora))
 
 
 @pytest.mark.parametrize("start", AT_THE_MODEL)
@@ -66,7 +67,7 @@ def test_the_kl_divergence_from_the_reference_is_0_at_the_first_step(tmp_path, s
 
 @pytest.mark.parametrize("start", UNUSABLE)
 def test_adapters_that_would_be_saved_as_others_are_refused_in_every_method(start):
-    for check in (RL.check, lambda config: lora_config(config.lora)):
+    for check in (check_rl, lambda config: lora_config(config.lora)):
         with pytest.raises(ConfigError, match=UNUSABLE[start]):
             check(rl(lora={"init_lora_weights": start}))
 

@@ -10,7 +10,7 @@ import pytest
 from agentgym_env.actions import action_format
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Turn
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in, training_row
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ModelActor

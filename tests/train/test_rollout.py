@@ -9,7 +9,7 @@ import pytest
 
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import teaches
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.actors import ExpertActor, RandomActor, model_actor
 from agentgym_train.rollout.chat import Chat

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer
-from agentgym_train.config.methods import read_config
+from agentgym_train.config.read import read_config
 from processes import all_gone
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy

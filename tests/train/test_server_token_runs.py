@@ -12,8 +12,10 @@ import yaml
 
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_servers.worlds.textcraft.env import TextCraft
-from agentgym_train.config.methods import AgentEvolConfig, RLConfig, World
+from agentgym_train.config.learn import AgentEvolConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import names_in_run
+from agentgym_train.config.worlds import World
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
 from agentgym_train.runs.preflight import prepared, world_of
 from tests.train.command import Command, finish

@@ -21,7 +21,7 @@ from agentgym_env.text_env import TaskSet
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.algorithms import make_algorithm
 from agentgym_train.algorithms.base import advantages_per_env
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.read import config_from
 from agentgym_train.rollout.horizon import Adaptive, Fixed, PerEnvironment, ScalingInterStepwise
 from agentgym_train.training.sampler import StepSampler, StepWorld, TaskEpochs, envs_of_step
 from tests.train.ragged import Episode, PlayedTurn, Step

@@ -13,7 +13,7 @@ from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_servers.worlds.search.corpora import open_world
 from agentgym_train import AgentTrainer
-from agentgym_train.config.methods import read_config
+from agentgym_train.config.read import read_config
 from agentgym_train.models.loading import load_tokenizer
 from examples.several_worlds import setting, study, tables, warm_start
 from examples.several_worlds.corpus import short_names

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.cli import models
-from agentgym_train.config.base import PolicyConfig
-from agentgym_train.config.values import EpisodeFilter
+from agentgym_train.config.episodes import EpisodeFilter
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.models.local import base_of, has_adapters
 from agentgym_train.rollout.actors import draw_seed

@@ -3,10 +3,10 @@
 import pytest
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.base import read_values
-from agentgym_train.config.values import local_path, parse_overrides, starters
+from agentgym_train.config.files import local_path, starters
+from agentgym_train.config.read import parse_overrides, read_values
 from agentgym_train.models.local import check_available, find_local_models, is_model
-from agentgym_train.rollout.policy_spec import parse_policy
+from agentgym_train.rollout.policy_name import parse_policy
 
 WARM = "starter:textcraft/warm_policy"
 

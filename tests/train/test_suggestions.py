@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_train.config.methods import read_method_config
+from agentgym_train.config.read import read_method_config
 from commands import agentgym
 
 EPISODE = {

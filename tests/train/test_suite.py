@@ -16,9 +16,10 @@ from agentgym_env.errors import BadRequest, ConfigError, UnknownSplit
 from agentgym_env.run_lock import LOCK_FILE, folder_lock
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
-from agentgym_train.config.methods import AgentEvolConfig, RLConfig, SFTConfig
+from agentgym_train.config.files import local_path
+from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
 from agentgym_train.config.options import PolicyOptions
-from agentgym_train.config.values import local_path
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation import suite
 from agentgym_train.evaluation.evaluate import chosen_tasks, eval_starts
 from agentgym_train.evaluation.policies import ModelOptions, PolicyWords

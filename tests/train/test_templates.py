@@ -12,7 +12,7 @@ from agentgym_env.actions import UNFINISHED, ActionError, action_format
 from agentgym_env.errors import ConfigError
 from agentgym_env.reasoning import reply_of
 from agentgym_env.tools import ACT
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.pairs import Pair
 from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, training_row
 from agentgym_train.engines.base import ScriptedEngine

@@ -23,7 +23,7 @@ from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.audit.rules import Settings, Template
 from agentgym_train.audit.stored_rules import tokenized_again
 from agentgym_train.audit.token_rules import check_separators
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in, training_row
 from agentgym_train.engines.base import ScriptedEngine

@@ -12,7 +12,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train import AgentTrainer, RLConfig, SFTConfig
-from agentgym_train.config.methods import config_from
+from agentgym_train.config.read import config_from
 from agentgym_train.config.trainer_args import OTHER_TRACKERS, TRACKERS
 from agentgym_train.runs.preflight import check_trackers
 from tests.train.small import textcraft_tokenizer, tiny_model

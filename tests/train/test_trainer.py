@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 import hosting
 import worlds
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.methods import RLConfig
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy

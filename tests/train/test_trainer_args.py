@@ -12,19 +12,13 @@ import trl
 import yaml
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.methods import (
-    AgentEvolConfig,
-    DPOConfig,
-    RLConfig,
-    SFTConfig,
-    read_method_config,
-)
+from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
+from agentgym_train.config.read import read_method_config
+from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trainer_args import ALLOWED, REJECTED, SET_BY
-from agentgym_train.training.dpo import METHOD as DPO
-from agentgym_train.training.dpo import AgentDPOTrainer
-from agentgym_train.training.sft import METHOD as SFT
-from agentgym_train.training.sft import AgentSFTTrainer
-from agentgym_train.training.trainer import METHOD
+from agentgym_train.training.dpo import AgentDPOTrainer, check_dpo
+from agentgym_train.training.sft import AgentSFTTrainer, check_sft
+from agentgym_train.training.trainer import check_rl
 from agentgym_train.training.update import Counts, PackedUpdate
 from tests.train.ragged_rows import episodes, make_trainer, step_inputs
 from tests.train.small import textcraft_tokenizer, tiny_model
@@ -111,11 +105,11 @@ def test_an_argument_without_effect_or_with_harm_is_rejected_by_every_door(
 def test_an_argument_of_another_loss_than_the_algorithms_is_rejected(algorithm, given):
     config = RLConfig(**NEEDED["rl"][1], algorithm=algorithm, trainer_args=given)
     with pytest.raises(ConfigError, match="has no effect with the loss_type"):
-        METHOD.check(config)
+        check_rl(config)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(("method", "check"), [("sft", SFT.check), ("dpo", DPO.check)])
+@pytest.mark.parametrize(("method", "check"), [("sft", check_sft), ("dpo", check_dpo)])
 def test_offloading_without_a_gpu_is_rejected(method, check):
     kind, needed = NEEDED[method]
     with pytest.raises(ConfigError, match="activation_offloading moves activations from a GPU"):

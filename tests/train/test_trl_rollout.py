@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import hosting
 from agentgym_env.errors import BadRequest
-from agentgym_train.config.base import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.chat import Chat

@@ -17,7 +17,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.audit.audit import subject_of
 from agentgym_train.config.engines import ENGINES, GatewaySettings
-from agentgym_train.config.methods import CONFIGS, method_config
+from agentgym_train.config.read import CONFIGS, method_config
 from agentgym_train.config.trainer_args import ALLOWED
 from agentgym_train.config.trust import CONFIG as CONFIG_FIELDS
 from agentgym_train.config.trust import NESTED, names_in_run, trust_option

@@ -1,0 +1,75 @@
+"""The files that a setting may name: paths, and configs and policies that come with the package."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Final
+
+from agentgym_env.errors import ConfigError
+
+STARTER: Final = "starter:"
+
+
+_PACKAGE: Final = Path(__file__).parents[1]
+
+
+_STARTERS: Final = (
+    (_PACKAGE / "starters",)
+    if (_PACKAGE / "starters").is_dir()
+    else (_PACKAGE.parent / "examples" / "train", _PACKAGE.parent / "examples")
+)
+"""Where the configs and policies that come with the package are: in a wheel, or in a clone."""
+
+
+def local_path(name: str | Path) -> Path:
+    """The path that a name refers to; `starter:NAME` is a file or folder of the package.
+
+    Raises `ConfigError` for an unknown starter and where `user_path` does.
+    """
+    text = str(name)
+    if not text.startswith(STARTER):
+        return user_path(text)
+    wanted = text.removeprefix(STARTER)
+    if wanted and ".." not in Path(wanted).parts and not Path(wanted).is_absolute():
+        for folder in _STARTERS:
+            if checked_path(folder / wanted).exists():
+                return folder / wanted
+    known = [name for name in starters() if not name.startswith(f"{STARTER}accelerate/")]
+    close = difflib.get_close_matches(text[:200], known, n=3, cutoff=0.6)
+    shown = text[:200] if wanted else f"{STARTER} without a name"
+    raise ConfigError(f"there is no {shown}; choose from {', '.join(close or known)}")
+
+
+def user_path(name: str | Path) -> Path:
+    """The path with `~` replaced; raises `ConfigError` for an unknown user, or a long path."""
+    try:
+        return checked_path(Path(name).expanduser())
+    except RuntimeError as error:
+        user = Path(name).parts[0]
+        raise ConfigError(
+            f"{str(name)[:200]}: no home folder is known for {user[:200]}; write the full path"
+        ) from error
+
+
+def checked_path(path: Path) -> Path:
+    """The path; raises `ConfigError` if the system rejects it, such as one that is too long."""
+    try:
+        path.exists()
+    except OSError as error:
+        shown = f"{str(path)[:200]}..." if len(str(path)) > 200 else path
+        raise ConfigError(f"the path {shown} cannot be used: {error.strerror}") from error
+    return path
+
+
+def starters() -> list[str]:
+    """The names of all configs and policies that come with the package."""
+    found = {
+        f"{STARTER}{path.relative_to(folder).as_posix()}"
+        for folder, patterns in zip(
+            _STARTERS, (("*/*.yaml", "*/warm_policy"), ("accelerate/*.yaml",)), strict=False
+        )
+        for pattern in patterns
+        for path in folder.glob(pattern)
+    }
+    return sorted(found)

@@ -1,0 +1,229 @@
+"""The settings of training on recorded episodes: SFT, DPO and AgentEvol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from agentgym_env.errors import ConfigError
+from agentgym_train.config.episodes import EpisodeFilter, PairRules
+from agentgym_train.config.run import RunConfig, check_data, check_divides, not_sampled
+from agentgym_train.config.worlds import World, check_once, known_id, read_worlds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFTConfig(RunConfig):
+    """Settings of supervised fine-tuning on the responses of recorded episodes."""
+
+    method: Literal["sft"] = "sft"  # type: ignore[mutable-override]
+    data: list[str]
+    """Run folders, or files in one of the formats of `agentgym export`."""
+    success: bool = True
+    """Use only episodes that solved their task."""
+    min_reward: float | None = None
+    """Use only episodes with at least this reward."""
+    min_turns: int = 1
+    """Use only episodes with at least this many turns."""
+    max_turns: int | None = None
+    """Use only episodes with at most this many turns; null sets no limit."""
+    unique: bool = True
+    """Of episodes with the same task and the same actions, use only the first."""
+
+    rows_per_step: int = 16
+    """Rows of tokens per optimizer step, over all processes. An episode is one row, unless the
+    agent started new contexts."""
+    epochs: float = 1.0
+    """Passes over the data."""
+    steps: int = 0
+    """Optimizer steps; 0 derives them from `epochs`."""
+    shuffle: bool = True
+    """Shuffle the rows in each epoch; false keeps their order (a curriculum)."""
+    packing: bool | None = None
+    """Concatenate several rows into one without attention between them. Null does so where the
+    attention kernel supports it (FlashAttention); true always; false never. The loss is the same.
+    """
+    learning_rate: float = 1e-5
+    """Peak learning rate."""
+    eval_horizon: int = 30
+    """Maximum turns per evaluation episode."""
+
+    def __post_init__(self) -> None:
+        self.check_common()
+        not_sampled(self)
+        _ = self.keep
+
+    def check_processes(self, processes: int) -> None:
+        """Raise `ConfigError` if a step cannot be divided among this many processes."""
+        check_divides(self, "rows_per_step", processes)
+        check_data(self.data, self.collect_command())
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that the run uses."""
+        return (self.eval_split,)
+
+    @property
+    def keep(self) -> EpisodeFilter:
+        """Which episodes are used."""
+        return EpisodeFilter(
+            success=self.success,
+            min_reward=self.min_reward,
+            min_turns=self.min_turns,
+            max_turns=self.max_turns,
+            unique=self.unique,
+        )
+
+    def steps_of(self, rows: int) -> int:
+        """Optimizer steps of a run over this many rows."""
+        return self.steps or max(1, round(self.epochs * rows / self.rows_per_step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPOConfig(RunConfig):
+    """Settings of DPO on pairs of recorded episodes with the same start."""
+
+    method: Literal["dpo"] = "dpo"  # type: ignore[mutable-override]
+    data: list[str]
+    """Run folders, or files in one of the formats of `agentgym export`."""
+    shorter: bool = False
+    """Of two successes, prefer the one with fewer turns. A success is always preferred to an
+    episode without success."""
+    reward_gap: float | None = None
+    """Prefer the episode whose reward is higher by at least this, between two successes or two
+    episodes without success; this comes before `shorter`. Null does not compare rewards."""
+    pairs_per_start: int = 4
+    """Maximum number of pairs per start (task and seed); 0 uses all."""
+
+    beta: float = 0.1
+    """Strength of the regularization towards the initial policy."""
+    pairs_per_step: int = 16
+    """Pairs per optimizer step, over all processes."""
+    epochs: float = 1.0
+    """Passes over the pairs."""
+    steps: int = 0
+    """Optimizer steps; 0 derives them from `epochs`."""
+    learning_rate: float = 5e-7
+    """Peak learning rate."""
+    eval_horizon: int = 30
+    """Maximum turns per evaluation episode."""
+
+    def __post_init__(self) -> None:
+        self.check_common()
+        not_sampled(self)
+        _ = self.pair_rules
+
+    def check_processes(self, processes: int) -> None:
+        """Raise `ConfigError` if a step cannot be divided among this many processes."""
+        check_divides(self, "pairs_per_step", processes)
+        check_data(self.data, self.collect_command())
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that the run uses."""
+        return (self.eval_split,)
+
+    @property
+    def pair_rules(self) -> PairRules:
+        """When one episode is preferred to another."""
+        return PairRules(self.shorter, self.reward_gap, self.pairs_per_start or None)
+
+    def steps_of(self, pairs: int) -> int:
+        """Optimizer steps of a run over this many pairs."""
+        return self.steps or max(1, round(self.epochs * pairs / self.pairs_per_step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEvolConfig(RunConfig):
+    """Settings of AgentEvol (arXiv:2406.04151): explore, select, and fine-tune the base policy.
+
+    The first iteration learns from the demonstrations. Each further one explores every environment
+    with the previous policy, and learns from the selected episodes and the demonstrations.
+    """
+
+    method: Literal["evolve"] = "evolve"  # type: ignore[mutable-override]
+    envs: list[World] = field(default_factory=list)
+    """The environments; `env: ID` (with env_kwargs and servers) is short for one."""
+    data: list[str] = field(default_factory=list)
+    """Demonstrations: run folders, or files in one of the formats of `agentgym export`. Without
+    demonstrations the base policy explores first."""
+    iterations: int = 4
+    """Iterations of exploring and learning, after the demonstrations."""
+    samples: int = 3
+    """Episodes per explored task."""
+    temperature: float = 1.2
+    """Sampling temperature of exploration."""
+    horizon: int = 30
+    """Maximum turns per episode."""
+    per_task: int = 1
+    """Maximum number of selected episodes per task and iteration; 0 uses all that differ."""
+    merge: Literal["data", "all", "none"] = "data"
+    """What new episodes are combined with: the demonstrations (`data`, as in the paper), also the
+    episodes of all earlier iterations (`all`), or nothing (`none`)."""
+    from_base: bool = True
+    """Start each iteration from the base policy, as in the paper; false continues from the current
+    one."""
+
+    rows_per_step: int = 32
+    """Rows of tokens per optimizer step, over all processes."""
+    epochs: float = 1.0
+    """Passes over the data per iteration."""
+    steps: int = 0
+    """Optimizer steps per iteration; 0 derives them from `epochs`."""
+    packing: bool | None = None
+    """As in `method: sft`."""
+    learning_rate: float = 1e-5
+    """Peak learning rate."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "envs", read_worlds(self.envs, World))
+        self.check_common()
+        if bool(self.env) == bool(self.envs):
+            raise ConfigError("name the environments with envs, or one with env")
+        check_once([world.env for world in self.worlds])
+
+    def check_processes(self, processes: int) -> None:
+        """Raise `ConfigError` if a step cannot be divided among this many processes."""
+        check_divides(self, "rows_per_step", processes)
+        if self.data:
+            check_data(self.data, self.collect_command())
+
+    @property
+    def worlds(self) -> list[World]:
+        """The environments, with the run's values for what they leave open."""
+        given = self.envs or [World(env=self.env, env_kwargs=self.env_kwargs, servers=self.servers)]
+        return [
+            replace(
+                world,
+                env=known_id(world),
+                horizon=world.horizon or self.horizon,
+                eval_split=world.eval_split or self.eval_split,
+            )
+            for world in given
+        ]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Each environment has its own."""
+        return ()
+
+    def eval_horizon_of(self, world: World) -> int:
+        """The horizon at which an environment is evaluated, in turns."""
+        return self.eval_horizon or world.horizon
+
+    def keep_of(self, world: World) -> EpisodeFilter:
+        """Which explored episodes are selected."""
+        return EpisodeFilter(
+            success=world.min_reward is None, min_reward=world.min_reward, unique=True
+        )
+
+    def sft_config(self, model: str, output_dir: str) -> SFTConfig:
+        """The settings of an iteration's fine-tuning."""
+        shared = {f.name for f in fields(SFTConfig)} & {f.name for f in fields(self)}
+        own = {"method", "env", "env_kwargs", "temperature"}
+        values = {name: getattr(self, name) for name in shared - own}
+        values |= {"model": model, "output_dir": output_dir, "servers": []}
+        values |= {"data": self.data or ["explored"], "eval_horizon": self.horizon}
+        name = f"{Path(self.output_dir).name}-{Path(output_dir).name}"
+        values["trainer_args"] = {"run_name": name, **self.trainer_args}
+        return SFTConfig(**values)

@@ -1,0 +1,208 @@
+"""Reads a config: a YAML file with `key=value` overrides, and the method that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import yaml
+
+from agentgym_env.errors import TEACHES, ConfigError
+from agentgym_train.config.checks import check_keys, choices_of
+from agentgym_train.config.files import STARTER, local_path, starters
+from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
+from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.run import RunConfig
+from agentgym_train.config.worlds import World, check_worlds, with_stages
+
+_C = TypeVar("_C", bound="RunConfig")
+
+
+DEFAULT: Final = "rl"
+
+
+CONFIGS: Final[Mapping[str, type[RunConfig]]] = {
+    "rl": RLConfig,
+    "sft": SFTConfig,
+    "dpo": DPOConfig,
+    "evolve": AgentEvolConfig,
+}
+
+
+_MAX_VALUES: Final = 100_000
+"""Values of a config file."""
+
+
+def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of any method from a YAML file, with `key=value` overrides applied."""
+    return method_config(read_values(path, overrides))
+
+
+def method_config(values: Mapping[str, Any]) -> RunConfig:
+    """The config of the method that the values name; RL is the default."""
+    method = values.get("method", DEFAULT)
+    if not isinstance(method, str) or method not in CONFIGS:
+        raise ConfigError(f"no method {method!r}; choose from {', '.join(CONFIGS)}")
+    if method == "evolve":
+        check_worlds(values, World)
+    return converted(with_stages(values) if method == "rl" else values, CONFIGS[method])
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> RLConfig:
+    """An RL config from a YAML file, with `key=value` overrides applied."""
+    return config_from(read_values(path, overrides))
+
+
+def config_from(values: Mapping[str, Any]) -> RLConfig:
+    """An RL config from plain values; raises `ConfigError` on an unknown key or a wrong type."""
+    method = values.get("method", "rl")
+    if method != "rl":
+        raise ConfigError(f"an RL config is needed here, got method {method}")
+    return converted(with_stages(values), RLConfig)
+
+
+def stored_config(
+    path: Path,
+    values: Mapping[str, Any],
+    read: Callable[[Mapping[str, Any]], _C] = method_config,  # type: ignore[assignment]
+) -> _C:
+    """The config in the run.json of a run's folder; an error names the file to edit."""
+    try:
+        return read(with_world_limit(values))
+    except ConfigError as error:
+        raise ConfigError(
+            f"the config in {path}/run.json is not one of this version: {error}. Edit it in "
+            "run.json and config.yaml, or start a new run"
+        ) from error
+
+
+def with_world_limit(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The stored values of an older run, which trained on all outcomes that there were."""
+    every = sorted(TEACHES - {"world_limit"})
+    is_old = "train_outcomes" in values and sorted(values["train_outcomes"]) == every
+    return {**values, "train_outcomes": sorted(TEACHES)} if is_old else values
+
+
+def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
+    """The config of one method, from plain values."""
+    check_keys("", values, (f.name for f in fields(kind)))
+    agent = values.get("agent")
+    if isinstance(agent, Mapping) and len(agent) == 1:
+        # YAML reads `command: python agent.py` as a mapping.
+        ((name, target),) = agent.items()
+        values = {**values, "agent": f"{name}:{'' if target is None else target}"}
+    try:
+        config = msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"invalid config: {error}{choices_of(error, kind)}") from error
+    config.check_required()
+    return config
+
+
+def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The values of a YAML file, with `key=value` overrides applied."""
+    file = local_path(path)
+    if file.is_dir():
+        raise ConfigError(f"{path} is a folder; name a config file in it")
+    if not file.is_file():
+        configs = [name for name in starters() if name.endswith(".yaml")]
+        raise ConfigError(f"no config file {path}; the package contains {', '.join(configs)}")
+    try:
+        values = read_yaml(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if _has_too_many(values):
+        raise ConfigError(f"{path} has more than {_MAX_VALUES:,} values; aliases count as often")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} has no keys and values; write lines such as `steps: 100`")
+    if "compute_environment" in values:
+        raise ConfigError(
+            f"{path} is a config file of accelerate; name a training config first and pass this "
+            f"one as an option: agentgym train CONFIG --accelerate {path}"
+        )
+    return merge(values, parse_overrides(overrides))
+
+
+def read_yaml(text: str) -> Any:
+    """Parse YAML 1.2, where 1e-6 is a number and `off` is text; PyYAML alone differs in both."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """Parse `key=value`, `--key=value` and `--key value`; values are parsed as YAML.
+
+    If a key is repeated, the last value wins. A key may be a path: `trainer_args.epsilon`.
+    """
+    values: dict[str, Any] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        dashed = word.startswith("--")
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not key or not (dashed or equals):
+            raise ConfigError(f"{word!r} is not a setting; write key=value or --key value")
+        if not equals:
+            if not left:
+                raise ConfigError(f"--{key} has no value; write --{key} VALUE")
+            value = left.pop(0)
+        first, dot, rest = key.partition(".")
+        path = first.replace("-", "_") + dot + rest
+        values.pop(path, None)
+        try:
+            # In YAML, text that ends with a colon is a mapping.
+            values[path] = value if value.startswith(STARTER) else read_yaml(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the value of {key} is not valid YAML: {value!r}") from error
+    return values
+
+
+def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the overrides applied; `trainer_args.epsilon` is a key of `trainer_args`."""
+    laid = dict(values)
+    for path, value in overrides.items():
+        first, dot, rest = path.partition(".")
+        if not dot:
+            laid[first] = value
+            continue
+        below = laid.get(first)
+        if below is not None and not isinstance(below, Mapping):
+            raise ConfigError(f"{first} is {below!r} and has no key {rest}; write {first}=VALUE")
+        laid[first] = merge(below or {}, {rest: value})
+    return laid
+
+
+def _has_too_many(values: Any) -> bool:
+    """Whether there is more in it than in any config: a few aliases can stand for billions."""
+    pending, count = [values], 0
+    while pending and count <= _MAX_VALUES:
+        value = pending.pop()
+        count += 1
+        if isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+    return count > _MAX_VALUES
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0] != "tag:yaml.org,2002:bool"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"),
+    list("tTfF"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)

@@ -1,0 +1,210 @@
+"""Chooses the training method of a config: what starts and resumes it, and its `Method`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import Progress
+from transformers import TrainerCallback
+
+from agentgym_env.errors import ConfigError
+from agentgym_env.trajectory import Trajectory
+from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
+from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.run import RunConfig
+from agentgym_train.data.datasets import SFTDataset, warnings_of_shown_tasks
+from agentgym_train.rollout.policy import Policy
+from agentgym_train.rollout.runner import RolloutBar, RolloutRunner, Stage
+from agentgym_train.runs import agent_evol, run
+from agentgym_train.runs.run import MakeTrainer, Method, Notify
+from agentgym_train.training.callbacks import (
+    CheckpointMarker,
+    HorizonState,
+    Shown,
+    StepMetrics,
+    TokenCounter,
+)
+from agentgym_train.training.dpo import AgentDPOTrainer, DPODataset, check_dpo
+from agentgym_train.training.run_summary import (
+    last_words,
+    learning_summary,
+    next_commands,
+    next_learning_commands,
+    plot,
+    plot_learning,
+    summary,
+)
+from agentgym_train.training.sft import AgentSFTTrainer, check_sft
+from agentgym_train.training.trainer import RLTrainer, check_rl
+
+
+def method_of(config: RunConfig) -> Method:
+    """The parts of a run that depend on the method; AgentEvol's are those of its fine-tuning."""
+    return _METHODS[config.method]
+
+
+def start(config: RunConfig, console: Console, stage: Stage, processes: int = 1) -> int:
+    """Start a new run; an earlier run in the folder is moved aside. Returns the exit status."""
+    module: Any = agent_evol if isinstance(config, AgentEvolConfig) else run
+    return int(module.start(method_of(config), config, console, stage, processes))
+
+
+def resume(
+    path: Path, config: RunConfig, console: Console, stage: Stage, processes: int = 1
+) -> int:
+    """Resume an interrupted run where it stopped. Returns the exit status."""
+    module: Any = agent_evol if isinstance(config, AgentEvolConfig) else run
+    return int(module.resume(method_of(config), path, config, console, stage, processes))
+
+
+def _prepare_rl(
+    policy: Policy,
+    config: RLConfig,
+    rollout_runner: Stage,
+    notify: Notify,
+) -> MakeTrainer:
+    if rollout_runner is None:
+        raise ConfigError("RL needs an environment; set env, or envs for several")
+    return partial(RLTrainer, policy, config, rollout_runner)
+
+
+def _callbacks_rl(
+    trainer: Any, checkpoint: str | None, progress: Progress
+) -> list[TrainerCallback]:
+    if trainer.is_world_process_zero():
+        trainer.episodes.bar = RolloutBar(progress, trainer.rollout_runner.concurrency_limits)
+    return [HorizonState(trainer.horizon, checkpoint, progress.console.print)]
+
+
+def _text_rl(row: StepMetrics) -> str:
+    """The figures of a step beside the progress bar; "-" where all its episodes were lost."""
+    shown = [("reward", ".2f"), ("success", ".2f"), ("horizon", ".0f"), ("turns", ".1f")]
+    if row.get("cut_turns"):
+        shown.append(("cut_turns", ".0%"))
+    values = ((name, row[name], form) for name, form in shown)
+    return "  ".join(
+        f"{name} -" if value is None else f"{name} {value:{form}}" for name, value, form in values
+    )
+
+
+def _prepare_sft(
+    policy: Policy, config: SFTConfig, rollout_runner: Stage, notify: Notify
+) -> MakeTrainer:
+    """Read the rows; returns a function that creates the trainer."""
+    rows = SFTDataset.read(config, policy.tokenizer)
+    for message in rows.sentences():
+        notify(message)
+    _warn_of_shown_tasks(rollout_runner, config.eval_split, rows.filtered.selected, notify)
+    return lambda store: AgentSFTTrainer(
+        policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
+    )
+
+
+def _warn_of_shown_tasks(
+    rollout_runner: Stage, eval_split: str, episodes: Sequence[Trajectory], notify: Notify
+) -> None:
+    """Report tasks of the evaluation that are learned from, if there is an environment."""
+    if isinstance(rollout_runner, RolloutRunner):
+        for message in warnings_of_shown_tasks(
+            rollout_runner.tasks, eval_split, rollout_runner.env_id, episodes
+        ):
+            notify(message)
+
+
+def _callbacks_of_rows(
+    trainer: Any, checkpoint: str | None, progress: Progress
+) -> list[TrainerCallback]:
+    """Marks checkpoints as complete and counts tokens across interruptions."""
+    return [CheckpointMarker(), TokenCounter(trainer)]
+
+
+def _text_sft(row: StepMetrics) -> str:
+    return f"loss {row['loss']:.3f}  token accuracy {row['mean_token_accuracy']:.2f}"
+
+
+def _prepare_dpo(
+    policy: Policy, config: DPOConfig, rollout_runner: Stage, notify: Notify
+) -> MakeTrainer:
+    """Read the pairs; returns a function that creates the trainer."""
+    rows = DPODataset.read(config, policy.tokenizer)
+    for message in rows.sentences():
+        notify(message)
+    _warn_of_shown_tasks(rollout_runner, config.eval_split, rows.episodes, notify)
+    return lambda store: AgentDPOTrainer(
+        policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
+    )
+
+
+def _text_dpo(row: StepMetrics) -> str:
+    return (
+        f"loss {row['loss']:.3f}  correct pairs {row['rewards/accuracies']:.2f}  "
+        f"margin {row['rewards/margins']:.2f}"
+    )
+
+
+_RL: Final = Method(
+    check=check_rl,
+    prepare=_prepare_rl,
+    callbacks=_callbacks_rl,
+    shown=Shown(
+        named_by="success",
+        # TRL's metrics of its own generation, which is not used here.
+        hidden=("completions/", "rewards/", "sampling/", "tools/", "num_tokens", "step_time"),
+        text=_text_rl,
+    ),
+    summary=summary,
+    plot=lambda config, store: plot(
+        store,
+        f"{', '.join(world.env for world in config.worlds)}, {config.algorithm}, "
+        f"seed {config.seed}",
+    ),
+    next_commands=next_commands,
+    last_words=last_words,
+)
+
+
+_SFT: Final = Method(
+    check=check_sft,
+    prepare=_prepare_sft,
+    callbacks=_callbacks_of_rows,
+    shown=Shown(
+        named_by="mean_token_accuracy",
+        text=_text_sft,
+    ),
+    summary=learning_summary,
+    plot=lambda config, store: plot_learning(
+        store,
+        f"SFT, seed {config.seed}",
+        {"loss": "loss", "mean_token_accuracy": "token accuracy"},
+    ),
+    next_commands=next_learning_commands,
+)
+
+
+_DPO: Final = Method(
+    check=check_dpo,
+    prepare=_prepare_dpo,
+    callbacks=_callbacks_of_rows,
+    shown=Shown(
+        named_by="rewards/accuracies",
+        text=_text_dpo,
+    ),
+    summary=learning_summary,
+    plot=lambda config, store: plot_learning(
+        store,
+        f"DPO, seed {config.seed}",
+        {
+            "loss": "loss",
+            "rewards/accuracies": "correctly ranked pairs",
+            "rewards/margins": "margin",
+        },
+    ),
+    next_commands=next_learning_commands,
+)
+
+
+_METHODS: Final[Mapping[str, Method]] = {"rl": _RL, "sft": _SFT, "dpo": _DPO, "evolve": _SFT}
