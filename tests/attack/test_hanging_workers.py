@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import pytest
 
 from agentgym_env import EnvClient, EnvironmentFault, EnvironmentLost
 from processes import all_gone, workers_of
-from waiting import until
+from waiting import port_is_free, until
 
 pytestmark = pytest.mark.slow
 ENV_ID = "rogue:Rogue"
@@ -47,14 +46,6 @@ def seconds_until_replaced(client: EnvClient, lost: int, count: int, began: floa
     """Seconds from `began` until so many processes serve, without `lost`."""
     until(lambda: lost not in session_in_each(client, count), "it was not replaced")
     return time.monotonic() - began
-
-
-def port_is_free(address: str) -> bool:
-    host, _, port = address.removeprefix("http://").rpartition(":")
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind((host, int(port)))
-    return True
 
 
 @pytest.mark.parametrize("how", ["stop", "hold"])

@@ -11,7 +11,6 @@ import os
 import platform
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,10 +26,11 @@ import psutil
 
 from agentgym_env import EnvClient
 from agentgym_env.errors import EpisodeFailure
+from agentgym_servers.fleet.replica import free_port
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from hosting import Served
 from processes import workers_of
-from waiting import until
+from waiting import port_is_free, until
 
 SUPPORT = Path(__file__).parent
 MAX_TURNS = 20
@@ -41,7 +41,7 @@ class Servers:
 
     def __init__(self, count: int, workers: int) -> None:
         self._workers = workers
-        self.ports = [_free_port() for _ in range(count)]
+        self.ports = [free_port("127.0.0.1") for _ in range(count)]
         self.running = [self._start(port) for port in self.ports]
         for served in self.running:
             served.address()
@@ -88,7 +88,7 @@ class Servers:
         """End all servers; the ports that cannot be used then."""
         for served in self.running:
             served.stop()
-        return [port for port in self.ports if not _is_free(port)]
+        return [port for port in self.ports if not port_is_free(f"http://127.0.0.1:{port}")]
 
     def _worker(self, draw: random.Random) -> psutil.Process:
         workers = workers_of(draw.choice(self.running).process)
@@ -99,7 +99,7 @@ class Servers:
     def _restart(self, draw: random.Random, how: int) -> None:
         place = draw.randrange(len(self.running))
         self.running[place].stop(how)
-        until(lambda: _is_free(self.ports[place]), f"port {self.ports[place]} stays in use")
+        until(lambda: port_is_free(self.addresses[place]), f"port {self.ports[place]} stays in use")
         self.running[place] = self._start(self.ports[place])
         self.running[place].address()
 
@@ -264,22 +264,6 @@ def _is_lost(mirror: Mirror, reply: Any, told: Told, what: str) -> bool:
 def _note(told: Told, difference: str) -> None:
     if difference:
         told.mismatches.append(difference)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            found.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def _processor() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,18 @@ def until(found: Callable[[], Any], what: str = "it did not happen", process: An
         assert not ended, process.communicate()[0]
         assert time.monotonic() < end, f"{what} within {LIMIT_S:.0f} s"
         time.sleep(0.01)
+
+
+def port_is_free(address: str) -> bool:
+    """Whether a server could listen at `http://HOST:PORT` now."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, int(port)))
+        except OSError:
+            return False
+        return True
 
 
 async def turned(condition: Callable[[], Any]) -> None:
