@@ -46,7 +46,8 @@ from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.loop import Rollouts
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.small_models import small_policy, small_tokenizer

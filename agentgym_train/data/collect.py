@@ -25,7 +25,7 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, check_keys
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import MixedActor, draw_seed
-from agentgym_train.rollout.loop import EpisodeActor, EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeActor, EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec, check_agent, parse_policy
 from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 

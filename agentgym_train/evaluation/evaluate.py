@@ -38,7 +38,7 @@ from agentgym_train.evaluation.report import (
     report_of,
 )
 from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicyName, PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
 

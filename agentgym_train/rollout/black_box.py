@@ -35,17 +35,16 @@ from agentgym_train.gateway.episode import Finished, GatewayEpisode
 from agentgym_train.gateway.server import Gateway
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.agent import is_black_box
-from agentgym_train.rollout.loop import (
+from agentgym_train.rollout.episode import (
     CRASHED,
     AgentCrashed,
-    ConcurrencyLimits,
-    Deadline,
     DeadlinePassed,
     EpisodeActor,
     EpisodeActorFactory,
     EpisodeResult,
     EpisodeSpec,
 )
+from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 from agentgym_train.rollout.wrapping import Wrapping
 
 _DRAIN_S = 1.0

@@ -20,7 +20,7 @@ from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import AgentFactory
 from agentgym_train.rollout.black_box import gateway_actors, gateway_of
 from agentgym_train.rollout.chat import Chat, chat_of
-from agentgym_train.rollout.loop import EpisodeActorFactory
+from agentgym_train.rollout.episode import EpisodeActorFactory
 from agentgym_train.rollout.policy_spec import PolicyName
 
 

@@ -30,7 +30,7 @@ from agentgym_train.config.values import local_path
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
 from agentgym_train.models.local import check_folder, folder_digest
 from agentgym_train.rollout.actors import ExpertActor, RandomActor, chat_actors
-from agentgym_train.rollout.loop import EpisodeActorFactory
+from agentgym_train.rollout.episode import EpisodeActorFactory
 
 Kind = Literal["expert", "random", "hf", "vllm", "openai"]
 

@@ -24,15 +24,12 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.methods import AgentEvolConfig, RLConfig
+from agentgym_train.config.values import RolloutLimits
 from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.event_loop import LoopRunner
-from agentgym_train.rollout.loop import (
-    ConcurrencyLimits,
-    EpisodeActorFactory,
-    EpisodeSpec,
-    RolloutLimits,
-    Rollouts,
-)
+from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.limits import ConcurrencyLimits
+from agentgym_train.rollout.loop import Rollouts
 from agentgym_train.rollout.wrapping import Wrapping
 
 _REDRAWN_EVERY_S = 0.25

@@ -25,7 +25,7 @@ from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.gateway.recorder import for_template
 from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.tool_calls import MAX_CALLS, SYNTAXES, ToolCalls
 from agentgym_train.rollout.tool_calls import ToolResult as Answer
 from tests.train.inprocess import rollouts

@@ -12,7 +12,7 @@ from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ExpertActor, MixedActor, model_actor
 from agentgym_train.rollout.agent import Agent, Message, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
 from tests.train.inprocess import rollouts
 from tests.train.templates import APPEND_ONLY, tokenizer_with
 

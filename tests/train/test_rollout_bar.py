@@ -8,7 +8,8 @@ import re
 
 from rich.console import Console
 
-from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.runner import ConcurrencyText, RolloutBar, progress_bar
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 from waiting import turned

@@ -29,7 +29,7 @@ from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in,
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import MixedActor, chat_actors, model_actor
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.tool_calls import (
     SYNTAXES,
     ToolCalls,
