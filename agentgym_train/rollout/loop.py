@@ -26,6 +26,8 @@ from agentgym_train.rollout.wrapping import Wrapping
 
 logger = logging.getLogger(__name__)
 
+OnEpisode = Callable[[Trajectory], None]
+
 
 class Rollouts:
     """Runs concurrent episodes of one environment; none waits for another.
@@ -62,7 +64,7 @@ class Rollouts:
         horizon: int,
         *,
         step: int = -1,
-        on_episode: Callable[[Trajectory], None] | None = None,
+        on_episode: OnEpisode | None = None,
     ) -> list[Trajectory]:
         """Run every episode for at most `horizon` turns; trajectories are in their order."""
 

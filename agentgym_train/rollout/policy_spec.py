@@ -29,8 +29,9 @@ from agentgym_train.config.engines import HFSettings
 from agentgym_train.config.values import local_path
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
 from agentgym_train.models.local import check_folder, folder_digest
-from agentgym_train.rollout.actors import ExpertActor, RandomActor, chat_actors
+from agentgym_train.rollout.actors import ExpertActor, RandomActor
 from agentgym_train.rollout.episode import EpisodeActorFactory
+from agentgym_train.rollout.model_actors import chat_actors
 
 Kind = Literal["expert", "random", "hf", "vllm", "openai"]
 

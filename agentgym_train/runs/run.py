@@ -40,7 +40,8 @@ from agentgym_train.models.loading import (
 )
 from agentgym_train.models.model_card import FinishedCheckpoints, finish_model_folder
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
-from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds, progress_bar
+from agentgym_train.rollout.progress import progress_bar
+from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
     CurrentLearningRate,

@@ -26,7 +26,8 @@ from agentgym_train.models.distributed import gathered
 from agentgym_train.models.model_card import find_base_again
 from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import Stage, is_redrawn
+from agentgym_train.rollout.progress import is_redrawn
+from agentgym_train.rollout.runner import Stage
 
 StepMetrics = dict[str, float]
 

@@ -48,7 +48,8 @@ from agentgym_train.models.adapters import (
 from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.rollout.horizon import Horizon, PerEnvironment
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutBar, RolloutRunner, Stage, Worlds
+from agentgym_train.rollout.progress import RolloutBar
+from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 from agentgym_train.training.advantages import ImportanceSampling, StepAdvantages
 from agentgym_train.training.agreement import FULL, HALF, Agreement, warn_of_difference
 from agentgym_train.training.batch import Rows, rollout_output

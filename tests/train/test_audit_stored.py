@@ -12,10 +12,10 @@ from agentgym_train.audit import audit
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.loading import CHATML
-from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import Agent, Message, format_of
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.model_actors import model_actor
 from examples.small_models import small_policy
 from tests.train.auditing import findings
 from tests.train.inprocess import rollouts
