@@ -12,7 +12,7 @@ from agentgym_env.tools import ToolSpec
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import EngineSettings, HFSettings
 from agentgym_train.engines.base import GenerationEngine, make_engine
-from agentgym_train.engines.vllm.server import served_engine, served_model
+from agentgym_train.engines.vllm.served import served_engine, served_model
 from agentgym_train.gateway.server import Gateway
 from agentgym_train.models.loading import end_ids, load_policy, served_end_ids
 from agentgym_train.models.positions import positions_of, within

@@ -398,7 +398,9 @@ def test_copies_of_the_weights_in_bfloat16_change_nothing_and_follow_updates(mon
     with_copies = sampled(engine)
     assert engine._reduced and all("forward" not in vars(module) for module in model.modules())
     with monkeypatch.context() as patched:
-        patched.setattr("agentgym_train.engines.hf.reduced_weights", lambda *_: nullcontext())
+        patched.setattr(
+            "agentgym_train.engines.hf.engine.reduced_weights", lambda *_: nullcontext()
+        )
         assert sampled(fresh()) == with_copies
     with torch.no_grad():
         for weight in model.parameters():
