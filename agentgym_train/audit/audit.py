@@ -26,8 +26,8 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import RLConfig, config_from, stored_config
 from agentgym_train.config.trust import names_in_run
 from agentgym_train.config.values import local_path
+from agentgym_train.models.folders import is_model
 from agentgym_train.models.loading import load_policy
-from agentgym_train.models.local import is_model
 from agentgym_train.rollout.agent import format_of
 
 RULES: Final[Sequence[Rule[Subject]]] = [

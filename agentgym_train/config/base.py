@@ -310,7 +310,7 @@ class RunConfig(PolicyConfig):
 
     def check_model(self) -> None:
         """Raise `ConfigError` if the model is not available; does not load it."""
-        from agentgym_train.models.local import check_available
+        from agentgym_train.models.hub import check_available
 
         check_available(self.model)
 

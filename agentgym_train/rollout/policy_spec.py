@@ -28,7 +28,7 @@ from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.config.values import local_path
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
-from agentgym_train.models.local import check_folder, folder_digest
+from agentgym_train.models.folders import check_folder, folder_digest
 from agentgym_train.rollout.actors import ExpertActor, RandomActor
 from agentgym_train.rollout.episode import EpisodeActorFactory
 from agentgym_train.rollout.model_actors import chat_actors
@@ -200,7 +200,7 @@ class PolicySpec:
     def _model_actors(
         self, instruction: str, run: Run, tools: Sequence[ToolSpec]
     ) -> Iterator[EpisodeActorFactory]:
-        from agentgym_train.models.local import check_available
+        from agentgym_train.models.hub import check_available
 
         check_available(self.name.model)
         import torch

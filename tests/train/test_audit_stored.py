@@ -11,7 +11,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.audit import audit
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.engines.hf.engine import HFEngine
-from agentgym_train.models.loading import CHATML
+from agentgym_train.models.setup import CHATML
 from agentgym_train.rollout.agent import Agent, Message, format_of
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.episode import EpisodeSpec

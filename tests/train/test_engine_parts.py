@@ -21,7 +21,7 @@ from agentgym_train.engines.vllm.fleet import Fleet
 from agentgym_train.engines.vllm.process import command_line, engine_values
 from agentgym_train.engines.vllm.server import VLLMServerEngine
 from agentgym_train.engines.vllm.wire import Member, Unreachable, VLLMWire
-from agentgym_train.models.loading import checkpoint_weights
+from agentgym_train.models.weights import checkpoint_weights
 from hosting import nobody
 from tests.train.small import tiny_model
 

@@ -18,7 +18,7 @@ from agentgym_train.cli import models
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.data.collect import CollectConfig, collect
-from agentgym_train.models.local import base_of, has_adapters
+from agentgym_train.models.folders import base_of, has_adapters
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy

@@ -5,7 +5,9 @@ import pytest
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.base import read_values
 from agentgym_train.config.values import local_path, parse_overrides, starters
-from agentgym_train.models.local import check_available, find_local_models, is_model
+from agentgym_train.models.folders import is_model
+from agentgym_train.models.hub import check_available
+from agentgym_train.models.local import find_local_models
 from agentgym_train.rollout.policy_spec import parse_policy
 
 WARM = "starter:textcraft/warm_policy"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentgym_train.engines.hf.batch import Finished, TurnRequest
 from agentgym_train.engines.hf.choice import choose
-from agentgym_train.models.loading import base_model
+from agentgym_train.models.weights import base_model
 
 _CONTINUES: Final = {"full_attention", "sliding_attention", "chunked_attention", "local"}
 """Kinds of layers whose caches take several further tokens at once."""

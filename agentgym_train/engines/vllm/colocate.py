@@ -19,7 +19,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import ColocateSettings
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.vllm.inner_engine import inner_engine, sampling_params
-from agentgym_train.models.loading import checkpoint_weights
+from agentgym_train.models.weights import checkpoint_weights
 
 _T = TypeVar("_T")
 

@@ -13,6 +13,7 @@ from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.vllm.wire import Member, Unreachable, VLLMWire
 
 logger = logging.getLogger(__name__)
+
 _PROBE_S = 0.5
 _REMIND_S = 30.0
 

@@ -34,7 +34,7 @@ from agentgym_env.launch import (
 )
 from agentgym_env.process_guard import end_group
 from agentgym_train.config.engines import ServerSettings, VLLMSettings, engine_settings
-from agentgym_train.models.loading import base_model
+from agentgym_train.models.weights import base_model
 
 READER = "agentgym_train.engines.vllm.worker.WeightReader"
 """The worker extension that loads new weights."""
