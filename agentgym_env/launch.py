@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -201,6 +202,14 @@ def child_environment() -> dict[str, str]:
     """
     path = os.pathsep.join([*(path or "." for path in sys.path), *main_module.folders()])
     return {**os.environ, "PYTHONPATH": path}
+
+
+def free_port(host: str) -> int:
+    """A port of this machine that nothing uses now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as taken:
+        taken.bind((host, 0))
+        return int(taken.getsockname()[1])
 
 
 def failure_report(error: AgentGymError) -> dict[str, str]:

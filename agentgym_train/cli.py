@@ -119,7 +119,7 @@ def audit(
         check_ending("--json", json_path, ".json")
         if not json_path.absolute().parent.is_dir():
             raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
-    from agentgym_train.models.local import check_available
+    from agentgym_train.models.hub import check_available
 
     if not local_path(run_or_model).is_dir():
         check_available(run_or_model)
@@ -664,10 +664,11 @@ def _save(name: str, folder: Path, template: str | None, console: Console) -> No
         raise ConfigError(f"no chat template {template!r}; the only one is chatml")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; choose a new folder")
-    from agentgym_train.models.local import check_available
+    from agentgym_train.models.hub import check_available
 
     check_available(name)
-    from agentgym_train.models.loading import load_policy, quiet_libraries, speak_chatml
+    from agentgym_train.models.loading import load_policy, quiet_libraries
+    from agentgym_train.models.setup import speak_chatml
 
     quiet_libraries()
     model, tokenizer = load_policy(name)

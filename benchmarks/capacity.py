@@ -32,9 +32,9 @@ from agentgym_train.config.engines import ServerSettings
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.vllm.server import make_engine
 from agentgym_train.models.loading import load_policy
-from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.model_actors import model_actor
 from agentgym_train.rollout.runner import RolloutRunner
 
 TRAINER_S = 0.76e-3

@@ -44,9 +44,10 @@ from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.hf.engine import HFEngine
-from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.loop import Rollouts
+from agentgym_train.rollout.model_actors import model_actor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.small_models import small_policy, small_tokenizer

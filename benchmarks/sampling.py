@@ -21,12 +21,12 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentgym_train.engines.base import Sampling
-from agentgym_train.engines.hf import batch as hf_batch
+from agentgym_train.engines.hf.contexts import GROUPED, grouped_attention
 from agentgym_train.engines.hf.engine import HFEngine
 
 ROADS = {
     "transformers' sdpa": sdpa_attention_forward,
-    "ours": hf_batch.grouped_attention,
+    "ours": grouped_attention,
 }
 
 
@@ -50,7 +50,7 @@ async def rates(model: Any, conversations: int, context: int, tokens: int) -> li
         await all_turns(1)
         seconds = dict.fromkeys(ROADS, 0.0)
         for road in (*reversed(ROADS), *ROADS):
-            AttentionInterface.register(hf_batch.GROUPED, ROADS[road])
+            AttentionInterface.register(GROUPED, ROADS[road])
             seconds[road] += await all_turns(tokens)
         return [2 * conversations * tokens / seconds[road] for road in ROADS]
     finally:

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentgym_train.models.loading import CHATML, TURN_BEGINS, TURN_ENDS
+from agentgym_train.models.setup import CHATML, TURN_BEGINS, TURN_ENDS
 
 _PADDING = "<|endoftext|>"
 

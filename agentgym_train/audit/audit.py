@@ -27,8 +27,8 @@ from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.read import config_from, stored_config
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import names_in_run
+from agentgym_train.models.folders import is_model
 from agentgym_train.models.loading import load_policy
-from agentgym_train.models.local import is_model
 from agentgym_train.rollout.agent import format_of
 
 RULES: Final[Sequence[Rule[Subject]]] = [

@@ -45,7 +45,8 @@ from agentgym_train.event_loop import run_async
 from agentgym_train.models.loading import end_ids
 from agentgym_train.models.positions import lowered, positions_of
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
-from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec, Rollouts
+from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.loop import Rollouts
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.sampler import Draw

@@ -21,7 +21,8 @@ from agentgym_env.wire import (
 )
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.rollout.chat import rendered
-from agentgym_train.rollout.tool_calls import ToolResult, call_id
+from agentgym_train.rollout.tool_calls import ToolResult
+from agentgym_train.rollout.tool_syntaxes import call_id
 
 S = TypeVar("S")
 

@@ -20,9 +20,9 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.data.tokenize import NO_LIMIT, act_out
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.event_loop import run_async
-from agentgym_train.rollout.actors import ModelActor
 from agentgym_train.rollout.agent import Agent, agent_factory, format_of, is_black_box
 from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.model_actors import ModelActor
 
 
 def tokenized_again(

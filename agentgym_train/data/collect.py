@@ -26,10 +26,11 @@ from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import MixedActor, draw_seed
-from agentgym_train.rollout.loop import EpisodeActor, EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeActor, EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.policy_name import check_agent, parse_policy
 from agentgym_train.rollout.policy_spec import PolicySpec
-from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
+from agentgym_train.rollout.progress import progress_bar
+from agentgym_train.rollout.runner import RolloutRunner, live_status
 
 
 @dataclass(slots=True)

@@ -19,9 +19,10 @@ from agentgym_train.config.episodes import CountTokens
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.event_loop import run_async
-from agentgym_train.rollout.actors import ActorOutput, ModelActor
+from agentgym_train.rollout.actors import ActorOutput
 from agentgym_train.rollout.agent import agent_factory
 from agentgym_train.rollout.chat import Chat, chat_of
+from agentgym_train.rollout.model_actors import ModelActor
 from agentgym_train.rollout.tool_calls import PlannedCall, ToolCalls, ToolFormat
 
 IGNORED = -100

@@ -38,10 +38,11 @@ from agentgym_train.evaluation.report import (
     report_of,
 )
 from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.policy_name import PolicyName
 from agentgym_train.rollout.policy_spec import PolicySpec
-from agentgym_train.rollout.runner import RolloutRunner, live_status, progress_bar
+from agentgym_train.rollout.progress import progress_bar
+from agentgym_train.rollout.runner import RolloutRunner, live_status
 
 __all__ = [
     "CategoryReport",

@@ -21,8 +21,8 @@ from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Tokens
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation
-from agentgym_train.rollout.actors import EpisodeTokens
 from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.model_actors import EpisodeTokens
 
 Message = Mapping[str, Any]
 _OUR_ID: Final = re.compile("[A-Za-z0-9]{9}")

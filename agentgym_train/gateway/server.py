@@ -49,7 +49,7 @@ from agentgym_train.gateway.messages import (
 )
 from agentgym_train.gateway.recorder import Chats, EpisodeRecorder, Prepared, token_logprobs
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.tool_calls import BadCall, Call, typed_arguments
+from agentgym_train.rollout.tool_syntaxes import BadCall, Call, typed_arguments
 
 _LETTERS: Final = string.ascii_letters + string.digits
 _MAX_REWARD: Final = 1e6

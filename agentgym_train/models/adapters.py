@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from accelerate import PartialState
 from torch import Tensor, nn
 
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.checks import check_arguments
+from agentgym_train.config.files import local_path
 from agentgym_train.models.distributed import gathered
+from agentgym_train.models.folders import gguf_file, has_adapters
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +179,25 @@ def new_tokens(model: Any, tokenizer: Any) -> list[int]:
     apart = torch.cdist(own, own).fill_diagonal_(torch.inf).amin(1)  # (C,)
     untrained = ((own - mean).norm(dim=1) < near) | (own.norm(dim=1) == 0) | (apart == 0)
     return [number for number, new in zip(control, untrained.tolist(), strict=True) if new]
+
+
+def keep_base(model: Any, tokenizer: Any, source: str, folder: Path) -> None:
+    """Save the base model of new adapters in `folder`/base if no folder or hub id names it.
+
+    This concerns a model that is itself a folder of adapters, because these are merged on loading
+    and would be lost, and a GGUF file, which other libraries cannot load. A collective.
+    """
+    if not has_adapters(local_path(source)) and gguf_file(source) is None:
+        return
+    base = folder / "base"
+    if PartialState().is_main_process and not base.is_dir():
+        partial = base.with_name("base.partial")
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        partial.replace(base)
+    gathered(None)
+    # PEFT writes this name into the config of the adapters.
+    model.name_or_path = str(base.absolute())
 
 
 def finish_adapters(trainer: Any) -> None:

@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from agentgym_train.config.files import STARTER, local_path
 from agentgym_train.config.run import RunConfig
-from agentgym_train.models.local import ADAPTERS, BASE_FOLDER, has_adapters, is_model
+from agentgym_train.models.folders import ADAPTERS, BASE_FOLDER, has_adapters, is_model
 
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.engines.hf.batch import layer_kinds
+from agentgym_train.engines.hf.plain import layer_kinds
 
 _C = TypeVar("_C", bound=PolicyConfig)
 

@@ -13,50 +13,24 @@ import re
 import shlex
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-import msgspec
-
-from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
-from agentgym_env.errors import BadRequest, ConfigError, EnvironmentLost, EpisodeFailure, Outcome
+from agentgym_env.errors import BadRequest, ConfigError, EpisodeFailure
 from agentgym_env.printable import one_line
 from agentgym_env.process_guard import end_group, guard
 from agentgym_env.registration import load_named
 from agentgym_env.spaces import clean_text
-from agentgym_env.tools import ToolSpec
-from agentgym_env.trajectory import Turn
-from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.engines.base import EngineLost, GenerationEngine
-from agentgym_train.gateway.episode import Finished, GatewayEpisode
-from agentgym_train.gateway.server import Gateway
-from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.agent import is_black_box
-from agentgym_train.rollout.loop import (
-    CRASHED,
-    AgentCrashed,
-    ConcurrencyLimits,
-    Deadline,
-    DeadlinePassed,
-    EpisodeActor,
-    EpisodeActorFactory,
-    EpisodeResult,
-    EpisodeSpec,
-)
-from agentgym_train.rollout.wrapping import Wrapping
 
+Kind = Literal["command", "callable", "external"]
 _DRAIN_S = 1.0
 """Time to read what an ended process has written."""
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+)')
-Kind = Literal["command", "callable", "external"]
-GRACE_S: Final = 10.0
-"""Seconds that an agent has to end after its episode is over."""
 _MAX_VARIABLE_BYTES: Final = 100_000
 """Linux takes 128 KiB with the name; the whole text is at `/episode`."""
-_SILENT: Final = "the agent ended and had sent no request that was accepted"
 _SHOWN: Final = 300
 """Characters of a crashed agent's last output that its error quotes."""
 _SHOWN_LINES: Final = 2
@@ -97,12 +71,6 @@ class Place:
             "AGENTGYM_INSTRUCTION": _fitting(self.instruction),
             "AGENTGYM_HORIZON": str(self.horizon),
         }
-
-
-def _fitting(text: str) -> str:
-    """The text as an environment variable: without NUL, and not longer than a system allows."""
-    data = clean_text(text).replace("\0", "").encode()
-    return data[:_MAX_VARIABLE_BYTES].decode("utf-8", "ignore")
 
 
 class Program(Protocol):
@@ -175,41 +143,6 @@ class Command(Program):
             ) from error
 
 
-def _last_lines(output: bytes) -> str:
-    """The end of a program's output; of a traceback, the exception and the program's own line."""
-    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines()]
-    # Python marks a part of a line by carets below it.
-    lines = [line for line in lines if line.strip("~^ ")]
-    frames = [found for line in lines if (found := _FRAME.match(line))]
-    own = [f"{found[1]}:{found[2]}" for found in frames if "/lib/python" not in found[1]]
-    said = [*lines[-1:], *own[-1:]] if own else lines[-_SHOWN_LINES:]
-    return ": " + one_line(" | ".join(said), _SHOWN) if said else " and printed nothing"
-
-
-class _Tail:
-    """Reads a pipe and keeps the end of what comes; closes it."""
-
-    def __init__(self, pipe: int) -> None:
-        self.last = b""
-        self._pipe = open(pipe, "rb", buffering=0)  # noqa: SIM115 (the reader closes it)
-
-    def close(self) -> None:
-        """Close the pipe without reading it."""
-        self._pipe.close()
-
-    async def read(self) -> None:
-        """Read to the end, or until it is cancelled."""
-        stream = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), self._pipe
-        )
-        try:
-            while part := await stream.read(65536):
-                self.last = (self.last + part)[-4 * _SHOWN :]
-        finally:
-            transport.close()
-
-
 @dataclass(frozen=True, slots=True)
 class Called(Program):
     """A Python callable, which is called with the place of each episode.
@@ -238,48 +171,6 @@ class Called(Program):
             raise  # of a coroutine: it may be the user's, or the end of the loop
         except BaseException as error:
             raise _raised(error) from error
-
-
-def _raised(error: BaseException) -> AgentLost:
-    return AgentLost(f"the agent raised {type(error).__name__}: {error}")
-
-
-async def _not_exiting(work: Awaitable[Any]) -> None:
-    """Await an agent; `sys.exit()` ends the agent, not the run."""
-    try:
-        await work
-    except SystemExit as end:
-        if end.code:
-            raise RuntimeError(f"it exited with {end.code}") from None
-
-
-async def _in_thread(function: Callable[[Place], Any], place: Place) -> None:
-    """Call it in a thread of its own: a pool's threads would be few, and one that hangs keeps its.
-
-    What a cancelled call does further is ignored.
-    """
-    loop = asyncio.get_running_loop()
-    # A result, since no future takes every exception: StopIteration for one.
-    ended: asyncio.Future[BaseException | None] = loop.create_future()
-
-    def settle(error: BaseException | None) -> None:
-        if not ended.done():
-            ended.set_result(error)
-
-    def call() -> None:
-        error: BaseException | None = None
-        try:
-            function(place)
-        except SystemExit as end:
-            error = RuntimeError(f"it exited with {end.code}") if end.code else None
-        except BaseException as raised:
-            error = raised
-        with suppress(RuntimeError):  # the loop may have ended
-            loop.call_soon_threadsafe(settle, error)
-
-    threading.Thread(target=call, daemon=True, name="agent").start()
-    if (error := await ended) is not None:
-        raise _raised(error) from error
 
 
 class Elsewhere(Program):
@@ -329,183 +220,84 @@ def black_box_of(agent: str) -> BlackBox | None:
     return BlackBox(kind, target.strip())  # type: ignore[arg-type]
 
 
-@dataclass(slots=True)
-class GatewayActor(EpisodeActor):
-    """Plays episodes by a black-box agent; raises as `EpisodeRun.play` does."""
+def _fitting(text: str) -> str:
+    """The text as an environment variable: without NUL, and not longer than a system allows."""
+    data = clean_text(text).replace("\0", "").encode()
+    return data[:_MAX_VARIABLE_BYTES].decode("utf-8", "ignore")
 
-    gateway: Gateway
-    program: Program
-    name: str
-    instruction: str
-    tools: Sequence[ToolSpec] = ()
-    offers: bool = False
-    """Whether a program elsewhere takes the episode."""
 
-    async def play(
-        self,
-        client: AsyncEnvClient,
-        start: EpisodeSpec,
-        horizon: int,
-        concurrency_limits: ConcurrencyLimits,
-        clock: Deadline,
-        wrapping: Wrapping | None,
-        step: int,
-    ) -> EpisodeResult:
-        """Open a session and an episode of the gateway, run the agent, and close both."""
-        await self.gateway.start()
-        session: AsyncSession | None = None
-        try:
-            try:
-                environment = partial(concurrency_limits.environment.call, clock)
-                async with clock.limit() as limit, environment("the reset"):
-                    session = await client.open()
-                    if wrapping is not None:
-                        session = wrapping.wrap(session)
-                    reply = await session.reset(seed=start.seed, task=start.task)
-            except TimeoutError as error:
-                if not limit.expired():
-                    raise
-                raise _too_slow(clock, clock.waited["environment"]) from error
-            episode = self.gateway.open_episode(
-                session,
-                observation=reply.observation,
-                instruction=self.instruction,
-                info=reply.info,
-                seed=draw_seed(start.seed, start.task, start.sample, step),
-                horizon=horizon,
-                tools=self.tools,
-                policy=partial(concurrency_limits.policy.call, clock),
-                environment=environment,
-            )
-            world_s, crash = 0.0, None
-            try:
-                late, crash = await self._run(episode, start, horizon, clock)
-                world_s = clock.waited["environment"] + episode.step_s
-            finally:
-                keep = episode.outcome is None or not episode.calls
-                finished = await self.gateway.close_episode(episode, keep_unheard=keep)
-            if late and finished.outcome is None and world_s > clock.timeout_s / 2:
-                raise _too_slow(clock, world_s)
-            self._check_played(finished, late, crash, clock)
-            concurrency_limits.turns += len(finished.turns)
-            concurrency_limits.tokens += finished.tokens
-            result = self._result(finished, reply.observation, reply.info, late)
-            if crash is not None and not self._is_known(finished):
-                raise _crashed(crash, result)
-            return result
-        finally:
-            if session is not None:
-                await session.close()
+class _Tail:
+    """Reads a pipe and keeps the end of what comes; closes it."""
 
-    def _is_known(self, finished: Finished) -> bool:
-        """Whether it is known what an episode is whose agent crashed."""
-        return bool(finished.lost or finished.engine_lost) or self.gateway.crashes == "failure"
+    def __init__(self, pipe: int) -> None:
+        self.last = b""
+        self._pipe = open(pipe, "rb", buffering=0)  # noqa: SIM115 (the reader closes it)
 
-    def _check_played(
-        self, finished: Finished, late: bool, crash: AgentLost | None, clock: Deadline
-    ) -> None:
-        """Raise `AgentLost` if the agent had no part in the episode."""
-        failed = finished.lost or finished.engine_lost
-        if late and not (finished.asked or finished.turns or failed):
-            who = "no program took the episode, or it" if self.offers else "the agent"
-            raise AgentLost(f"{who} sent no request in {clock.timeout_s:g} s that was accepted")
-        played = finished.asked or (finished.turns and crash is None)
-        if not (late or self._is_known(finished) or finished.outcome or played):
-            raise crash or AgentLost(_SILENT)
+    def close(self) -> None:
+        """Close the pipe without reading it."""
+        self._pipe.close()
 
-    async def _run(
-        self, episode: GatewayEpisode, start: EpisodeSpec, horizon: int, clock: Deadline
-    ) -> tuple[bool, AgentLost | None]:
-        """Run the agent to its end or that of the episode.
-
-        Returns whether time ran out, and how the agent failed before the end of the episode.
-        """
-        place = Place(
-            self.gateway.base_url, episode.key, start.task, start.seed, episode.observation,
-            self.instruction, horizon,
-        )  # fmt: skip
-        if self.offers:
-            self.gateway.offer(episode, place.environ)
-        running = asyncio.create_task(self.program.run(place))
-        over = asyncio.create_task(episode.over.wait())
-        try:
-            async with clock.limit() as limit:
-                await asyncio.wait([running, over], return_when=asyncio.FIRST_COMPLETED)
-                if not running.done():
-                    await asyncio.wait([running], timeout=0.0 if self.offers else GRACE_S)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            return True, None
-        finally:
-            for task in (running, over):
-                task.cancel()
-            found = await asyncio.gather(running, return_exceptions=True)
-            with suppress(asyncio.CancelledError):
-                await over
-        error = found[0]
-        if not isinstance(error, Exception) or episode.over.is_set():
-            return False, None
-        if not isinstance(error, AgentLost):
-            raise error
-        return False, error
-
-    def _result(
-        self, finished: Finished, observation: str, first: Mapping[str, Any], late: bool
-    ) -> EpisodeResult:
-        if finished.lost:
-            raise EnvironmentLost(finished.lost)
-        if finished.engine_lost and finished.outcome is None:
-            raise EngineLost(finished.engine_lost)
-        outcome: Outcome = finished.outcome or ("policy_timeout" if late else "failure")
-        return EpisodeResult(
-            outcome=outcome,
-            observation=observation,
-            turns=finished.turns,
-            success=finished.success,
-            score=finished.score,
-            rows=finished.rows,
-            policy=self.name,
-            usage={"requests": finished.calls},
+    async def read(self) -> None:
+        """Read to the end, or until it is cancelled."""
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), self._pipe
         )
+        try:
+            while part := await stream.read(65536):
+                self.last = (self.last + part)[-4 * _SHOWN :]
+        finally:
+            transport.close()
 
 
-def _crashed(crash: AgentLost, result: EpisodeResult) -> AgentCrashed:
-    # Without a turn the reply was still being sampled when the agent crashed.
-    *earlier, last = result.turns or [Turn("", "", "")]
-    last = msgspec.structs.replace(last, info={**last.info, **CRASHED})
-    return AgentCrashed(str(crash), replace(result, turns=[*earlier, last]))
+def _last_lines(output: bytes) -> str:
+    """The end of a program's output; of a traceback, the exception and the program's own line."""
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines()]
+    # Python marks a part of a line by carets below it.
+    lines = [line for line in lines if line.strip("~^ ")]
+    frames = [found for line in lines if (found := _FRAME.match(line))]
+    own = [f"{found[1]}:{found[2]}" for found in frames if "/lib/python" not in found[1]]
+    said = [*lines[-1:], *own[-1:]] if own else lines[-_SHOWN_LINES:]
+    return ": " + one_line(" | ".join(said), _SHOWN) if said else " and printed nothing"
 
 
-def _too_slow(clock: Deadline, world_s: float) -> DeadlinePassed:
-    return DeadlinePassed(
-        f"the episode exceeded episode_timeout_s {clock.timeout_s:g} and waited {world_s:.1f} s "
-        "for the environment; use more servers or raise the limit",
-        "deadline",
-    )
+def _raised(error: BaseException) -> AgentLost:
+    return AgentLost(f"the agent raised {type(error).__name__}: {error}")
 
 
-def gateway_of(
-    engine: GenerationEngine, tokenizer: Any, config: PolicyConfig, end_ids: Collection[int] = ()
-) -> Gateway | None:
-    """The gateway of a policy whose agent is a black box; None for other agents.
+async def _not_exiting(work: Awaitable[Any]) -> None:
+    """Await an agent; `sys.exit()` ends the agent, not the run."""
+    try:
+        await work
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"it exited with {end.code}") from None
 
-    Raises `ConfigError` if the agent cannot be started.
+
+async def _in_thread(function: Callable[[Place], Any], place: Place) -> None:
+    """Call it in a thread of its own: a pool's threads would be few, and one that hangs keeps its.
+
+    What a cancelled call does further is ignored.
     """
-    found = black_box_of(config.agent)
-    if found is None:
-        return None
-    found.program()
-    name = config.model.rstrip("/").rpartition("/")[2] or "policy"
-    return Gateway(engine, tokenizer, config, model=name, end_ids=end_ids)
+    loop = asyncio.get_running_loop()
+    # A result, since no future takes every exception: StopIteration for one.
+    ended: asyncio.Future[BaseException | None] = loop.create_future()
 
+    def settle(error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result(error)
 
-def gateway_actors(
-    gateway: Gateway, config: PolicyConfig, instruction: str, tools: Sequence[ToolSpec]
-) -> EpisodeActorFactory:
-    """Makes the actors of a black-box agent; `config` has the temperature."""
-    found = black_box_of(config.agent)
-    assert found is not None
-    gateway.temperature = config.temperature
-    program, elsewhere = found.program(), found.kind == "external"
-    return lambda: GatewayActor(gateway, program, config.model, instruction, tools, elsewhere)
+    def call() -> None:
+        error: BaseException | None = None
+        try:
+            function(place)
+        except SystemExit as end:
+            error = RuntimeError(f"it exited with {end.code}") if end.code else None
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop may have ended
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=call, daemon=True, name="agent").start()
+    if (error := await ended) is not None:
+        raise _raised(error) from error

@@ -22,13 +22,12 @@ from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.event_loop import in_main_thread
 from agentgym_train.rollout.agent import is_black_box
 from agentgym_train.rollout.text_ids import TextIds
-from agentgym_train.rollout.tool_calls import (
+from agentgym_train.rollout.tool_calls import ToolFormat, ToolResult
+from agentgym_train.rollout.tool_syntaxes import (
     PROBE,
     BadCall,
     Call,
     Parse,
-    ToolFormat,
-    ToolResult,
     call_id,
     placeholder,
     syntax_of,

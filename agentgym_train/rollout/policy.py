@@ -13,15 +13,15 @@ from agentgym_train.config.engines import EngineSettings, HFSettings
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines import make_engine
 from agentgym_train.engines.base import GenerationEngine
-from agentgym_train.engines.vllm.server import served_engine, served_model
+from agentgym_train.engines.vllm.served import served_engine, served_model
 from agentgym_train.gateway.server import Gateway
 from agentgym_train.models.loading import end_ids, load_policy, served_end_ids
 from agentgym_train.models.positions import positions_of, within
-from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.agent import AgentFactory
-from agentgym_train.rollout.black_box import gateway_actors, gateway_of
 from agentgym_train.rollout.chat import Chat, chat_of
-from agentgym_train.rollout.loop import EpisodeActorFactory
+from agentgym_train.rollout.episode import EpisodeActorFactory
+from agentgym_train.rollout.gateway_actor import gateway_actors, gateway_of
+from agentgym_train.rollout.model_actors import model_actor
 from agentgym_train.rollout.policy_name import PolicyName
 
 

@@ -12,8 +12,16 @@ from agentgym_env.tools import ToolSpec
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
-from agentgym_train.rollout.actors import ExpertActor, RandomActor, chat_actors
-from agentgym_train.rollout.loop import EpisodeActorFactory
+from agentgym_train.rollout.actors import (
+    ExpertActor,
+    RandomActor,
+)
+from agentgym_train.rollout.episode import (
+    EpisodeActorFactory,
+)
+from agentgym_train.rollout.model_actors import (
+    chat_actors,
+)
 from agentgym_train.rollout.policy_name import PolicyName, parse_policy
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -84,7 +92,7 @@ class PolicySpec:
     def _model_actors(
         self, instruction: str, run: Run, tools: Sequence[ToolSpec]
     ) -> Iterator[EpisodeActorFactory]:
-        from agentgym_train.models.local import check_available
+        from agentgym_train.models.hub import check_available
 
         check_available(self.name.model)
         import torch

@@ -1,18 +1,14 @@
-"""RolloutRunner: runs rollouts from synchronous code; owns event loop, client and local server."""
+"""Runs rollouts from synchronous code; owns the event loop, the clients and the local servers."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import AgentGymError, ConfigError
@@ -25,181 +21,20 @@ from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.run import RolloutLimits
 from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.event_loop import LoopRunner
-from agentgym_train.rollout.loop import (
-    ConcurrencyLimits,
-    EpisodeActorFactory,
-    EpisodeSpec,
-    RolloutLimits,
-    Rollouts,
-)
+from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.limits import ConcurrencyLimits
+from agentgym_train.rollout.loop import OnEpisode, Rollouts
+from agentgym_train.rollout.oversampling import OversamplingPool
+from agentgym_train.rollout.progress import ConcurrencyText, is_redrawn
 from agentgym_train.rollout.wrapping import Wrapping
 
-_REDRAWN_EVERY_S = 0.25
-
-
-class NotebookProgress(Progress):
-    """A progress bar in the output of a notebook's cell. It is drawn in place, without widgets."""
-
-    _display: Any = None
-    _drawn = 0.0
-
-    def start(self) -> None:
-        """Show it, unless the console is quiet."""
-        if not self.console.quiet:
-            from IPython.display import display  # there is a notebook, so it is installed
-
-            self._display = display(self, display_id=True)
-
-    def stop(self) -> None:
-        """Draw the last state."""
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Draw it again."""
-        if self._display is not None:
-            self._drawn = time.monotonic()
-            self._display.update(self)
-
-    def update(self, *args: Any, **values: Any) -> None:
-        """Change a task; drawn at once if that was long ago."""
-        super().update(*args, **values)
-        self._refresh_at_times()
-
-    def advance(self, *args: Any, **values: Any) -> None:
-        """Count on; drawn at once if that was long ago."""
-        super().advance(*args, **values)
-        self._refresh_at_times()
-
-    def _refresh_at_times(self) -> None:
-        if time.monotonic() - self._drawn > _REDRAWN_EVERY_S:
-            self.refresh()
-
-
-def progress_bar(console: Console) -> Progress:
-    """A progress bar whose tasks have a `status` field, shown at the end of the line."""
-    kind = NotebookProgress if console.is_jupyter else Progress
-    return kind(
-        TextColumn("[bold]{task.description:<12}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[status]}"),
-        console=console,
-    )
-
-
-Group = Sequence[EpisodeSpec]
-
-OnEpisode = Callable[[Trajectory], None]
-
-
-@dataclass(slots=True, eq=False)
-class _UnderWay:
-    """A group whose episodes are running."""
-
-    version: int
-    size: int
-    task: asyncio.Task[list[Trajectory]]
-
-
-class OversamplingPool:
-    """Starts more groups than needed and returns the first complete ones.
-
-    Groups are never split, so their baselines stay correct. Groups of short episodes complete
-    first. With `carries=False` the other groups are dropped, which **biases training towards tasks
-    with short episodes**: long episodes are trained on less, or never. With `carries=True` they
-    pause while the weights change and resume in the next step; each token keeps the version of the
-    weights that sampled it. Only groups whose first token is more than `max_staleness` updates old
-    are dropped. Which groups complete first depends on timing, so two runs with one seed differ.
-    Dropped episodes are counted and never become a reward of 0.
-    """
-
-    def __init__(
-        self, concurrency_limits: ConcurrencyLimits, *, carries: bool, max_staleness: int
-    ) -> None:
-        self._concurrency_limits = concurrency_limits
-        self._carries = carries
-        self._max_staleness = max_staleness
-        self._under_way: list[_UnderWay] = []
-        self.dropped = 0
-        """Episodes that were started and dropped in the last step."""
-
-    async def collect(
-        self,
-        rollouts: Rollouts,
-        groups: Sequence[Group],
-        horizon: int,
-        *,
-        wanted: int,
-        step: int,
-        version: int,
-        on_episode: OnEpisode | None = None,
-    ) -> list[Trajectory]:
-        """Run groups for `step` and return the episodes of the first `wanted` complete ones.
-
-        As many groups run as are given; groups carried over from earlier steps replace the last
-        ones. `version` is the version of the current weights.
-        """
-        self.dropped = 0
-        await self._drop([g for g in self._under_way if step - g.version > self._max_staleness])
-        for group in groups[: max(0, len(groups) - len(self._under_way))]:
-            playing = _play(rollouts, group, horizon, step, on_episode)
-            self._under_way.append(_UnderWay(version, len(group), asyncio.create_task(playing)))
-        self._concurrency_limits.resume()
-        try:
-            complete = await self._first(wanted)
-            played = [trajectory for group in complete for trajectory in group.task.result()]
-        except BaseException:
-            await self.close()
-            raise
-        if self._carries:
-            await self._concurrency_limits.pause()
-        else:
-            await self._drop(self._under_way)
-        return played
-
-    async def close(self) -> None:
-        """Cancel the running groups."""
-        await self._drop(self._under_way)
-
-    async def _first(self, wanted: int) -> list[_UnderWay]:
-        """The first complete groups, in the order in which they started."""
-        while True:
-            done = [group for group in self._under_way if group.task.done()]
-            if len(done) >= wanted:
-                chosen = done[:wanted]
-                self._under_way = [group for group in self._under_way if group not in chosen]
-                return chosen
-            for group in done:
-                group.task.result()  # raises the error of a failed group
-            waiting = [group.task for group in self._under_way if not group.task.done()]
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _drop(self, groups: Sequence[_UnderWay]) -> None:
-        for group in groups:
-            group.task.cancel()
-        await asyncio.gather(*(group.task for group in groups), return_exceptions=True)
-        self.dropped += sum(group.size for group in groups)
-        self._under_way = [group for group in self._under_way if group not in groups]
-
-
-async def _play(
-    rollouts: Rollouts, group: Group, horizon: int, step: int, on_episode: OnEpisode | None
-) -> list[Trajectory]:
-    return await rollouts.collect(group, horizon, step=step, on_episode=on_episode)
-
-
-logger = logging.getLogger(__name__)
-
 _T = TypeVar("_T")
-
 _TIMEOUT_S = 300.0
-
 """Timeout of a batch of requests. A server that starts 64 JVMs needs most of a minute, and limits
 each step itself."""
-
 _REMEDY = (
     "make fewer calls at once (concurrency), or give servers the address of one that steps it in "
     "processes of its own: `agentgym serve --isolate`"
@@ -419,80 +254,6 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         self.close()
 
 
-def _first(group: BaseExceptionGroup[AgentGymError]) -> AgentGymError:
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
-
-
-def after_loss(trajectory: Trajectory, lost: Trajectory) -> Trajectory:
-    """The repeated episode, with the number of attempts and the error of the lost one."""
-    return msgspec.structs.replace(
-        trajectory,
-        attempts=lost.attempts + trajectory.attempts,
-        error=trajectory.error or lost.error,
-    )
-
-
-class ConcurrencyText:
-    """Current throughput and queue lengths, computed whenever the line is drawn."""
-
-    def __init__(self, concurrency_limits: ConcurrencyLimits) -> None:
-        self._concurrency_limits = concurrency_limits
-        self._turns, self._tokens = concurrency_limits.turns, concurrency_limits.tokens
-        self._began = time.monotonic()
-
-    def __str__(self) -> str:
-        turns = self._concurrency_limits.turns - self._turns
-        tokens = self._concurrency_limits.tokens - self._tokens
-        seconds = max(time.monotonic() - self._began, 1e-3)
-        policy, world = (
-            self._concurrency_limits.policy.waiting,
-            self._concurrency_limits.environment.waiting,
-        )
-        return (
-            f"{turns} turns  {tokens / seconds:.0f} tok/s  waiting: policy {policy}, "
-            f"environments {world}"
-        )
-
-
-def live_status(rollout_runner: RolloutRunner, progress: Progress) -> ConcurrencyText | str:
-    """The status text of a bar over a runner's episodes; empty where a bar is not redrawn."""
-    if not is_redrawn(progress.console):
-        return ""
-    return ConcurrencyText(rollout_runner.concurrency_limits)
-
-
-def is_redrawn(console: Console) -> bool:
-    """Whether a bar moves there; elsewhere, as in a file, it is written once, at its end."""
-    return console.is_terminal or console.is_jupyter
-
-
-class RolloutBar:
-    """Progress bar of a step's episodes, visible during rollouts and where it is redrawn."""
-
-    def __init__(self, progress: Progress, concurrency_limits: ConcurrencyLimits) -> None:
-        self._progress = progress
-        self._concurrency_limits = concurrency_limits
-        self._line = progress.add_task("episodes", total=1, visible=False, status="")
-
-    def begin(self, episodes: int) -> None:
-        """Show the bar for this many episodes."""
-        self._progress.reset(
-            self._line,
-            total=episodes,
-            visible=is_redrawn(self._progress.console),
-            status=ConcurrencyText(self._concurrency_limits),
-        )
-
-    def advance(self, _: object = None) -> None:
-        """Count one finished episode."""
-        self._progress.advance(self._line)
-
-    def end(self) -> None:
-        """Hide the bar."""
-        self._progress.update(self._line, visible=False)
-
-
 class Worlds(AbstractContextManager["Worlds"]):
     """A `RolloutRunner` per environment. They share an event loop, so one engine serves all."""
 
@@ -550,3 +311,24 @@ class Worlds(AbstractContextManager["Worlds"]):
 
 Stage = RolloutRunner | Worlds | None
 """What a run plays in: one environment, several, or none."""
+
+
+def live_status(rollout_runner: RolloutRunner, progress: Progress) -> ConcurrencyText | str:
+    """The status text of a bar over a runner's episodes; empty where a bar is not redrawn."""
+    if not is_redrawn(progress.console):
+        return ""
+    return ConcurrencyText(rollout_runner.concurrency_limits)
+
+
+def after_loss(trajectory: Trajectory, lost: Trajectory) -> Trajectory:
+    """The repeated episode, with the number of attempts and the error of the lost one."""
+    return msgspec.structs.replace(
+        trajectory,
+        attempts=lost.attempts + trajectory.attempts,
+        error=trajectory.error or lost.error,
+    )
+
+
+def _first(group: BaseExceptionGroup[AgentGymError]) -> AgentGymError:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -54,14 +54,9 @@ from agentgym_train.data.datasets import (
 )
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.evaluation.report import EvalReport
+from agentgym_train.models.adapters import keep_base
 from agentgym_train.models.distributed import gathered, join, on_main_process
-from agentgym_train.models.loading import (
-    keep_base,
-    load_config,
-    load_policy,
-    load_tokenizer,
-    quiet_libraries,
-)
+from agentgym_train.models.loading import load_config, load_policy, load_tokenizer, quiet_libraries
 from agentgym_train.models.model_card import finish_model_folder
 from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.actors import draw_seed

@@ -18,7 +18,13 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.data.datasets import SFTDataset, warnings_of_shown_tasks
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutBar, RolloutRunner, Stage
+from agentgym_train.rollout.progress import (
+    RolloutBar,
+)
+from agentgym_train.rollout.runner import (
+    RolloutRunner,
+    Stage,
+)
 from agentgym_train.runs import agent_evol, run
 from agentgym_train.runs.run import MakeTrainer, Method, Notify
 from agentgym_train.training.callbacks import (

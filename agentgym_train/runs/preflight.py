@@ -34,7 +34,9 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trainer_args import OTHER_TRACKERS, TRACKERS, trackers_of
 from agentgym_train.config.trust import names_in_run
-from agentgym_train.models.local import check_available
+from agentgym_train.models.hub import (
+    check_available,
+)
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 
 logger = logging.getLogger(__name__)

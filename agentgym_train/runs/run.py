@@ -29,16 +29,14 @@ from agentgym_train.config.trust import resume_command
 from agentgym_train.config.worlds import file_name
 from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.evaluation.report import EvalReport, Reports, warn_of_cuts
+from agentgym_train.models.adapters import keep_base
 from agentgym_train.models.distributed import gathered, join, on_main_process
-from agentgym_train.models.loading import (
-    keep_base,
-    quiet_libraries,
-    use_attention,
-    warn_of_slow_bfloat16,
-)
+from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.models.model_card import FinishedCheckpoints, finish_model_folder
+from agentgym_train.models.setup import use_attention, warn_of_slow_bfloat16
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
-from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds, progress_bar
+from agentgym_train.rollout.progress import progress_bar
+from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
     CurrentLearningRate,

@@ -24,7 +24,7 @@ from agentgym_train.event_loop import in_main_thread
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.model_card import find_base_again
 from agentgym_train.rollout.horizon import Horizon
-from agentgym_train.rollout.runner import is_redrawn
+from agentgym_train.rollout.progress import is_redrawn
 
 StepMetrics = dict[str, float]
 

@@ -17,8 +17,10 @@ import torch
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.loop import EpisodeActorFactory, EpisodeSpec
-from agentgym_train.rollout.runner import OversamplingPool, RolloutBar, RolloutRunner
+from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.oversampling import OversamplingPool
+from agentgym_train.rollout.progress import RolloutBar
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.batch import OverlongPenalty
 
 

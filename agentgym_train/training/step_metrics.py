@@ -10,7 +10,7 @@ from itertools import chain
 
 from agentgym_env.errors import teaches
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.rollout.loop import INVALID
+from agentgym_train.rollout.episode import INVALID
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from datasets import Dataset
 from agentgym_adapters.starts import draw_starts
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.horizon import Horizon
-from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.batch import rollout_output

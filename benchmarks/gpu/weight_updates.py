@@ -17,7 +17,7 @@ from check import DEVICE, Check, steps_of, synchronize
 from prefix_reuse import the_model
 from safetensors.torch import load_file, save_file
 
-from agentgym_train.models.loading import checkpoint_weights
+from agentgym_train.models.weights import checkpoint_weights
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from agentgym_env.run_store import RunStore, run_metadata
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation.evaluate import evaluate
 from agentgym_train.rollout.policy import make_policy
-from agentgym_train.rollout.runner import RolloutRunner, progress_bar
+from agentgym_train.rollout.progress import progress_bar
+from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.runs import run
 from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.preflight import resumed_config

@@ -14,7 +14,7 @@ import hosting
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.run import RolloutLimits
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from tests.train.small import save_tiny_policy

@@ -23,11 +23,12 @@ from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.gateway.recorder import for_template
-from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec
-from agentgym_train.rollout.tool_calls import MAX_CALLS, SYNTAXES, ToolCalls
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.model_actors import model_actor
+from agentgym_train.rollout.tool_calls import ToolCalls
 from agentgym_train.rollout.tool_calls import ToolResult as Answer
+from agentgym_train.rollout.tool_syntaxes import MAX_CALLS, SYNTAXES
 from tests.train.inprocess import rollouts
 from tests.train.templates import MISTRAL, REAL, any_tokenizer, real_tokenizer
 from tests.train.test_gateway import gateway_of

@@ -26,7 +26,7 @@ import psutil
 
 from agentgym_env import EnvClient
 from agentgym_env.errors import EpisodeFailure
-from agentgym_servers.fleet.replica import free_port
+from agentgym_env.launch import free_port
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from hosting import Served
 from processes import workers_of

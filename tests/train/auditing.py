@@ -6,7 +6,7 @@ from agentgym_train.audit import audit
 from agentgym_train.audit.episodes import Subject
 from agentgym_train.audit.rules import Settings, apply
 from agentgym_train.engines.hf.engine import HFEngine
-from agentgym_train.models.loading import CHATML
+from agentgym_train.models.setup import CHATML
 from examples.small_models import small_policy
 from tests.train.templates import tokenizer_with
 

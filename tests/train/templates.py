@@ -9,7 +9,7 @@ from pathlib import Path
 import trl
 from transformers import PreTrainedTokenizerFast
 
-from agentgym_train.models.loading import CHATML
+from agentgym_train.models.setup import CHATML
 from examples.small_models import small_tokenizer
 
 LLAMA3 = (

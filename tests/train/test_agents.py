@@ -9,10 +9,11 @@ from agentgym_env.errors import BadRequest
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.read import config_from
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.rollout.actors import ExpertActor, MixedActor, model_actor
+from agentgym_train.rollout.actors import ExpertActor, MixedActor
 from agentgym_train.rollout.agent import Agent, Message, agent_factory, format_of
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.model_actors import model_actor
 from tests.train.inprocess import rollouts
 from tests.train.templates import APPEND_ONLY, tokenizer_with
 

@@ -15,7 +15,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_train.config.read import config_from
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf.engine import HFEngine
-from agentgym_train.models import loading
+from agentgym_train.models import setup
 from agentgym_train.models.loading import load_policy
 from tests.train.small import save_tiny_policy, tiny_model
 
@@ -72,21 +72,21 @@ class OnGPU:
 def test_on_a_gpu_flash_attention_is_taken_where_it_can_be(
     monkeypatch, packages, model, wanted, computes_in, told
 ):
-    monkeypatch.setattr(loading, "is_flash_attn_2_available", lambda: packages[0])
-    monkeypatch.setattr(loading, "is_flash_attn_3_available", lambda: packages[1])
-    loading.use_attention(model, wanted, computes_in)
+    monkeypatch.setattr(setup, "is_flash_attn_2_available", lambda: packages[0])
+    monkeypatch.setattr(setup, "is_flash_attn_3_available", lambda: packages[1])
+    setup.use_attention(model, wanted, computes_in)
     assert model.told == told
 
 
 def test_on_a_cpu_flash_attention_is_passed_over_and_other_kernels_are_taken():
     model = tiny_model()
-    loading.use_attention(model, None, "float32")
-    loading.use_attention(model, "flash_attention_2", "bfloat16")
+    setup.use_attention(model, None, "float32")
+    setup.use_attention(model, "flash_attention_2", "bfloat16")
     assert model.config._attn_implementation == "sdpa"
-    loading.use_attention(model, "eager", "float32")
+    setup.use_attention(model, "eager", "float32")
     assert model.config._attn_implementation == "eager"
     with pytest.raises(BadRequest, match=r"attention 'sdap' is not available: .*Remove"):
-        loading.use_attention(model, "sdap", "float32")
+        setup.use_attention(model, "sdap", "float32")
 
 
 def generated(engine, prompts=((5, 6, 7), (9, 10, 11, 12))):

@@ -9,9 +9,9 @@ import torch
 
 from agentgym_train.audit.episodes import Subject
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.models.loading import CHATML
-from agentgym_train.rollout.actors import EpisodeTokens
+from agentgym_train.models.setup import CHATML
 from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.model_actors import EpisodeTokens
 from agentgym_train.rollout.text_ids import TextIds
 from agentgym_train.training import batch
 from tests.train.auditing import QUICK, Wrapped, failed, findings, subject_with

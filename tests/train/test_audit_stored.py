@@ -11,11 +11,11 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.audit import audit
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.hf.engine import HFEngine
-from agentgym_train.models.loading import CHATML
-from agentgym_train.rollout.actors import model_actor
+from agentgym_train.models.setup import CHATML
 from agentgym_train.rollout.agent import Agent, Message, format_of
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.model_actors import model_actor
 from examples.small_models import small_policy
 from tests.train.auditing import findings
 from tests.train.inprocess import rollouts

@@ -28,7 +28,7 @@ from agentgym_train.data.collect import CollectConfig, collect, collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.black_box import Place
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.trainer import RLTrainer, TooManyLost

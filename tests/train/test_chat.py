@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_train.engines.base import Generation
-from agentgym_train.rollout.actors import EpisodeTokens
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
+from agentgym_train.rollout.model_actors import EpisodeTokens
 from tests.train.templates import APPEND_ONLY, DROPS_REASONING, tokenizer_with
 
 TURNS = [("get 2 bamboo", "Got 2 bamboo"), ("craft 1 stick", "No."), ("inventory", "Inventory: x")]

@@ -12,7 +12,7 @@ import worlds
 from agentgym_env.errors import BadRequest, ServerStartFailed
 from agentgym_env.launch import local_server
 from agentgym_train.rollout.actors import ExpertActor, RandomActor
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.runner import RolloutRunner
 
 TEXTCRAFT = "agentgym/TextCraft-v0"

@@ -7,7 +7,7 @@ from trl.kernels import chunked_logprob
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train.models.loading import uncompiled
+from agentgym_train.models.setup import uncompiled
 from agentgym_train.training.compiling import _TILES, compile_layers, set_tiles
 from tests.train.command import Command, finish
 from tests.train.small import tiny_model

@@ -22,9 +22,9 @@ from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.evaluation.report import figures_of
 from agentgym_train.evaluation.tables import as_csv, conclude, policy_grid, reports_of
-from agentgym_train.rollout.actors import chat_actors, model_actor
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.model_actors import chat_actors, model_actor
 from agentgym_train.runs.agent_evol import _demonstrations
 from agentgym_train.runs.methods import method_of
 from agentgym_train.training.dpo import DPODataset

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-from agentgym_train.engines.hf.batch import GROUPED, dense_attention, grouped_attention
+from agentgym_train.engines.hf.contexts import GROUPED, dense_attention, grouped_attention
 from agentgym_train.engines.hf.engine import HFEngine
 from tests.train.small import textcraft_tokenizer
 from tests.train.test_hf_engine import PROMPTS, full_forward_logprobs, sampling, together

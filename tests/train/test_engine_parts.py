@@ -13,12 +13,15 @@ from peft import LoraConfig, get_peft_model
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.engines import ServerSettings, engine_settings
 from agentgym_train.engines.base import EngineLost, Sampling
-from agentgym_train.engines.hf.batch import KVBatch, float32_head
-from agentgym_train.engines.hf.engine import HFEngine, UpdateGate
+from agentgym_train.engines.hf.contexts import float32_head
+from agentgym_train.engines.hf.engine import HFEngine
+from agentgym_train.engines.hf.kv_batch import KVBatch
+from agentgym_train.engines.update_gate import UpdateGate
+from agentgym_train.engines.vllm.fleet import Fleet
 from agentgym_train.engines.vllm.process import command_line, engine_values
-from agentgym_train.engines.vllm.server import Fleet, VLLMServerEngine
+from agentgym_train.engines.vllm.server import VLLMServerEngine
 from agentgym_train.engines.vllm.wire import Member, Unreachable, VLLMWire
-from agentgym_train.models.loading import checkpoint_weights
+from agentgym_train.models.weights import checkpoint_weights
 from hosting import nobody
 from tests.train.small import tiny_model
 

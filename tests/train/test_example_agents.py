@@ -10,9 +10,9 @@ import pytest
 import hosting
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.rollout.black_box import gateway_of
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.gateway_actor import gateway_of
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from tests.train.templates import APPEND_ONLY, tokenizer_with

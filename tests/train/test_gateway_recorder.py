@@ -13,7 +13,7 @@ from agentgym_env.tools import ToolSpec
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation
 from agentgym_train.gateway.recorder import Chats, EpisodeRecorder
-from agentgym_train.rollout.tool_calls import Call
+from agentgym_train.rollout.tool_syntaxes import Call
 from tests.train.templates import APPEND_ONLY, REAL, real_tokenizer, tokenizer_with
 
 SEARCH = ToolSpec(

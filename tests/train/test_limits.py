@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from agentgym_env.errors import teaches
+from agentgym_train.config.run import RolloutLimits
 from agentgym_train.rollout.actors import ExpertActor
-from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec, RolloutLimits
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.limits import ConcurrencyLimits
 from tests.train.conftest import LEAP_S
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 from worlds import Trouble

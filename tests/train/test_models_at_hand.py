@@ -15,8 +15,9 @@ from huggingface_hub import constants
 from agentgym_env.errors import BadRequest
 from agentgym_train.cli import models
 from agentgym_train.models import local
-from agentgym_train.models.loading import CHATML, load_policy, speak_chatml
-from agentgym_train.models.local import ADAPTERS
+from agentgym_train.models.folders import ADAPTERS
+from agentgym_train.models.loading import load_policy
+from agentgym_train.models.setup import CHATML, speak_chatml
 from agentgym_train.rollout.chat import Chat
 from tests.train.small import save_tiny_policy, tiny_model
 from tests.train.test_gguf import installed

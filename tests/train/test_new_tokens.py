@@ -17,14 +17,9 @@ from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.engines.vllm.transports import sends_adapters
 from agentgym_train.models.adapters import adapters_for, new_tokens
-from agentgym_train.models.loading import (
-    TURN_BEGINS,
-    TURN_ENDS,
-    adapters_of,
-    checkpoint_weights,
-    load_policy,
-    speak_chatml,
-)
+from agentgym_train.models.loading import load_policy
+from agentgym_train.models.setup import TURN_BEGINS, TURN_ENDS, speak_chatml
+from agentgym_train.models.weights import adapters_of, checkpoint_weights
 from agentgym_train.training.sft import AgentSFTTrainer
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer, tiny_model

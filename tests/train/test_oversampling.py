@@ -9,8 +9,8 @@ import pytest
 
 from agentgym_env.text_env import TaskSet
 from agentgym_train.config.read import config_from
-from agentgym_train.rollout.loop import EpisodeSpec
-from agentgym_train.rollout.runner import OversamplingPool
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.oversampling import OversamplingPool
 from agentgym_train.training.sampler import StepSampler, StepWorld
 from tests.train.inprocess import Waiting, rollouts
 

@@ -13,8 +13,8 @@ from agentgym_env.trajectory import Tokens, Turn
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in, training_row
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.rollout.actors import ModelActor
 from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.model_actors import ModelActor
 from tests.train.demonstrating import demonstration
 from tests.train.small import textcraft_tokenizer
 from tests.train.templates import APPEND_ONLY, tokenizer_with

@@ -8,8 +8,9 @@ import re
 
 from rich.console import Console
 
-from agentgym_train.rollout.loop import ConcurrencyLimits, EpisodeSpec
-from agentgym_train.rollout.runner import ConcurrencyText, RolloutBar, progress_bar
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.limits import ConcurrencyLimits
+from agentgym_train.rollout.progress import ConcurrencyText, RolloutBar, progress_bar
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 from waiting import turned
 
@@ -64,7 +65,7 @@ async def test_a_silent_world_is_what_is_waited_for(make_host):
 
 def test_tokens_a_second_are_of_the_step_and_not_of_the_run(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("agentgym_train.rollout.runner.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("agentgym_train.rollout.progress.time.monotonic", lambda: now[0])
     concurrency_limits = ConcurrencyLimits()
     concurrency_limits.turns, concurrency_limits.tokens = 1000, 50_000
     text = ConcurrencyText(concurrency_limits)

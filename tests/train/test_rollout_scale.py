@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from agentgym_env.client.aio import AsyncEnvClient
-from agentgym_train.rollout.loop import EpisodeSpec, Rollouts
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.loop import Rollouts
 from tests.train.inprocess import Leaping, Waiting
 from waiting import until
 

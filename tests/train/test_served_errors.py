@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.engines.vllm.server import served_engine, served_model
+from agentgym_train.engines.vllm.served import served_engine, served_model
 from hosting import nobody
 from tests.train.small import textcraft_tokenizer
 

@@ -10,7 +10,9 @@ import torch
 
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf import batch as hf_batch
-from agentgym_train.engines.hf.batch import NEAR, choose
+from agentgym_train.engines.hf import choice as hf_choice
+from agentgym_train.engines.hf import kv_batch
+from agentgym_train.engines.hf.choice import NEAR, choose
 from agentgym_train.engines.hf.engine import HFEngine
 from tests.train.small import textcraft_tokenizer, tiny_model
 
@@ -62,7 +64,7 @@ def test_few_choices_are_near(spread):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.05, 0.7, 1.0, 2.0])
 def test_only_near_choices_can_change(temperature, monkeypatch):
-    monkeypatch.setattr(hf_batch, "NEAR", 0.1)
+    monkeypatch.setattr(hf_choice, "NEAR", 0.1)
     rows, noise = 400, torch.Generator().manual_seed(1)
     logits = torch.randn(rows, 4000, generator=noise)
     draws, temperatures = draws_of(rows), [temperature] * rows
@@ -75,10 +77,10 @@ def test_only_near_choices_can_change(temperature, monkeypatch):
 
 def test_every_part_of_a_draw_changes_the_noise():
     rows = [0, *(1 << bit for bit in range(63))]
-    noise = hf_batch._uniform(rows, 4000, torch.device("cpu"))
+    noise = hf_choice._uniform(rows, 4000, torch.device("cpu"))
     assert len({tuple(row.tolist()) for row in noise}) == 64
     # Values as small as the rarest tokens need, as often as they should be.
-    many = hf_batch._uniform(draws_of(2000), 8192, torch.device("cpu"))
+    many = hf_choice._uniform(draws_of(2000), 8192, torch.device("cpu"))
     assert 30 < (many < 2.0**-18).sum() < 100  # 62.5 expected
     assert 0 < (many < 2.0**-22).sum() < 14  # 3.9 expected
 
@@ -111,7 +113,7 @@ def test_logprobs_are_those_of_the_temperature():
 
 def draw_with_ones_for(token: int, size: int) -> int:
     """One whose random bits for this token are all ones, but for the last six."""
-    first, second = hf_batch._random_bits(size, torch.device("cpu"))
+    first, second = hf_choice._random_bits(size, torch.device("cpu"))
     for place in range(1000):
         bits = int(first[token]) ^ int(second[place + token])
         if bits >> 6 & 3 == 3:
@@ -172,14 +174,14 @@ def test_the_batch_changes_no_greedy_turn():
 def test_the_batch_changes_no_turn(temperature, monkeypatch):
     """With coarser rounding than float32 has, which would otherwise change about one in 10,000."""
     noise = torch.Generator().manual_seed(0)
-    forward = hf_batch.KVBatch._forward
+    forward = kv_batch.KVBatch._forward
 
     def rounded(batch, ids):
         logits = forward(batch, ids)
         return logits + (torch.rand(logits.shape, generator=noise) - 0.5) * 0.09
 
-    monkeypatch.setattr(hf_batch, "NEAR", 0.1)
-    monkeypatch.setattr(hf_batch.KVBatch, "_forward", rounded)
+    monkeypatch.setattr(hf_choice, "NEAR", 0.1)
+    monkeypatch.setattr(kv_batch.KVBatch, "_forward", rounded)
     model, pad = tiny_model(), textcraft_tokenizer().pad_token_id
 
     def turns(settles):

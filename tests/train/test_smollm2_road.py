@@ -18,9 +18,9 @@ from agentgym_train.cli import models
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.collect import CollectConfig, collect
-from agentgym_train.models.local import base_of, has_adapters
+from agentgym_train.models.folders import base_of, has_adapters
 from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.loop import EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from tests.train.smollm2 import NAME, needs_smollm2

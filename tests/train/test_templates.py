@@ -16,8 +16,8 @@ from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.pairs import Pair
 from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, training_row
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.rollout.actors import model_actor
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of
+from agentgym_train.rollout.model_actors import model_actor
 from agentgym_train.training.dpo import pair_row
 from tests.train.demonstrating import demonstration
 from tests.train.templates import TEMPLATES, TOKENIZERS, any_tokenizer

@@ -27,17 +27,13 @@ from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in, training_row
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.rollout.actors import MixedActor, chat_actors, model_actor
+from agentgym_train.rollout.actors import MixedActor
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
-from agentgym_train.rollout.loop import EpisodeSpec
-from agentgym_train.rollout.tool_calls import (
-    SYNTAXES,
-    ToolCalls,
-    ToolFormat,
-    typed_arguments,
-    write_hermes,
-)
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.model_actors import chat_actors, model_actor
+from agentgym_train.rollout.tool_calls import ToolCalls, ToolFormat
 from agentgym_train.rollout.tool_calls import ToolResult as Answer
+from agentgym_train.rollout.tool_syntaxes import SYNTAXES, typed_arguments, write_hermes
 from examples.small_models import small_policy
 from tests.train.auditing import failed, subject_with
 from tests.train.inprocess import rollouts

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.engines.base import Sampling
-from agentgym_train.engines.vllm.server import served_engine, served_model
+from agentgym_train.engines.vllm.served import served_engine, served_model
 from agentgym_train.models.loading import load_policy
 from tests.train.small import textcraft_tokenizer
 from tests.train.vllm_engines import WARM, hf_engine, ids, turns, worst_logprob

@@ -51,7 +51,8 @@ class Stage:
         self.servers = {name: [f.result() for f in futures] for name, futures in started.items()}
 
     def server(self, name: str, **settings: Any) -> Any:
-        from agentgym_train.engines.vllm.server import Member, VLLMServerEngine
+        from agentgym_train.engines.vllm.server import VLLMServerEngine
+        from agentgym_train.engines.vllm.wire import Member
 
         members = [Member(local.address, local) for local in self.servers[name]]
         engine = VLLMServerEngine(members, ServerSettings(**settings), max_tokens=MAX_TOKENS)

@@ -10,9 +10,9 @@ import asyncio
 import copy
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 import torch
@@ -21,62 +21,21 @@ from torch import Tensor
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
-from agentgym_train.engines.hf.batch import (
+from agentgym_train.engines.hf.batch import Finished, TurnBatch, TurnRequest
+from agentgym_train.engines.hf.contexts import (
     Copies,
-    Finished,
-    TurnBatch,
-    TurnRequest,
     dense_attention,
     float32_head,
-    has_full_attention,
-    layer_kinds,
     reduced_weights,
+    without_router_loss,
 )
 from agentgym_train.engines.hf.graph import StaticSteps
-from agentgym_train.engines.hf.plain import PlainBatch
+from agentgym_train.engines.hf.plain import PlainBatch, has_full_attention, layer_kinds
+from agentgym_train.engines.update_gate import UpdateGate
 from agentgym_train.models.adapters import merged_tokens
-from agentgym_train.models.loading import uncompiled, warn_of_slow_bfloat16
+from agentgym_train.models.setup import uncompiled, warn_of_slow_bfloat16
 
 logger = logging.getLogger(__name__)
-
-
-class UpdateGate:
-    """An update waits for running turns; later turns wait for the update."""
-
-    def __init__(self) -> None:
-        self._turns = 0
-        self._updating = False
-        self._changed = asyncio.Condition()
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """While a turn is sampled."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._updating)
-            self._turns += 1
-        try:
-            yield
-        finally:
-            # Without an await in between, so that a cancelled turn is subtracted too.
-            self._turns -= 1
-            await asyncio.shield(self._notify())
-
-    @asynccontextmanager
-    async def update(self) -> AsyncIterator[None]:
-        """While the weights change."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._updating)
-            self._updating = True
-            await self._changed.wait_for(lambda: self._turns == 0)
-        try:
-            yield
-        finally:
-            self._updating = False
-            await asyncio.shield(self._notify())
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
 
 class HFEngine:
@@ -318,7 +277,7 @@ class HFEngine:
             with ExitStack() as stack:
                 for context in (
                     autocast, merged_tokens(model), weights, attention, float32_head(model),
-                    _without_router_loss(model), uncompiled(model),
+                    without_router_loss(model), uncompiled(model),
                 ):  # fmt: skip
                     stack.enter_context(context)
                 yield
@@ -349,20 +308,6 @@ def _on_its_loop(request: TurnRequest, reply: Callable[[TurnRequest], None]) -> 
     # The engine, and a cancelled turn, may outlive the loop.
     with suppress(RuntimeError):
         request.reply.get_loop().call_soon_threadsafe(unless_done)
-
-
-@contextmanager
-def _without_router_loss(model: Any) -> Iterator[None]:
-    """Within, a mixture of experts computes no load-balancing loss, which takes no dense mask."""
-    parts = {id(c): c for c in (model.config, model.config.get_text_config())}
-    asked = [c for c in parts.values() if getattr(c, "output_router_logits", False)]
-    for config in asked:
-        config.output_router_logits = False
-    try:
-        yield
-    finally:
-        for config in asked:
-            config.output_router_logits = True
 
 
 def _copy_of(model: Any) -> Any:

@@ -15,7 +15,7 @@ from agentgym_env.errors import MissingExtra
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.vllm.transports import Transport
 from agentgym_train.engines.vllm.wire import Member, VLLMWire
-from agentgym_train.models.loading import checkpoint_weights
+from agentgym_train.models.weights import checkpoint_weights
 
 try:
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource

@@ -10,7 +10,6 @@ import os
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,12 +25,18 @@ import requests
 import torch
 
 from agentgym_env.errors import ConfigError, ServerStartFailed
-from agentgym_env.launch import LocalServer, SharedServer, SharedServers, child_environment
+from agentgym_env.launch import (
+    LocalServer,
+    SharedServer,
+    SharedServers,
+    child_environment,
+    free_port,
+)
+from agentgym_env.process_guard import end_group
 from agentgym_train.config.engines import ServerSettings, VLLMSettings, engine_settings
-from agentgym_train.models.loading import base_model
+from agentgym_train.models.weights import base_model
 
 READER = "agentgym_train.engines.vllm.worker.WeightReader"
-
 """The worker extension that loads new weights."""
 
 UPDATABLE: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
@@ -183,7 +188,7 @@ class _VLLMServer(SharedServer):
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__()
-        self._port = _free_port()
+        self._port = free_port("127.0.0.1")
         self.address = f"http://127.0.0.1:{self._port}"
         self._values = values
         self._restarting = threading.Lock()
@@ -199,8 +204,7 @@ class _VLLMServer(SharedServer):
     def end(self) -> None:
         """Kill every process of the server, including orphans."""
         cast("IO[bytes]", self.process.stdin).close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        end_group(self.process.pid)
         self.process.wait()
 
     def _start(self) -> None:
@@ -252,12 +256,6 @@ def command_line(values: dict[str, Any]) -> list[str]:
             text = json.dumps(value) if isinstance(value, dict | list) else str(value)
             words += [option, text]
     return words
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def _end_with_owner() -> None:

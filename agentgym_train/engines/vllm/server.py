@@ -6,20 +6,19 @@ Knows nothing about chat or environments, and does not need vLLM in the trainer'
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import distributed
 
 from agentgym_env.client.directory import Directory, directory_of
-from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
-from agentgym_train.config.engines import ServerSettings, check_address
+from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_train.config.engines import ServerSettings
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
-from agentgym_train.engines.hf.engine import UpdateGate
+from agentgym_train.engines.update_gate import UpdateGate
+from agentgym_train.engines.vllm.fleet import Fleet
 from agentgym_train.engines.vllm.process import READER
 from agentgym_train.engines.vllm.transports import (
     AdapterTransport,
@@ -28,130 +27,7 @@ from agentgym_train.engines.vllm.transports import (
     sends_adapters,
 )
 from agentgym_train.engines.vllm.wire import Member, Unreachable, VLLMWire
-from agentgym_train.event_loop import run_async
 from agentgym_train.models.distributed import gathered
-
-logger = logging.getLogger(__name__)
-
-_PROBE_S = 0.5
-
-_REMIND_S = 30.0
-
-
-class Fleet:
-    """Balances conversations over servers.
-
-    A conversation stays on its server, which has its prefix in the cache. New conversations go to
-    the server with the fewest requests.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[Member],
-        wire: VLLMWire,
-        wait_s: float,
-        directory: Directory | None = None,
-    ) -> None:
-        """`directory` lists the servers that there are now."""
-        self.members = list(members)
-        self._directory = directory
-        self._wire = wire
-        self._wait_s = wait_s
-        self._homes: dict[Hashable, Member] = {}
-        self._probes: set[asyncio.Task[None]] = set()
-
-    @property
-    def present(self) -> list[Member]:
-        """The available servers, as far as is known."""
-        self._follow()
-        return [member for member in self.members if member.gone is None]
-
-    async def choose(self, conversation: Hashable | None) -> Member:
-        """The server for a turn; waits for one, and raises `EngineLost` if none returns."""
-        home = self._homes.get(conversation)
-        if home is not None and home.gone is None and home in self.present:
-            return home
-        await self.some()
-        chosen = min(self.present, key=lambda m: (m.in_flight, m.conversations))
-        if conversation is not None:
-            self.forget(conversation)
-            self._homes[conversation] = chosen
-            chosen.conversations += 1
-        return chosen
-
-    async def some(self) -> None:
-        """Wait until a server is available; raises `EngineLost` after `wait_s`."""
-        deadline = time.monotonic() + self._wait_s
-        while not self.present:
-            if time.monotonic() > deadline:
-                reasons = "; ".join(str(member.gone) for member in self.members)
-                raise EngineLost(
-                    f"no vLLM server was available for {self._wait_s:g} s ({reasons}). Restart "
-                    "them at the same addresses, or set others in engine_args.servers"
-                )
-            await asyncio.sleep(_PROBE_S / 5)
-
-    def forget(self, conversation: Hashable) -> None:
-        """Remove a conversation that ended."""
-        home = self._homes.pop(conversation, None)
-        if home is not None:
-            home.conversations -= 1
-
-    def lose(self, member: Member, why: Unreachable) -> None:
-        """Mark a server as unavailable until it responds again."""
-        if member.gone is not None:
-            return
-        member.gone = str(why)
-        member.model = ""
-        left = len(self.present)
-        rest = f"{left} others remain" if left else "none remains, so turns wait"
-        logger.warning("a vLLM server is unavailable: %s; %s", why, rest)
-        probe = asyncio.create_task(self._await_return(member))
-        self._probes.add(probe)
-        probe.add_done_callback(self._probes.discard)
-
-    async def close(self) -> None:
-        """Stop the probes, and close the servers that this process started."""
-        for probe in self._probes:
-            probe.cancel()
-        for member in self.members:
-            if member.local is not None:
-                await asyncio.to_thread(member.local.close)
-
-    def _follow(self) -> None:
-        """Take in servers that came, and leave out those that left."""
-        if self._directory is None:
-            return
-        listed = self._directory.addresses()
-        known = {member.address for member in self.members}
-        came = [Member(address) for address in listed if address not in known]
-        stay = [member for member in self.members if member.address in listed]
-        if came or len(stay) < len(self.members):
-            # Without any listed server, the known ones are probed until others come.
-            self.members = [*stay, *came] or self.members
-
-    async def _await_return(self, member: Member) -> None:
-        """Probe an unavailable server until it responds."""
-        began = reminded = time.monotonic()
-        while member in self.members:
-            await asyncio.sleep(_PROBE_S)
-            try:
-                if member.local is not None and member.local.process.poll() is not None:
-                    await asyncio.to_thread(member.local.restart)
-                await self._wire.call(member.address, "/health")
-                break
-            except (Unreachable, AgentGymError) as error:
-                member.gone = str(error)
-            if time.monotonic() - reminded > _REMIND_S:
-                reminded = time.monotonic()
-                waited = reminded - began
-                logger.warning("vLLM server unavailable for %.0f s: %s", waited, member.gone)
-        if member in self.members:
-            logger.warning("the vLLM server %s is available again", member.address)
-            member.gone = None
-
-
-_T = TypeVar("_T")
 
 _HOW = (
     f"start it with VLLM_SERVER_DEV_MODE=1, --worker-extension-cls {READER} and --logprobs-mode "
@@ -370,166 +246,6 @@ class VLLMServerEngine:
             return await self._wire.call(member.address, path, body)
         except BadRequest as error:
             raise ConfigError(f"{error}; {_HOW}") from error
-
-
-_FITTING = "a vLLM server's address looks like http://host:8000"
-
-_PROBE = "Task 1: crème brûlée (北京) 🙂\n\tx = [3.14, 'no']  Got 12 oak planks."
-
-"""Text that different tokenizers are unlikely to tokenize alike."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model that a server serves."""
-
-    name: str
-    """Name of the model in requests."""
-    source: str
-    """Folder or hub id of the model and its tokenizer."""
-    max_model_len: int
-    """Maximum tokens per conversation."""
-
-
-class ServedEngine(VLLMServerEngine):
-    """Samples from the model that servers serve, without updating its weights.
-
-    Log-probabilities are the server's: with vLLM's default `--logprobs-mode raw_logprobs` those at
-    temperature 1, regardless of the turn's temperature.
-    """
-
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        tokenizer: Any,
-        settings: ServerSettings,
-        *,
-        max_tokens: int,
-        model: str | None,
-        api_key: str | None,
-    ) -> None:
-        """Does not contact the servers; `served_engine` does."""
-        members = [Member(address) for address in addresses]
-        super().__init__(members, settings, max_tokens=max_tokens, api_key=api_key)
-        self._tokenizer = tokenizer
-        self._wanted = model
-
-    async def check(self) -> None:
-        """Check every server now, so that errors are reported before the first episode."""
-        try:
-            for member in self._fleet.members:
-                await self._get_to_know(member)
-        except Unreachable as error:
-            raise _nobody(error) from error
-        finally:
-            await self._wire.close()
-
-    async def update_weights(self, model: Any, version: int) -> None:
-        """Raises `ConfigError`: this engine does not change the servers' weights."""
-        raise ConfigError(
-            "this engine cannot update its servers' weights; set engine: vllm_server for training "
-            "(docs/engines.md)"
-        )
-
-    async def _get_to_know(self, member: Member) -> None:
-        """Check that a new or restarted server has the expected model and tokenizer.
-
-        Raises `ConfigError` if not.
-        """
-        known = await _served(self._wire, member.address, self._wanted)
-        if known.max_model_len < self._max_tokens:
-            raise ConfigError(
-                f"{member.address} supports conversations of {known.max_model_len} tokens, but "
-                f"max_tokens is {self._max_tokens}; start it with --max-model-len "
-                f"{self._max_tokens}, or lower max_tokens"
-            )
-        text = _PROBE + "".join(self._tokenizer.all_special_tokens)
-        body = {"model": known.name, "prompt": text, "add_special_tokens": False}
-        theirs = (await self._wire.call(member.address, "/tokenize", body))["tokens"]
-        if theirs != list(self._tokenizer.encode(text, add_special_tokens=False)):
-            raise ConfigError(
-                f"{member.address} serves {known.name} with another tokenizer than the local one; "
-                f"use the tokenizer of {known.source!r}, which the server loaded"
-            )
-        member.model = known.name
-
-
-def served_model(url: str, *, model: str | None = None, api_key: str | None = None) -> ServedModel:
-    """The model that a vLLM server serves: the first one, or the one named `model`.
-
-    Raises `ConfigError` if no vLLM server responds, or if it does not serve the model.
-    """
-
-    async def ask() -> ServedModel:
-        wire = VLLMWire(30.0, api_key)
-        try:
-            return await _served(wire, _address(url, api_key), model)
-        except Unreachable as error:
-            raise _nobody(error) from error
-        finally:
-            await wire.close()
-
-    return run_async(ask())
-
-
-def served_engine(
-    url: str | Sequence[str],
-    tokenizer: Any,
-    *,
-    max_tokens: int,
-    model: str | None = None,
-    api_key: str | None = None,
-    settings: ServerSettings | None = None,
-) -> ServedEngine:
-    """Make an engine that samples from running vLLM servers.
-
-    `tokenizer` must equal the servers' tokenizer. `max_tokens` is the maximum per conversation.
-    Raises `ConfigError` if a server does not respond or does not match. The
-    engine is bound to the loop that first uses it.
-    """
-    urls = [url] if isinstance(url, str) else list(url)
-    addresses = [_address(each, api_key) for each in urls]
-    engine = ServedEngine(
-        addresses,
-        tokenizer,
-        settings or ServerSettings(),
-        max_tokens=max_tokens,
-        model=model,
-        api_key=api_key,
-    )
-    run_async(engine.check())
-    return engine
-
-
-async def _served(wire: VLLMWire, address: str, wanted: str | None) -> ServedModel:
-    try:
-        await wire.call(address, "/version")
-        cards = (await wire.call(address, "/v1/models"))["data"]
-    except BadRequest as error:
-        raise ConfigError(
-            f"{address} is not a vLLM server, or rejects the API key: {error}. Pass the key of a "
-            "server with --api-key; for other endpoints use the policy openai:MODEL@URL"
-        ) from error
-    card = next((card for card in cards if wanted in (None, card["id"])), None)
-    if card is None:
-        raise ConfigError(
-            f"{address} does not serve the model {wanted!r}; choose from "
-            f"{', '.join(card['id'] for card in cards)}"
-        )
-    # An adapter's card names its base model, which has the tokenizer and the length.
-    base = next((other for other in cards if other["id"] == card.get("parent")), card)
-    return ServedModel(card["id"], base["root"], base["max_model_len"])
-
-
-def _address(url: str, api_key: str | None) -> str:
-    check_address(url, api_key, _FITTING)
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def _nobody(error: Unreachable) -> ConfigError:
-    return ConfigError(
-        f"no vLLM server responds: {error}. Start one with `vllm serve MODEL`, or check the address"
-    )
 
 
 def make_engine(

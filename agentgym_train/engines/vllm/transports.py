@@ -14,11 +14,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import ServerSettings
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.vllm.wire import Broken, Member, VLLMWire
-from agentgym_train.models.loading import (
-    TOKENS_WITH_ADAPTERS,
-    adapters_of,
-    checkpoint_weights,
-)
+from agentgym_train.models.weights import TOKENS_WITH_ADAPTERS, adapters_of, checkpoint_weights
 
 
 class Transport:

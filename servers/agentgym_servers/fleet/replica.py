@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -21,7 +20,7 @@ import requests
 from msgspec import Struct
 
 from agentgym_env.errors import AgentGymError
-from agentgym_env.launch import child_environment
+from agentgym_env.launch import child_environment, free_port
 from agentgym_env.wire import EnvCard
 from agentgym_servers.fleet.commands import launch_of
 from agentgym_servers.fleet.spec import Group
@@ -239,11 +238,3 @@ class Replica:
                 os.killpg(process.pid, signum)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(patience_s)
-
-
-def free_port(host: str) -> int:
-    """A port of this machine that nothing uses now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as taken:
-        taken.bind((host, 0))
-        return int(taken.getsockname()[1])
