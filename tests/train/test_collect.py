@@ -33,7 +33,7 @@ from tests.train.test_collector import killing
 
 pytestmark = pytest.mark.usefixtures("guess_server", "textcraft_server")
 TEXTCRAFT = "agentgym/TextCraft-v0"
-COMMAND = "import typer; from agentgym_train.cli import collect; typer.run(collect)"
+COMMAND = "import typer; from agentgym_train.cli.collect import collect; typer.run(collect)"
 STOPPED = """
 import os, sys
 from pathlib import Path

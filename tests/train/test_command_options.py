@@ -12,7 +12,7 @@ import pytest
 from agentgym_env.cli import main
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train.cli import METHODS
+from agentgym_train.cli.train import METHODS
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import CONFIGS, method_config
 from agentgym_train.config.options import (

@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.cli import models
+from agentgym_train.cli.models import models
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import EpisodeFilter
 from agentgym_train.data.collect import CollectConfig, collect
