@@ -22,23 +22,23 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.printable import one_line
 from agentgym_train.config.options import EvalEnvOptions, PolicyOptions, given_options
 from agentgym_train.config.values import INTERRUPTED
-from agentgym_train.evaluation.evaluate import (
-    DEFAULT_SPLIT,
-    EvalPlan,
-    check_served,
-    chosen_tasks,
-    eval_store,
-    play_policies,
-)
-from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
-from agentgym_train.evaluation.suite import SUITES, SuitePlan, run_suite, world_ids
-from agentgym_train.evaluation.tables import (
+from agentgym_train.evaluation.conclusion import (
     check_baseline,
     comparisons_of,
     conclude,
     reports_of,
     without_lost,
 )
+from agentgym_train.evaluation.plan import (
+    DEFAULT_SPLIT,
+    EvalPlan,
+    check_served,
+    chosen_tasks,
+    eval_store,
+)
+from agentgym_train.evaluation.play import play_policies
+from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
+from agentgym_train.evaluation.suite import SUITES, SuitePlan, run_suite, world_ids
 from agentgym_train.rollout.policy_spec import FORMS, PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 

@@ -29,7 +29,7 @@ from agentgym_train.config.methods import TRAINERS
 from agentgym_train.config.trust import resume_command
 from agentgym_train.config.values import INTERRUPTED
 from agentgym_train.config.worlds import file_name
-from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.evaluation.play import evaluate
 from agentgym_train.evaluation.report import EvalReport, Reports, warn_of_cuts
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import (

@@ -14,7 +14,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 
 from agentgym_env.run_store import RunStore, run_metadata
 from agentgym_train.config.methods import RLConfig
-from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.evaluation.play import evaluate
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner, progress_bar
 from agentgym_train.runs import run

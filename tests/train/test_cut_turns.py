@@ -18,8 +18,9 @@ from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, 
 from agentgym_train.data.datasets import SFTDataset, check_turns
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.base import ScriptedEngine
+from agentgym_train.evaluation.conclusion import conclude, reports_of
 from agentgym_train.evaluation.report import figures_of
-from agentgym_train.evaluation.tables import as_csv, conclude, policy_grid, reports_of
+from agentgym_train.evaluation.tables import as_csv, policy_grid
 from agentgym_train.rollout.actors import chat_actors, model_actor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.loop import EpisodeSpec

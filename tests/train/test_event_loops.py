@@ -24,7 +24,7 @@ from agentgym_train import AgentTrainer, CollectConfig, RLConfig, collect
 from agentgym_train.data.collect import collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.vllm.server import served_model
-from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.evaluation.play import evaluate
 from agentgym_train.event_loop import LoopRunner, run_async
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.runner import RolloutRunner

@@ -13,7 +13,7 @@ from rich.console import Console
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.methods import RLConfig, SFTConfig, config_from
 from agentgym_train.config.options import PolicyOptions
-from agentgym_train.evaluation.evaluate import CategoryReport, EvalReport
+from agentgym_train.evaluation.report import CategoryReport, EvalReport
 from agentgym_train.training.callbacks import HorizonState
 from agentgym_train.training.run_summary import (
     figure_of,

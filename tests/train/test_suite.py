@@ -20,13 +20,11 @@ from agentgym_train.config.methods import AgentEvolConfig, RLConfig, SFTConfig
 from agentgym_train.config.options import PolicyOptions
 from agentgym_train.config.values import local_path
 from agentgym_train.evaluation import suite
-from agentgym_train.evaluation.evaluate import chosen_tasks, eval_starts
+from agentgym_train.evaluation.paper import PAPER_ROWS, WORLDS, SuiteWorld
+from agentgym_train.evaluation.plan import chosen_tasks, eval_starts
 from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
 from agentgym_train.evaluation.suite import (
-    PAPER_ROWS,
-    WORLDS,
     SuitePlan,
-    SuiteWorld,
     WorldResult,
     differences,
     run_suite,
