@@ -75,9 +75,9 @@ from agentgym_train.runs.run import (
     place_model,
     train,
 )
+from agentgym_train.runs.summary import conclude_evolution
 from agentgym_train.runs.watchdog import watching_processes
-from agentgym_train.training.callbacks import last_checkpoint
-from agentgym_train.training.run_summary import conclude_evolution
+from agentgym_train.training.checkpoints import last_checkpoint
 from agentgym_train.training.sft import METHOD, AgentSFTTrainer
 from agentgym_train.training.trackers import Trackers
 

@@ -41,6 +41,7 @@ from agentgym_train.models.loading import (
 from agentgym_train.models.model_card import FinishedCheckpoints, finish_model_folder
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds, progress_bar
+from agentgym_train.runs.summary import show_end, success_table
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
     CurrentLearningRate,
@@ -52,11 +53,10 @@ from agentgym_train.training.callbacks import (
     StopAtLastStep,
     StopOnInterrupt,
     TrainedFurther,
-    last_checkpoint,
     write_config,
 )
+from agentgym_train.training.checkpoints import last_checkpoint
 from agentgym_train.training.compiling import compile_layers, set_tiles
-from agentgym_train.training.run_summary import show_end, success_table
 from agentgym_train.training.trackers import Trackers
 
 

@@ -35,14 +35,10 @@ from agentgym_train.models.adapters import (
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import Stage
-from agentgym_train.training.callbacks import (
-    MakeTrainer,
-    Method,
-    Notify,
-    Shown,
-    StepMetrics,
-    shared_values,
-)
+from agentgym_train.runs.curves import plot_learning
+from agentgym_train.runs.next_steps import next_learning_commands
+from agentgym_train.runs.summary import learning_summary
+from agentgym_train.training.callbacks import MakeTrainer, Method, Notify, Shown, StepMetrics
 from agentgym_train.training.finite import FiniteSteps
 from agentgym_train.training.microbatches import (
     check_router_loss,
@@ -50,13 +46,9 @@ from agentgym_train.training.microbatches import (
     make_microbatches,
     rows_of,
 )
-from agentgym_train.training.run_summary import (
-    learning_summary,
-    next_learning_commands,
-    plot_learning,
-)
-from agentgym_train.training.sampler import row_order
 from agentgym_train.training.sft import callbacks, check_libraries, warn_of_shown_tasks
+from agentgym_train.training.task_order import row_order
+from agentgym_train.training.trl_values import shared_values
 
 
 @dataclass(frozen=True, slots=True)

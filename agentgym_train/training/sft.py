@@ -31,36 +31,29 @@ from agentgym_train.models.adapters import adapters_for, finish_adapters, lora_c
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner, Stage
-from agentgym_train.training.callbacks import (
-    CheckpointMarker,
-    MakeTrainer,
-    Method,
-    Notify,
-    Shown,
-    StepMetrics,
-    TokenCounter,
-    shared_values,
-)
+from agentgym_train.runs.curves import plot_learning
+from agentgym_train.runs.next_steps import next_learning_commands
+from agentgym_train.runs.summary import learning_summary
+from agentgym_train.training.callbacks import MakeTrainer, Method, Notify, Shown, StepMetrics
+from agentgym_train.training.checkpoints import CheckpointMarker, TokenCounter
 from agentgym_train.training.finite import FiniteSteps
 from agentgym_train.training.microbatches import (
+    check_router_loss,
+    loss_in_microbatches,
+    make_microbatches,
+    summed,
+)
+from agentgym_train.training.packing import (
     Layout,
     backbone_of,
     check_packing,
-    check_router_loss,
     hidden_states_at,
-    loss_in_microbatches,
-    make_microbatches,
     pack,
     packed_positions,
     shares_rows_of,
-    summed,
 )
-from agentgym_train.training.run_summary import (
-    learning_summary,
-    next_learning_commands,
-    plot_learning,
-)
-from agentgym_train.training.sampler import row_order
+from agentgym_train.training.task_order import row_order
+from agentgym_train.training.trl_values import shared_values
 
 Row = Mapping[str, list[int]]
 """`input_ids` (T,) and `labels` (T,), -100 without loss; see `tokenize.training_row`."""

@@ -25,8 +25,8 @@ from agentgym_train.rollout.actors import chat_actors, model_actor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.runs.agent_evol import _demonstrations
+from agentgym_train.runs.summary import last_words, summary
 from agentgym_train.training.dpo import DPODataset
-from agentgym_train.training.run_summary import last_words, summary
 from agentgym_train.training.step_metrics import StepTokens, step_metrics
 from agentgym_train.training.trainer import METHOD
 from agentgym_train.viewer.index import Index, Indexer
