@@ -58,15 +58,10 @@ def train(
     `--no-keep-reasoning`. `--keys rl` lists all keys of RL with their types and defaults.
     """
     from agentgym_train.config.methods import runner_of
-    from agentgym_train.runs.preflight import (
-        is_complete,
-        launch_if_asked,
-        lean_imports,
-        obey_cpu,
-        place,
-        prepared,
-        resumed_config,
-    )
+    from agentgym_train.runs.launch import launch_if_asked
+    from agentgym_train.runs.place import obey_cpu, place
+    from agentgym_train.runs.preflight import lean_imports, prepared
+    from agentgym_train.runs.resume import is_complete, resumed_config
 
     if keys is not None:
         _print_keys(keys, name_others=_WITHOUT_METHOD in context.meta)

@@ -42,7 +42,8 @@ from agentgym_train.rollout.horizon import (
     as_horizon,
 )
 from agentgym_train.rollout.runner import Stage
-from agentgym_train.runs.preflight import place, prepared
+from agentgym_train.runs.place import place
+from agentgym_train.runs.preflight import prepared
 from agentgym_train.runs.run import (
     Run,
     checkpoint_of,

@@ -18,7 +18,7 @@ from agentgym_train.evaluation.play import evaluate
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner, progress_bar
 from agentgym_train.runs import run
-from agentgym_train.runs.preflight import resumed_config
+from agentgym_train.runs.resume import resumed_config
 from agentgym_train.training.callbacks import Metrics
 from agentgym_train.training.trainer import METHOD, RLTrainer
 

@@ -30,7 +30,8 @@ from agentgym_train.evaluation.play import evaluate
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.runs.preflight import is_complete, prepared
+from agentgym_train.runs.preflight import prepared
+from agentgym_train.runs.resume import is_complete
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "train" / "textcraft"

@@ -36,7 +36,7 @@ from agentgym_train.config.values import (
 )
 from agentgym_train.data.collect import CollectConfig
 from agentgym_train.models.local import check_available
-from agentgym_train.runs.preflight import is_complete, resumed_config
+from agentgym_train.runs.resume import is_complete, resumed_config
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
 
