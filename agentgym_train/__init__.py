@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from agentgym_train.algorithms import Algorithm, TokenBatch
     from agentgym_train.config.base import PolicyConfig
     from agentgym_train.config.methods import AgentEvolConfig, DPOConfig, RLConfig, SFTConfig
-    from agentgym_train.data.collect import CollectConfig, collect
+    from agentgym_train.data.collect import collect
+    from agentgym_train.data.collection import CollectConfig
     from agentgym_train.evaluation.report import EvalReport
     from agentgym_train.rollout.agent import Agent
     from agentgym_train.rollout.horizon import Horizon
@@ -44,7 +45,7 @@ _MODULES: Final = {
     "AgentEvolConfig": "config.methods",
     "AgentTrainer": "runs.agent_trainer",
     "Algorithm": "algorithms",
-    "CollectConfig": "data.collect",
+    "CollectConfig": "data.collection",
     "DPOConfig": "config.methods",
     "EvalReport": "evaluation.report",
     "Horizon": "rollout.horizon",

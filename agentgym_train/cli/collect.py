@@ -54,8 +54,8 @@ def collect(
 
     An interrupted collection resumes where it stopped.
     """
-    from agentgym_train.data.collect import CollectConfig
     from agentgym_train.data.collect import collect as play
+    from agentgym_train.data.collection import CollectConfig
 
     check_folder_name("--out", out)
     config = CollectConfig(

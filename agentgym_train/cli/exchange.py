@@ -47,7 +47,8 @@ def export(
     """Export episodes to files for training with other libraries."""
     from agentgym_train.config.values import PairRules
     from agentgym_train.data.datasets import read_demonstrations
-    from agentgym_train.data.formats import ENDINGS, format_named, rows_of, write_rows
+    from agentgym_train.data.files import ENDINGS, write_rows
+    from agentgym_train.data.formats import format_named, rows_of
 
     console = Console()
     name = format_named(form)

@@ -19,7 +19,7 @@ from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.base import RunConfig
 from agentgym_train.config.methods import SFTConfig
 from agentgym_train.config.values import EpisodeFilter, user_path
-from agentgym_train.data.collect import (
+from agentgym_train.data.collection import (
     FilteredEpisodes,
     collect_config_of,
     collected,

@@ -21,7 +21,7 @@ from agentgym_env.run_store import BrokenLine, RunStore, move_aside
 from agentgym_env.text_env import TaskSet
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.base import PolicyConfig
-from agentgym_train.data.formats import read_rows
+from agentgym_train.data.files import read_rows
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicyName

@@ -36,15 +36,13 @@ from agentgym_train.config.methods import AgentEvolConfig
 from agentgym_train.config.trust import resume_command
 from agentgym_train.config.values import INTERRUPTED, EpisodeFilter
 from agentgym_train.config.worlds import World, file_name
-from agentgym_train.data.collect import (
+from agentgym_train.data.collect import missing, play, starts_of
+from agentgym_train.data.collection import (
     CollectConfig,
     FilteredEpisodes,
     collected,
     filter_episodes,
-    missing,
     opened,
-    play,
-    starts_of,
 )
 from agentgym_train.data.datasets import (
     SFTDataset,

@@ -25,7 +25,8 @@ from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.base import PolicyConfig, RunConfig
 from agentgym_train.config.methods import read_method_config, runner_of
-from agentgym_train.data.collect import CollectConfig, collect
+from agentgym_train.data.collect import collect
+from agentgym_train.data.collection import CollectConfig
 from agentgym_train.evaluation.play import evaluate
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.policy import make_policy

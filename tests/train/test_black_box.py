@@ -24,7 +24,8 @@ from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.methods import config_from
 from agentgym_train.config.values import RolloutLimits
-from agentgym_train.data.collect import CollectConfig, collect, collected
+from agentgym_train.data.collect import collect
+from agentgym_train.data.collection import CollectConfig, collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.black_box import Place

@@ -23,7 +23,8 @@ from agentgym_env.launch import local_server
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.values import INTERRUPTED, EpisodeFilter, local_path
-from agentgym_train.data.collect import CollectConfig, collect, collected, opened, play, starts_of
+from agentgym_train.data.collect import collect, play, starts_of
+from agentgym_train.data.collection import CollectConfig, collected, opened
 from agentgym_train.data.datasets import read_demonstrations
 from agentgym_train.data.pairs import make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer

@@ -34,7 +34,7 @@ from agentgym_train.config.values import (
     RolloutLimits,
     parse_overrides,
 )
-from agentgym_train.data.collect import CollectConfig
+from agentgym_train.data.collection import CollectConfig
 from agentgym_train.models.local import check_available
 from agentgym_train.runs.resume import is_complete, resumed_config
 

@@ -17,7 +17,8 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.cli.models import models
 from agentgym_train.config.base import PolicyConfig
 from agentgym_train.config.values import EpisodeFilter
-from agentgym_train.data.collect import CollectConfig, collect
+from agentgym_train.data.collect import collect
+from agentgym_train.data.collection import CollectConfig
 from agentgym_train.models.local import base_of, has_adapters
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.loop import EpisodeSpec
