@@ -22,23 +22,16 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.printable import one_line
 from agentgym_train.config.options import EvalEnvOptions, PolicyOptions, given_options
 from agentgym_train.config.values import INTERRUPTED
-from agentgym_train.evaluation.conclusion import (
-    check_baseline,
-    comparisons_of,
-    conclude,
-    reports_of,
-    without_lost,
-)
+from agentgym_train.evaluation.paper import SUITES
 from agentgym_train.evaluation.plan import (
     DEFAULT_SPLIT,
     EvalPlan,
+    check_baseline,
     check_served,
     chosen_tasks,
     eval_store,
 )
-from agentgym_train.evaluation.play import play_policies
 from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
-from agentgym_train.evaluation.suite import SUITES, SuitePlan, run_suite, world_ids
 from agentgym_train.rollout.policy_spec import FORMS, PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 
@@ -118,6 +111,8 @@ def evaluate(
         policy, policy_options, model_options, given_options(context), concurrency or 16
     )
     if suite is not None:
+        from agentgym_train.evaluation.suite import SuitePlan, run_suite, world_ids
+
         _check_suite_options(env_options, words.given, tasks, baseline, json_path)
         suite_plan = SuitePlan(
             policies=words.by_world(world_ids()),
@@ -167,6 +162,14 @@ def _carry_out(
     json_path: Path | None,
 ) -> None:
     """Play the missing episodes and write the report."""
+    from agentgym_train.evaluation.conclusion import (
+        comparisons_of,
+        conclude,
+        reports_of,
+        without_lost,
+    )
+    from agentgym_train.evaluation.play import play_policies
+
     console = Console()
     path = out or plan.folder()
     with eval_store(path, plan, fresh=fresh) as store:

@@ -15,7 +15,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.printable import one_line
 from agentgym_env.run_store import RunStore
 from agentgym_train.evaluation.charts import NO_CHART, bar_chart
-from agentgym_train.evaluation.plan import EvalPlan
+from agentgym_train.evaluation.plan import EvalPlan, check_baseline
 from agentgym_train.evaluation.report import (
     EpisodeFigures,
     EvalReport,
@@ -86,12 +86,6 @@ def comparisons_of(plan: EvalPlan, played: EpisodesOf, baseline: str | None) -> 
             )
         ]  # fmt: skip
     return found
-
-
-def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
-    """Raise `ConfigError` if no policy has this label."""
-    if baseline is not None and baseline not in labels:
-        raise ConfigError(f"--baseline {baseline!r} is not one of {', '.join(map(repr, labels))}")
 
 
 def as_json(

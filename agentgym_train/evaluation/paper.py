@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+SUITES: Final = ("paper",)
+
 
 @dataclass(frozen=True, slots=True)
 class PaperFigure:

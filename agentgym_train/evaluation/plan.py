@@ -158,6 +158,12 @@ def check_served(wanted: str, served: str) -> None:
         raise ConfigError(f"the server serves {served}, not {meant}; use that id or its server")
 
 
+def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
+    """Raise `ConfigError` if no policy has this label."""
+    if baseline is not None and baseline not in labels:
+        raise ConfigError(f"--baseline {baseline!r} is not one of {', '.join(map(repr, labels))}")
+
+
 def starts_of(
     tasks: TaskSet, ids: Sequence[str], samples: int, seed: int, split: str = SEVERAL
 ) -> list[EpisodeSpec]:

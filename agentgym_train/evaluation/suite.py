@@ -21,7 +21,7 @@ from agentgym_env.run_store import RunStore, move_aside
 from agentgym_env.text_env import TaskSet
 from agentgym_train.evaluation.charts import NO_CHART, Bar, grouped_bars
 from agentgym_train.evaluation.conclusion import comparisons_of, conclude, reports_of, without_lost
-from agentgym_train.evaluation.paper import PAPER_NOTE, PAPER_ROWS, WORLDS, SuiteWorld
+from agentgym_train.evaluation.paper import PAPER_NOTE, PAPER_ROWS, SUITES, WORLDS, SuiteWorld
 from agentgym_train.evaluation.plan import FOLDER, EvalPlan, eval_store, first_tasks
 from agentgym_train.evaluation.play import play_policies
 from agentgym_train.evaluation.policies import Policies
@@ -29,7 +29,6 @@ from agentgym_train.evaluation.report import EpisodeFigures, EvalReport
 from agentgym_train.evaluation.tables import Grid, tasks_counted, with_interval
 from agentgym_train.rollout.runner import RolloutRunner
 
-SUITES: Final = ("paper",)
 _SPLIT: Final = "paper"
 _CLEAN: Final = "paper_clean"
 _TEMPERATURE: Final = 1.0
