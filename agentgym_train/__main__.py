@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from agentgym_env.cli import main
-from agentgym_train.runs.preflight import drop_safe_path
+from agentgym_train.runs.launch import drop_safe_path
 
 if __name__ == "__main__":
     drop_safe_path()

@@ -24,7 +24,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation, Sampling
 from agentgym_train.engines.hf.engine import HFEngine
-from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.evaluation.play import evaluate
 from agentgym_train.models.loading import load_policy, quiet_libraries
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from agentgym_train.evaluation.report import rate_interval
+from agentgym_train.evaluation.charts import Bar, grouped_bars
+from agentgym_train.evaluation.statistics import rate_interval
 from agentgym_train.evaluation.suite import chart_group, published_bars
-from agentgym_train.evaluation.tables import Bar, grouped_bars
 
 WORLDS: Final = {
     "TextCraft": chart_group(100, 30, own=False),

@@ -148,13 +148,14 @@ def test_third_parties_stay_where_they_are_confined():
 
 def light_modules() -> set[str]:
     """What the commands import that work without torch, and the turn loop."""
-    found = {"agentgym_train", "agentgym_train.cli", "agentgym_train.rollout.loop"}
-    tree = TREES["agentgym_train.cli"]
-    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
-        if function.name not in LOADS_TORCH:
-            lean = [n for n in ast.walk(function) if is_lean_import(n)]
-            heavy = {i for node in lean for i in imports_of(node)}
-            found |= {i for i in imports_of(function) if i in MODULES and i not in heavy}
+    commands = {name for name in MODULES if name.startswith("agentgym_train.cli.")}
+    found = {"agentgym_train", "agentgym_train.rollout.loop", *commands}
+    for tree in map(TREES.__getitem__, commands):
+        for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+            if function.name not in LOADS_TORCH:
+                lean = [n for n in ast.walk(function) if is_lean_import(n)]
+                heavy = {i for node in lean for i in imports_of(node)}
+                found |= {i for i in imports_of(function) if i in MODULES and i not in heavy}
     return found
 
 

@@ -164,7 +164,7 @@ def test_definitions_are_checked_and_local_variables_are_not():
         ("ahead", "servers/agentgym_servers/worlds/babyai/view.py", False),
         ("ahead", "servers/agentgym_servers/host/app.py", True),
         ("neighbours", "servers/agentgym_servers/web/text_browser/roles.py", False),
-        ("almost_done", "agentgym_train/cli.py", False),
+        ("almost_done", "agentgym_train/cli/train.py", False),
     ],
 )
 def test_a_name_is_old_outside_its_domain(name, path, old):

@@ -18,9 +18,10 @@ from agentgym_env.registration import env_class
 from agentgym_env.run_store import RunStore, readable_files
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import require_trust
-from agentgym_train.audit import stored_rules, template_rules, token_rules
-from agentgym_train.audit.episodes import Row, Stored, Subject
-from agentgym_train.audit.rules import Finding, Place, Rule, Settings, apply
+from agentgym_train.audit import number_rules, stored_rules, template_rules, token_rules
+from agentgym_train.audit.episodes import Row, Settings
+from agentgym_train.audit.rules import Finding, Place, Rule, apply
+from agentgym_train.audit.subject import Stored, Subject
 from agentgym_train.audit.token_rules import trained_spans
 from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import PolicyConfig
@@ -34,7 +35,7 @@ from agentgym_train.rollout.agent import format_of
 RULES: Final[Sequence[Rule[Subject]]] = [
     *template_rules.RULES,
     *token_rules.RULES,
-    *token_rules.NUMBER_RULES,
+    *number_rules.RULES,
     *stored_rules.RULES,
 ]
 

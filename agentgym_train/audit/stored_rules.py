@@ -11,9 +11,9 @@ import torch
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.audit.episodes import Stored, Subject
 from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
 from agentgym_train.audit.rules import first_difference as difference
+from agentgym_train.audit.subject import Stored, Subject
 from agentgym_train.audit.token_rules import check_mask, check_separators, trained_spans
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.rl import RLConfig

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime
 
-from agentgym_train.audit.episodes import Subject
+from agentgym_train.audit.host import CLEAN, PLAIN
 from agentgym_train.audit.rules import (
-    CLEAN,
-    PLAIN,
     Drift,
     NotApplicable,
     Passed,
@@ -17,6 +15,7 @@ from agentgym_train.audit.rules import (
     first_difference,
     text_place,
 )
+from agentgym_train.audit.subject import Subject
 
 _PLAIN_TURNS = [("look around", CLEAN[1]), ("get 2 oak logs", CLEAN[0])]
 _THOUGHT = "<think>\nI need wood first.\n</think>\n\nlook around"

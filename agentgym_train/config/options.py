@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import asdict, dataclass
-from typing import (
-    Annotated,
-    Any,
-    Final,
-)
+from typing import Annotated, Any, Final
 
 import typer
 import yaml

@@ -13,7 +13,7 @@ import typer
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.options import WORLD, PolicyOptions
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.evaluation.evaluate import PolicyPlan, policy_plans
+from agentgym_train.evaluation.plan import PolicyPlan, policy_plans
 from agentgym_train.rollout.policy_name import PolicyName, check_agent, label_of, parse_labelled
 from agentgym_train.rollout.policy_spec import PolicySpec
 

@@ -14,134 +14,24 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from agentgym_env.errors import (
-    ConfigError,
-    MissingExtra,
-    ServerStartFailed,
-    UnknownEnvironment,
-)
+from agentgym_env.errors import ConfigError, MissingExtra, ServerStartFailed, UnknownEnvironment
 from agentgym_env.printable import one_line
 from agentgym_env.run_lock import check_unlocked, folder_lock, is_unused
 from agentgym_env.run_store import RunStore, move_aside
 from agentgym_env.text_env import TaskSet
-from agentgym_train.evaluation.evaluate import (
-    FOLDER,
-    EvalPlan,
-    eval_store,
-    first_tasks,
-    play_policies,
-)
+from agentgym_train.evaluation.charts import NO_CHART, Bar, grouped_bars
+from agentgym_train.evaluation.conclusion import comparisons_of, conclude, reports_of, without_lost
+from agentgym_train.evaluation.paper import PAPER_NOTE, PAPER_ROWS, SUITES, WORLDS, SuiteWorld
+from agentgym_train.evaluation.plan import FOLDER, EvalPlan, eval_store, first_tasks
+from agentgym_train.evaluation.play import play_policies
 from agentgym_train.evaluation.policies import Policies
 from agentgym_train.evaluation.report import EpisodeFigures, EvalReport
-from agentgym_train.evaluation.tables import (
-    NO_CHART,
-    Bar,
-    Grid,
-    comparisons_of,
-    conclude,
-    grouped_bars,
-    paper_figures,
-    reports_of,
-    tasks_counted,
-    with_interval,
-    without_lost,
-)
+from agentgym_train.evaluation.tables import Grid, tasks_counted, with_interval
 from agentgym_train.rollout.runner import RolloutRunner
 
-SUITES: Final = ("paper",)
 _SPLIT: Final = "paper"
 _CLEAN: Final = "paper_clean"
 _TEMPERATURE: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteWorld:
-    """One world of the suite, as the paper evaluates it."""
-
-    name: str
-    env_id: str
-    horizon: int
-    """Maximum turns per episode in the paper's evaluation scripts."""
-    always: tuple[str, ...] = ()
-    """Differences from the paper that no setting removes."""
-    legacy: str | None = None
-    """The difference without the setting `legacy`."""
-    stand_in: str = ""
-    """The tasks that are used where the paper's are not available."""
-    quotas: Mapping[str | None, int] = field(default_factory=dict)
-    """Category -> how many tasks stand in for the paper's; None: any category."""
-
-    @property
-    def key(self) -> str:
-        """The world's name in `--env-kwargs`, and its folder."""
-        return self.name.lower()
-
-
-_OWN_WORDING: Final = "our wording"
-_WORDING: Final = f"{_OWN_WORDING}; `legacy` has AgentGym's"
-
-WORLDS: Final = (
-    SuiteWorld(
-        "TextCraft", "agentgym/TextCraft-v0", 30,
-        always=("goals are numbered by file name; in AgentGym by the order of the file system",),
-        legacy=_WORDING,
-    ),
-    SuiteWorld(
-        "BabyAI", "agentgym/BabyAI-v0", 20,
-        always=(
-            "a success ends the episode; in AgentGym not with a reward of 0.5 or less",
-            "a door that is opened to go through it ends the episode with success where that was "
-            "the goal; in AgentGym the success is lost",
-            "the 5 tasks of GoToObjS6 are laid out otherwise than by the paper's minigrid",
-        ),
-        legacy=_WORDING,
-    ),
-    SuiteWorld(
-        "SciWorld", "agentgym/SciWorld-v0", 30,
-        always=("61 of the 200 tasks are also in the paper's training list", _OWN_WORDING),
-    ),
-    SuiteWorld(
-        "WebArena", "agentgym/WebArena-v0", 15,
-        stand_in="our own sites and tasks, as many for each site as in the paper",
-        quotas={"shopping": 15, "shopping_admin": 15, "map": 10, "gitlab": 5, "reddit": 5},
-    ),
-    SuiteWorld(
-        "Search", "agentgym/Search-v0", 30,
-        legacy="the first answer is final; in the paper a wrong one may be followed by others",
-        stand_in="our own corpus and questions",
-        quotas={None: 400},
-    ),
-)  # fmt: skip
-
-
-def world_ids() -> dict[str, str]:
-    """World -> the id of its environment, of the worlds of the suite."""
-    return {world.key: world.env_id for world in WORLDS}
-
-
-PAPER_ROWS: Final[Mapping[str, Mapping[str, float]]] = {
-    "Qwen2.5-7B-Instruct": {
-        "TextCraft": 0.42, "BabyAI": 0.667, "SciWorld": 0.015, "WebArena": 0.098, "Search": 0.188,
-    },
-    "GPT-4o": {
-        "TextCraft": 0.83, "BabyAI": 0.866, "SciWorld": 0.21, "WebArena": 0.16, "Search": 0.267,
-    },
-    "o3": {
-        "TextCraft": 0.93, "BabyAI": 0.944, "SciWorld": 0.415, "WebArena": 0.34, "Search": 0.495,
-    },
-    "AgentGym-RL 7B, fixed horizon": {
-        "TextCraft": 0.89, "BabyAI": 0.922, "SciWorld": 0.505, "WebArena": 0.22, "Search": 0.34,
-    },
-    "AgentGym-RL 7B, ScalingInter": {
-        world.name: paper_figures(world.env_id)[0].success for world in WORLDS
-    },
-}  # fmt: skip
-"""Published success. Those of the first three rows are read from a chart, to about 0.002."""
-
-_PAPER_NOTE: Final = (
-    "The paper's rows are of its own servers. Other tables of it have 0.83 for the fixed horizon "
-    "in TextCraft, and 0.16 in WebArena."
-)
 
 
 class WorldNotRun(ConfigError):
@@ -241,6 +131,11 @@ class SuitePlan:
         return FOLDER / f"suite-paper-{hashlib.blake2b(whole, digest_size=5).hexdigest()}"
 
 
+def world_ids() -> dict[str, str]:
+    """World -> the id of its environment, of the worlds of the suite."""
+    return {world.key: world.env_id for world in WORLDS}
+
+
 def run_suite(
     plan: SuitePlan, path: Path, console: Console, *, fresh: bool = False
 ) -> list[WorldResult]:
@@ -257,6 +152,111 @@ def run_suite(
     with folder_lock(path, "--out"):
         _begin(plan, path, fresh=fresh)
         return _play_worlds(plan, path, console)
+
+
+def suite_tasks(tasks: TaskSet, world: SuiteWorld) -> tuple[Sequence[str], str]:
+    """(the paper's tasks, or those that stand in for them; the name of their split).
+
+    Raises `WorldNotRun` if there are neither.
+    """
+    if _SPLIT in tasks.selections:
+        return tasks.split(_SPLIT), _SPLIT
+    split = tasks.split("test") if "test" in tasks.splits else ()
+    chosen: list[str] = []
+    for category, number in world.quotas.items():
+        own = [task for task in split if category in (None, tasks.category(task))]
+        if len(own) < number:
+            raise WorldNotRun(
+                f"its tasks lack some of the paper's, and {len(own)} of {number} others "
+                f"{f'of {category} ' if category else ''}could stand in for them"
+            )
+        # Spread over the list, whose neighbours are alike.
+        chosen += [own[place * len(own) // number] for place in range(number)]
+    if not chosen:
+        raise WorldNotRun("its tasks lack some of the paper's")
+    return chosen, "test"
+
+
+def differences(
+    plan: SuitePlan, world: SuiteWorld, split: str, kwargs: Mapping[str, Any]
+) -> list[str]:
+    """What differs from the paper's evaluation of a world."""
+    found = list(world.always)
+    if world.legacy and not kwargs.get("legacy"):
+        found.append(world.legacy)
+    if split != _SPLIT:
+        found.append(world.stand_in)
+    elif world.stand_in:
+        found.append("the sites, retriever or judge that you provide")
+    if plan.horizon not in (None, world.horizon):
+        found.append(f"{plan.horizon} turns; in the paper's scripts {world.horizon}")
+    if plan.limit is not None:
+        found.append(f"only the first {tasks_counted(plan.limit)}")
+    if plan.per_category is not None:
+        found.append(f"only the first {tasks_counted(plan.per_category)} of each category")
+    own = {name: value for name, value in kwargs.items() if name != "legacy"}
+    if own:
+        found.append(f"env_kwargs {json.dumps(own)}")
+    if plan.samples > 1:
+        found.append(f"mean of {plan.samples} episodes per task; in the paper 1")
+    return [*found, *_differences_of_models(plan.policies[world.key])]
+
+
+def suite_grid(labels: Sequence[str], results: Sequence[WorldResult]) -> tuple[Grid, list[str]]:
+    """(a row per policy and per model of the paper, a column per world; the notes below)."""
+    notes: dict[str, int] = {}
+
+    def mark(result: WorldResult) -> str:
+        texts = [result.not_run and f"not run: {result.not_run}", *result.differences]
+        texts += [f"{label}: {why}" for label, why in result.skipped.items()]
+        numbers = [notes.setdefault(text, len(notes) + 1) for text in texts if text]
+        return " ".join(f"[{number}]" for number in numbers)
+
+    header = ["", *(f"{result.world.name} {mark(result)}".strip() for result in results)]
+    rows = [[label, *(_cell(result, label) for result in results)] for label in labels]
+    facts = [
+        ["tasks", *(_fact(result, f"{result.tasks} of {result.split}") for result in results)],
+        ["maximum turns", *(_fact(result, str(result.horizon)) for result in results)],
+    ]
+    clean = [[f"{name}, {_CLEAN}", *(_clean(r, name) for r in results)] for name in labels]
+    clean = [row for row in clean if set(row[1:]) != {""}]
+    published = [
+        [f"{name} (paper)", *(f"{row[result.world.name]:.3f}" for result in results)]
+        for name, row in PAPER_ROWS.items()
+    ]
+    listed = [f"[{number}] {text}" for text, number in notes.items()]
+    title = "Suite paper: success (95 % interval), mean turns"
+    grid = Grid(title, header, [*facts, *rows, *clean, *published])
+    return grid, [*listed, PAPER_NOTE]
+
+
+def draw_suite(labels: Sequence[str], results: Sequence[WorldResult], path: Path) -> None:
+    """Success by world, with a bar for each policy and for each model of the paper, as PNG."""
+    ours = {
+        label: [
+            (report.success, report.success_interval) if report else None
+            for report in (result.reports.get(label) for result in results)
+        ]
+        for label in labels
+    }
+    names = [f"{result.world.name}\n{_described(result)}" for result in results]
+    grouped_bars(ours, published_bars([result.world.name for result in results]), names, path)
+
+
+def published_bars(worlds: Sequence[str]) -> dict[str, list[Bar | None]]:
+    """The paper's success in these worlds, by model."""
+    return {
+        f"{name} (paper)": [(row[world], None) for world in worlds]
+        for name, row in PAPER_ROWS.items()
+    }
+
+
+def chart_group(tasks: int, horizon: int, *, own: bool) -> str:
+    """What a chart says of a world; `own`: these are not the paper's tasks."""
+    counted = tasks_counted(tasks)
+    if own:
+        return f"{counted}, {horizon} turns\nour tasks: do not compare\nwith the paper's bars"
+    return f"{counted}, {horizon} turns"
 
 
 def _play_worlds(plan: SuitePlan, path: Path, console: Console) -> list[WorldResult]:
@@ -368,54 +368,6 @@ def _play_world(plan: SuitePlan, world: SuiteWorld, path: Path, console: Console
     )  # fmt: skip
 
 
-def suite_tasks(tasks: TaskSet, world: SuiteWorld) -> tuple[Sequence[str], str]:
-    """(the paper's tasks, or those that stand in for them; the name of their split).
-
-    Raises `WorldNotRun` if there are neither.
-    """
-    if _SPLIT in tasks.selections:
-        return tasks.split(_SPLIT), _SPLIT
-    split = tasks.split("test") if "test" in tasks.splits else ()
-    chosen: list[str] = []
-    for category, number in world.quotas.items():
-        own = [task for task in split if category in (None, tasks.category(task))]
-        if len(own) < number:
-            raise WorldNotRun(
-                f"its tasks lack some of the paper's, and {len(own)} of {number} others "
-                f"{f'of {category} ' if category else ''}could stand in for them"
-            )
-        # Spread over the list, whose neighbours are alike.
-        chosen += [own[place * len(own) // number] for place in range(number)]
-    if not chosen:
-        raise WorldNotRun("its tasks lack some of the paper's")
-    return chosen, "test"
-
-
-def differences(
-    plan: SuitePlan, world: SuiteWorld, split: str, kwargs: Mapping[str, Any]
-) -> list[str]:
-    """What differs from the paper's evaluation of a world."""
-    found = list(world.always)
-    if world.legacy and not kwargs.get("legacy"):
-        found.append(world.legacy)
-    if split != _SPLIT:
-        found.append(world.stand_in)
-    elif world.stand_in:
-        found.append("the sites, retriever or judge that you provide")
-    if plan.horizon not in (None, world.horizon):
-        found.append(f"{plan.horizon} turns; in the paper's scripts {world.horizon}")
-    if plan.limit is not None:
-        found.append(f"only the first {tasks_counted(plan.limit)}")
-    if plan.per_category is not None:
-        found.append(f"only the first {tasks_counted(plan.per_category)} of each category")
-    own = {name: value for name, value in kwargs.items() if name != "legacy"}
-    if own:
-        found.append(f"env_kwargs {json.dumps(own)}")
-    if plan.samples > 1:
-        found.append(f"mean of {plan.samples} episodes per task; in the paper 1")
-    return [*found, *_differences_of_models(plan.policies[world.key])]
-
-
 def _differences_of_models(policies: Policies) -> list[str]:
     """Those in how models are asked, if there is one."""
     settings, found = policies.settings, []
@@ -474,34 +426,6 @@ def _conclude(
     )
 
 
-def suite_grid(labels: Sequence[str], results: Sequence[WorldResult]) -> tuple[Grid, list[str]]:
-    """(a row per policy and per model of the paper, a column per world; the notes below)."""
-    notes: dict[str, int] = {}
-
-    def mark(result: WorldResult) -> str:
-        texts = [result.not_run and f"not run: {result.not_run}", *result.differences]
-        texts += [f"{label}: {why}" for label, why in result.skipped.items()]
-        numbers = [notes.setdefault(text, len(notes) + 1) for text in texts if text]
-        return " ".join(f"[{number}]" for number in numbers)
-
-    header = ["", *(f"{result.world.name} {mark(result)}".strip() for result in results)]
-    rows = [[label, *(_cell(result, label) for result in results)] for label in labels]
-    facts = [
-        ["tasks", *(_fact(result, f"{result.tasks} of {result.split}") for result in results)],
-        ["maximum turns", *(_fact(result, str(result.horizon)) for result in results)],
-    ]
-    clean = [[f"{name}, {_CLEAN}", *(_clean(r, name) for r in results)] for name in labels]
-    clean = [row for row in clean if set(row[1:]) != {""}]
-    published = [
-        [f"{name} (paper)", *(f"{row[result.world.name]:.3f}" for result in results)]
-        for name, row in PAPER_ROWS.items()
-    ]
-    listed = [f"[{number}] {text}" for text, number in notes.items()]
-    title = "Suite paper: success (95 % interval), mean turns"
-    grid = Grid(title, header, [*facts, *rows, *clean, *published])
-    return grid, [*listed, _PAPER_NOTE]
-
-
 def _cell(result: WorldResult, label: str) -> str:
     report = result.reports.get(label)
     if report is None:
@@ -520,37 +444,8 @@ def _clean(result: WorldResult, label: str) -> str:
     return "" if success is None else f"{success:.2f} of {tasks_counted(result.clean_tasks)}"
 
 
-def draw_suite(labels: Sequence[str], results: Sequence[WorldResult], path: Path) -> None:
-    """Success by world, with a bar for each policy and for each model of the paper, as PNG."""
-    ours = {
-        label: [
-            (report.success, report.success_interval) if report else None
-            for report in (result.reports.get(label) for result in results)
-        ]
-        for label in labels
-    }
-    names = [f"{result.world.name}\n{_described(result)}" for result in results]
-    grouped_bars(ours, published_bars([result.world.name for result in results]), names, path)
-
-
-def published_bars(worlds: Sequence[str]) -> dict[str, list[Bar | None]]:
-    """The paper's success in these worlds, by model."""
-    return {
-        f"{name} (paper)": [(row[world], None) for world in worlds]
-        for name, row in PAPER_ROWS.items()
-    }
-
-
 def _described(result: WorldResult) -> str:
     """The tasks and turns of a world, under its bars."""
     if result.not_run:
         return "not run"
     return chart_group(result.tasks, result.horizon, own=result.split != _SPLIT)
-
-
-def chart_group(tasks: int, horizon: int, *, own: bool) -> str:
-    """What a chart says of a world; `own`: these are not the paper's tasks."""
-    counted = tasks_counted(tasks)
-    if own:
-        return f"{counted}, {horizon} turns\nour tasks: do not compare\nwith the paper's bars"
-    return f"{counted}, {horizon} turns"

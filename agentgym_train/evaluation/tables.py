@@ -1,215 +1,21 @@
-"""Evaluation reports as tables and charts, for the terminal, Markdown and CSV."""
+"""Evaluation reports as tables, for the terminal, Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentgym_env.errors import ConfigError
 from agentgym_env.printable import UncutTable, one_line
-from agentgym_env.run_store import RunStore
-from agentgym_train.evaluation.evaluate import EvalPlan
-from agentgym_train.evaluation.report import (
-    CategoryReport,
-    Comparison,
-    EpisodeFigures,
-    EvalReport,
-    Interval,
-    compare,
-    holm,
-    report_of,
-    warn_of_cuts,
-    why_none_counts,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PaperFigure:
-    """One model's success in one world."""
-
-    name: str
-    success: float
-    categories: dict[str, float] = field(default_factory=dict)
-
-
-_SCALED: Final = "AgentGym-RL 7B, ScalingInter (paper)"
-
-_FIGURES: Final[dict[str, tuple[PaperFigure, ...]]] = {
-    "agentgym/TextCraft-v0": (PaperFigure(_SCALED, 0.910),),
-    "agentgym/BabyAI-v0": (PaperFigure(_SCALED, 0.967),),
-    "agentgym/SciWorld-v0": (PaperFigure(_SCALED, 0.570),),
-    "agentgym/Search-v0": (PaperFigure(_SCALED, 0.382),),
-    "agentgym/WebArena-v0": (
-        PaperFigure(
-            _SCALED,
-            0.260,
-            # The paper has one figure for GitLab and Reddit together.
-            {
-                "shopping": 0.333, "shopping_admin": 0.267, "map": 0.200,
-                "gitlab": 0.200, "reddit": 0.200,
-            },
-        ),
-        PaperFigure("AgentGym-RL 7B, fixed horizon (paper)", 0.220),
-        PaperFigure("Qwen2.5-7B-Instruct (paper)", 0.0976),
-    ),
-}  # fmt: skip
-
-
-def paper_figures(env_id: str) -> tuple[PaperFigure, ...]:
-    """The paper's results in a world, if it has any."""
-    return _FIGURES.get(env_id, ())
-
-
-MAX_CATEGORIES: Final = 40
-"""With more categories, the chart shows only the total."""
-
-_COLORS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#6b6b6b")
-"""The palette of Okabe and Ito, for color-blind readers."""
-
-_LINES: Final = (("#222222", "--"), ("#222222", ":"), ("#777777", "-."))
-
-
-def bar_chart(reports: Mapping[str, EvalReport], path: Path) -> None:
-    """Success in total and by category, with one bar per policy, as PNG."""
-    from matplotlib.figure import Figure
-
-    first = next(iter(reports.values()))
-    names = [name for name in first.categories if name != "all"]
-    groups = ["all", *(names if len(names) <= MAX_CATEGORIES else [])]
-    thick = 0.8 / len(reports)
-    height = 1.8 + len(groups) * max(0.45, 0.22 * len(reports))
-    figure = Figure(figsize=(8, height), layout="constrained")
-    axis = figure.subplots()
-    for number, (label, report) in enumerate(reports.items()):
-        parts: dict[str, EvalReport | CategoryReport] = {**report.categories, "all": report}
-        there = [(row, parts[name]) for row, name in enumerate(groups) if name in parts]
-        axis.barh(
-            [row - 0.4 + thick * (number + 0.5) for row, _ in there],
-            [part.success for _, part in there],
-            height=thick * 0.92,
-            xerr=_whiskers([part for _, part in there]),
-            color=_COLORS[number % len(_COLORS)],
-            error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
-            label=_plain(label),
-        )
-    _reference_lines(axis, first.env, groups)
-    axis.set_yticks(range(len(groups)), [_plain(name) for name in groups])
-    axis.invert_yaxis()
-    axis.set_xlim(0, 1.02)
-    axis.set_xlabel("success, with 95 % intervals over tasks")
-    axis.set_title(_plain(f"{first.env}, split {first.split}, horizon {first.horizon}"), loc="left")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="x", alpha=0.25)
-    figure.legend(loc="outside lower left", frameon=False, ncols=2, fontsize="small")
-    with warnings.catch_warnings():
-        # A name may be in a script that the font lacks, which draws boxes instead.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(path, dpi=130)
-
-
-NO_CHART: Final = " (a chart needs matplotlib: pip install matplotlib)"
-
-Bar = tuple[float, Interval | None]
-"""A value and its interval."""
-
-
-def grouped_bars(
-    ours: Mapping[str, Sequence[Bar | None]],
-    others: Mapping[str, Sequence[Bar | None]],
-    groups: Sequence[str],
-    path: Path,
-) -> None:
-    """Bars of success in groups, as PNG: `ours` in colors, then `others` hatched in greys.
-
-    A bar of 0 has a 0 in its place, and one that is None, because it was not run, a dash.
-    """
-    from matplotlib.figure import Figure
-
-    rows = {**ours, **others}
-    thick = 0.84 / len(rows)
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
-    axis = figure.subplots()
-    for number, (label, bars) in enumerate(rows.items()):
-        middle = thick * (number + 0.5) - 0.42
-        there = [(place, bar) for place, bar in enumerate(bars) if bar is not None]
-        grey = 0.92 - 0.5 * (number - len(ours)) / max(1, len(others))
-        style: dict[str, Any] = {"color": _COLORS[number % len(_COLORS)]}
-        if label in others:
-            style = {"color": str(grey), "hatch": "//", "edgecolor": "#888888", "linewidth": 0.4}
-        spans = [(value, interval or (value, value)) for _, (value, interval) in there]
-        axis.bar(
-            [place + middle for place, _ in there],
-            [value for value, _ in spans],
-            width=thick * 0.92,
-            yerr=[
-                [max(0.0, value - low) for value, (low, _) in spans],
-                [max(0.0, high - value) for value, (_, high) in spans],
-            ],
-            error_kw={"elinewidth": 0 if label in others else 1, "ecolor": "#333333"},
-            label=_plain(label),
-            **style,
-        )
-        for place, bar in enumerate(bars):
-            if bar is None or bar[0] == 0:
-                top = 0.0 if bar is None or bar[1] is None else bar[1][1]
-                axis.text(
-                    place + middle,
-                    top + 0.008,
-                    "-" if bar is None else "0",
-                    ha="center",
-                    fontsize="x-small",
-                )
-    axis.set_xticks(range(len(groups)), groups, fontsize="small")
-    axis.set_ylim(0, 1.02)
-    axis.set_ylabel("success, with 95 % intervals (-: not run)")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="y", alpha=0.25)
-    axis.set_axisbelow(True)
-    figure.legend(loc="outside lower left", frameon=False, ncols=3, fontsize="small")
-    figure.savefig(path, dpi=130)
-
-
-def _reference_lines(axis: Any, env: str, groups: list[str]) -> None:
-    for number, paper in enumerate(paper_figures(env)):
-        color, dashes = _LINES[number % len(_LINES)]
-        label = f"{paper.name}: {paper.success:.3f}"
-        places = {"all": paper.success, **paper.categories}
-        for row, name in enumerate(groups):
-            if name in places:
-                # Each group has its own line: the paper's total does not apply to a category.
-                axis.plot(
-                    [places[name]] * 2, [row - 0.46, row + 0.46], dashes, color=color,
-                    linewidth=1.6, label=label if name == "all" else None,
-                )  # fmt: skip
-
-
-def _whiskers(parts: list[EvalReport | CategoryReport]) -> list[list[float]]:
-    """(below, above) of each bar; zero without an interval."""
-    below, above = [], []
-    for part in parts:
-        low, high = part.success_interval or (part.success, part.success)
-        below.append(max(0.0, part.success - low))
-        above.append(max(0.0, high - part.success))
-    return [below, above]
-
-
-def _plain(text: str) -> str:
-    """Text that Matplotlib does not read as a formula; a leading underscore would hide it."""
-    shown = one_line(text, 60).replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
-
+from agentgym_train.evaluation.paper import paper_figures
+from agentgym_train.evaluation.report import CategoryReport, EvalReport, Versus
+from agentgym_train.evaluation.statistics import Interval
 
 Reports = Mapping[str, EvalReport]
 
@@ -218,27 +24,6 @@ _CSV_COLUMNS: Final = (
     "success_high", "avg_at_k", "score", "score_low", "score_high", "reward", "turns", "turns_low",
     "turns_high", "tokens", "invalid_actions", "cut_turns",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Versus:
-    """One policy against another by one metric."""
-
-    policy: str
-    baseline: str
-    figure: str
-    found: Comparison
-    p_holm: float
-    """The p-value, corrected for the other comparisons of that figure."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "policy": self.policy, "baseline": self.baseline, "figure": self.figure,
-            "effect": self.found.effect, "interval": self.found.interval, "p": self.found.p,
-            "p_holm": self.p_holm, "tasks": self.found.tasks, "better": self.found.better,
-            "worse": self.found.worse,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +164,11 @@ def with_interval(value: float, interval: Interval | None) -> str:
     return f"{value:.2f}" + ("" if interval is None else " ({:.2f}-{:.2f})".format(*interval))
 
 
+def tasks_counted(number: int) -> str:
+    """`1 task`, `2 tasks` and so on."""
+    return "1 task" if number == 1 else f"{number} tasks"
+
+
 def _csv_row(
     label: str, category: str, part: EvalReport | CategoryReport, samples: int
 ) -> dict[str, Any]:
@@ -402,11 +192,6 @@ def _no_formula(cell: str) -> str:
 
 def _ends(name: str, interval: Interval | None) -> dict[str, float]:
     return {} if interval is None else {f"{name}_low": interval[0], f"{name}_high": interval[1]}
-
-
-def tasks_counted(number: int) -> str:
-    """`1 task`, `2 tasks` and so on."""
-    return "1 task" if number == 1 else f"{number} tasks"
 
 
 def _title(report: EvalReport) -> str:
@@ -446,134 +231,3 @@ def _markdown(text: str) -> str:
     for sign in "&\\`*_[]<>|":  # & first, as it is written for others
         shown = shown.replace(sign, f"&#{ord(sign)};" if sign in "<>&|" else f"\\{sign}")
     return shown
-
-
-EpisodesOf = Mapping[str, Sequence[EpisodeFigures]]
-"""Label of a policy -> its episodes."""
-
-_COMPARED = ("success", "score")
-
-
-def without_lost(played: EpisodesOf) -> tuple[EpisodesOf, dict[str, str]]:
-    """(the episodes of the policies that have a result, the reasons of those that have none).
-
-    Raises `ConfigError` if none has one.
-    """
-    lost = {label: why for label, episodes in played.items() if (why := why_none_counts(episodes))}
-    if len(lost) == len(played):
-        raise ConfigError(next(iter(lost.values()), "nothing was played"))
-    return {label: episodes for label, episodes in played.items() if label not in lost}, lost
-
-
-def reports_of(plan: EvalPlan, played: EpisodesOf) -> dict[str, EvalReport]:
-    """One report per policy."""
-    return {
-        label: report_of(
-            episodes,
-            env=plan.env,
-            split=plan.split,
-            horizon=plan.horizon,
-            samples=plan.samples,
-            seed=plan.seed,
-        )
-        for label, episodes in played.items()
-    }
-
-
-def comparisons_of(plan: EvalPlan, played: EpisodesOf, baseline: str | None) -> list[Versus]:
-    """Compare every other policy with `baseline`, by default the first, by success and by score.
-
-    Raises `ConfigError` for an unknown baseline.
-    """
-    check_baseline(list(played), baseline)
-    against = baseline or next(iter(played))
-    others = [label for label in played if label != against]
-    found: list[Versus] = []
-    for figure in _COMPARED:
-        each = [compare(played[o], played[against], plan.seed, figure) for o in others]
-        corrected = holm([comparison.p for comparison in each])
-        found += [
-            Versus(*parts) for parts in zip(
-                others, [against] * len(others), [figure] * len(others), each, corrected,
-                strict=True,
-            )
-        ]  # fmt: skip
-    return found
-
-
-def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
-    """Raise `ConfigError` if no policy has this label."""
-    if baseline is not None and baseline not in labels:
-        raise ConfigError(f"--baseline {baseline!r} is not one of {', '.join(map(repr, labels))}")
-
-
-def as_json(
-    plan: EvalPlan, reports: Mapping[str, EvalReport], comparisons: Sequence[Versus]
-) -> str:
-    """The reports, the comparisons, and the settings of the evaluation."""
-    settings = {name: value for name, value in plan.as_dict().items() if name != "tasks"}
-    whole: dict[str, Any] = {
-        "evaluation": settings,
-        "reports": {label: report.as_dict() for label, report in reports.items()},
-        "comparisons": [comparison.as_dict() for comparison in comparisons],
-    }
-    return json.dumps(whole, indent=2) + "\n"
-
-
-def grids_of(reports: dict[str, EvalReport], comparisons: Sequence[Versus]) -> list[Grid]:
-    """The tables of an evaluation."""
-    by_category = category_grid(reports, "By category")
-    return [
-        policy_grid(reports),
-        *([by_category] if by_category.rows else []),
-        *([versus_grid(comparisons)] if comparisons else []),
-    ]
-
-
-def conclude(
-    store: RunStore,
-    plan: EvalPlan,
-    reports: dict[str, EvalReport],
-    comparisons: Sequence[Versus],
-    console: Console,
-    json_path: Path | None = None,
-) -> None:
-    """Write the files, and show the tables."""
-    grids = grids_of(reports, comparisons)
-    for grid in grids:
-        console.print(grid.as_table())
-    for label, report in reports.items():
-        if report.lost:
-            console.print(Text(f"{one_line(label)}: {_lost(report)}", "yellow"), soft_wrap=True)
-        if warning := warn_of_cuts(report.cut_turns, plan.policy.turn_max_tokens):
-            console.print(Text(f"{one_line(label)}: {warning}", "yellow"), soft_wrap=True)
-        if report.usage:
-            console.print(Text(f"{one_line(label)}: used {_used(report)}"), soft_wrap=True)
-    paper = paper_grid(plan.env)
-    pages = [grid.as_markdown() for grid in [*grids, *([paper] if paper else [])]]
-    text = as_json(plan, reports, comparisons)
-    for name, content in (
-        ("report.json", text),
-        ("report.csv", as_csv(reports)),
-        ("report.md", "\n".join(pages)),
-    ):
-        (store.path / name).write_text(content, encoding="utf-8")
-    charts = find_spec("matplotlib") is not None
-    if charts:
-        bar_chart(reports, store.path / "report.png")
-    if json_path is not None:
-        json_path.write_text(text, encoding="utf-8")
-    chart = ", .png" if charts else NO_CHART
-    console.print(
-        f"Figures: {store.path}/report.json, .csv, .md{chart}   "
-        f"Episodes: {store.path}/trajectories",
-        soft_wrap=True, markup=False, highlight=False,
-    )  # fmt: skip
-
-
-def _lost(report: EvalReport) -> str:
-    return f"{report.lost} episodes were lost and are excluded; the same command plays them again."
-
-
-def _used(report: EvalReport) -> str:
-    return ", ".join(f"{value:,} {name}" for name, value in report.usage.items())

@@ -40,13 +40,7 @@ from agentgym_train.gateway.episode import (
 )
 from agentgym_train.gateway.fields import IgnoredFields, read_json
 from agentgym_train.gateway.listener import Listener, admit, read_body
-from agentgym_train.gateway.messages import (
-    Reply,
-    Request,
-    parts_of,
-    read_chat,
-    read_response,
-)
+from agentgym_train.gateway.messages import Reply, Request, parts_of, read_chat, read_response
 from agentgym_train.gateway.recorder import Chats, EpisodeRecorder, Prepared, token_logprobs
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.tool_syntaxes import BadCall, Call, typed_arguments

@@ -23,10 +23,7 @@ from urllib.parse import urlsplit
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.models.folders import (
-    check_folder,
-    folder_digest,
-)
+from agentgym_train.models.folders import check_folder, folder_digest
 
 Kind = Literal["expert", "random", "hf", "vllm", "openai"]
 

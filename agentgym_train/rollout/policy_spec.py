@@ -12,16 +12,9 @@ from agentgym_env.tools import ToolSpec
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
-from agentgym_train.rollout.actors import (
-    ExpertActor,
-    RandomActor,
-)
-from agentgym_train.rollout.episode import (
-    EpisodeActorFactory,
-)
-from agentgym_train.rollout.model_actors import (
-    chat_actors,
-)
+from agentgym_train.rollout.actors import ExpertActor, RandomActor
+from agentgym_train.rollout.episode import EpisodeActorFactory
+from agentgym_train.rollout.model_actors import chat_actors
 from agentgym_train.rollout.policy_name import PolicyName, parse_policy
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

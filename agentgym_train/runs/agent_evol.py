@@ -36,15 +36,13 @@ from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.trust import resume_command
 from agentgym_train.config.worlds import World, file_name
-from agentgym_train.data.collect import (
+from agentgym_train.data.collect import missing, play, starts_of
+from agentgym_train.data.collection import (
     CollectConfig,
     FilteredEpisodes,
     collected,
     filter_episodes,
-    missing,
     opened,
-    play,
-    starts_of,
 )
 from agentgym_train.data.datasets import (
     SFTDataset,
@@ -71,9 +69,9 @@ from agentgym_train.runs.run import (
     place_model,
     train,
 )
+from agentgym_train.runs.summary import conclude_evolution
 from agentgym_train.runs.watchdog import watching_processes
-from agentgym_train.training.callbacks import last_checkpoint
-from agentgym_train.training.run_summary import conclude_evolution
+from agentgym_train.training.checkpoints import last_checkpoint
 from agentgym_train.training.sft import AgentSFTTrainer
 from agentgym_train.training.trackers import Trackers
 

@@ -44,7 +44,8 @@ from agentgym_train.rollout.horizon import (
 )
 from agentgym_train.rollout.runner import Stage
 from agentgym_train.runs.methods import method_of
-from agentgym_train.runs.preflight import place, prepared
+from agentgym_train.runs.place import place
+from agentgym_train.runs.preflight import prepared
 from agentgym_train.runs.run import (
     Run,
     checkpoint_of,

@@ -18,32 +18,16 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.data.datasets import SFTDataset, warnings_of_shown_tasks
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.progress import (
-    RolloutBar,
-)
-from agentgym_train.rollout.runner import (
-    RolloutRunner,
-    Stage,
-)
+from agentgym_train.rollout.progress import RolloutBar
+from agentgym_train.rollout.runner import RolloutRunner, Stage
 from agentgym_train.runs import agent_evol, run
+from agentgym_train.runs.curves import plot, plot_learning
+from agentgym_train.runs.next_steps import next_commands, next_learning_commands
 from agentgym_train.runs.run import MakeTrainer, Method, Notify
-from agentgym_train.training.callbacks import (
-    CheckpointMarker,
-    HorizonState,
-    Shown,
-    StepMetrics,
-    TokenCounter,
-)
+from agentgym_train.runs.summary import last_words, learning_summary, summary
+from agentgym_train.training.callbacks import Shown, StepMetrics
+from agentgym_train.training.checkpoints import CheckpointMarker, HorizonState, TokenCounter
 from agentgym_train.training.dpo import AgentDPOTrainer, DPODataset, check_dpo
-from agentgym_train.training.run_summary import (
-    last_words,
-    learning_summary,
-    next_commands,
-    next_learning_commands,
-    plot,
-    plot_learning,
-    summary,
-)
 from agentgym_train.training.sft import AgentSFTTrainer, check_sft
 from agentgym_train.training.trainer import RLTrainer, check_rl
 

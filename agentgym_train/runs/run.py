@@ -27,7 +27,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import resume_command
 from agentgym_train.config.worlds import file_name
-from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.evaluation.play import evaluate
 from agentgym_train.evaluation.report import EvalReport, Reports, warn_of_cuts
 from agentgym_train.models.adapters import keep_base
 from agentgym_train.models.distributed import gathered, join, on_main_process
@@ -37,6 +37,7 @@ from agentgym_train.models.setup import use_attention, warn_of_slow_bfloat16
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
+from agentgym_train.runs.summary import show_end, success_table
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
     CurrentLearningRate,
@@ -46,11 +47,10 @@ from agentgym_train.training.callbacks import (
     StopAtLastStep,
     StopOnInterrupt,
     TrainedFurther,
-    last_checkpoint,
     write_config,
 )
+from agentgym_train.training.checkpoints import last_checkpoint
 from agentgym_train.training.compiling import compile_layers, set_tiles
-from agentgym_train.training.run_summary import show_end, success_table
 from agentgym_train.training.trackers import Trackers
 
 MakeTrainer = Callable[..., Any]

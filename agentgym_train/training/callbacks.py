@@ -1,19 +1,15 @@
-"""Callbacks for all training methods: metrics, checkpoints and Ctrl-C."""
+"""Callbacks for all training methods: metrics, Ctrl-C and the last step."""
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 import yaml
-from accelerate import PartialState
 from rich.progress import Progress
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -23,7 +19,6 @@ from agentgym_train.config.run import RunConfig
 from agentgym_train.event_loop import in_main_thread
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.model_card import find_base_again
-from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.progress import is_redrawn
 
 StepMetrics = dict[str, float]
@@ -249,122 +244,3 @@ class StopAtEnvSteps(TrainerCallback):
 
     def _are_used(self, state: TrainerState) -> bool:
         return sum(row.get("env_steps", 0) for row in state.log_history) >= self.env_steps
-
-
-class HorizonState(TrainerCallback):
-    """Saves the horizon schedule's state in each checkpoint, and reports when it grows.
-
-    The file is written last, so a checkpoint that contains it is complete.
-    """
-
-    FILE = "horizon.json"
-
-    def __init__(
-        self, horizon: Horizon, checkpoint: str | None, report: Callable[[str], object]
-    ) -> None:
-        """`checkpoint` is the folder that the run resumes from, if any."""
-        self._horizon = horizon
-        self._report = report
-        if checkpoint is not None:
-            kept = json.loads((Path(checkpoint) / self.FILE).read_text(encoding="utf-8"))
-            horizon.load_state_dict(kept["state"])
-        self._reported = len(horizon.growths)
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Report that the horizon grew."""
-        for growth in self._horizon.growths[self._reported :]:
-            self._report(f"horizon {growth.turns} from step {growth.step + 1}: {growth.reason}")
-        self._reported = len(self._horizon.growths)
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Write the state to the checkpoint, atomically."""
-        if not state.is_world_process_zero:
-            return
-        step = state.global_step
-        kept = {
-            "step": step,
-            "turns": self._horizon(step),
-            "state": self._horizon.state_dict(),
-        }
-        _finish_checkpoint(args, state, self.FILE, kept)
-
-
-class CheckpointMarker(TrainerCallback):
-    """Marks each checkpoint as complete, for methods without a horizon schedule."""
-
-    FILE = "whole.json"
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Write the file, atomically."""
-        if state.is_world_process_zero:
-            _finish_checkpoint(args, state, self.FILE, {"step": state.global_step})
-
-
-class TokenCounter(TrainerCallback):
-    """Keeps TRL's count of the trained tokens in the checkpoints; TRL begins again at 0."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Continue from the checkpoint's count."""
-        self._trainer._total_train_tokens = int(state.num_input_tokens_seen)
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Count the step."""
-        state.num_input_tokens_seen = self._trainer._total_train_tokens
-
-
-def _finish_checkpoint(
-    args: TrainingArguments, state: TrainerState, name: str, kept: dict[str, Any]
-) -> None:
-    target = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / name
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-    partial.replace(target)
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """The newest complete checkpoint; incomplete ones of a killed process are skipped."""
-    names = (HorizonState.FILE, CheckpointMarker.FILE)
-    whole = [path.parent for name in names for path in folder.glob(f"checkpoint-*/{name}")]
-    steps = {str(path): path.name.removeprefix("checkpoint-") for path in whole}
-    numbered = [(int(step), path) for path, step in steps.items() if step.isdecimal()]
-    return max(numbered)[1] if numbered else None
-
-
-def shared_values(config: RunConfig, batch: int, steps: int, checkpoints: Path) -> dict[str, Any]:
-    """The values that the methods' TRL configs have in common; `batch` is of all processes."""
-    on_gpu = torch.cuda.is_available()
-    return {
-        "output_dir": str(checkpoints),
-        "run_name": Path(config.output_dir).name,
-        "max_steps": steps,
-        "learning_rate": config.learning_rate,
-        "lr_scheduler_type": "linear",
-        "warmup_steps": config.warmup_steps,
-        "per_device_train_batch_size": batch // PartialState().num_processes,
-        "gradient_accumulation_steps": 1,
-        "seed": config.seed,
-        "use_cpu": not on_gpu,
-        "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
-        "gradient_checkpointing": on_gpu,
-        "logging_steps": 1,
-        "save_steps": config.save_every,
-        "save_total_limit": 2,
-        "disable_tqdm": True,
-        # Every weight is used in every forward pass, so there is nothing to search for.
-        "ddp_find_unused_parameters": False,
-        "report_to": "none",
-        "dataloader_num_workers": 0,
-    }

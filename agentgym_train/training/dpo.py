@@ -27,15 +27,8 @@ from agentgym_train.config.learn import DPOConfig
 from agentgym_train.data.datasets import check_turns, describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
-from agentgym_train.models.adapters import (
-    adapters_for,
-    check_reference,
-    finish_adapters,
-)
+from agentgym_train.models.adapters import adapters_for, check_reference, finish_adapters
 from agentgym_train.models.distributed import GatheredModel
-from agentgym_train.training.callbacks import (
-    shared_values,
-)
 from agentgym_train.training.finite import FiniteSteps
 from agentgym_train.training.microbatches import (
     check_router_loss,
@@ -43,8 +36,9 @@ from agentgym_train.training.microbatches import (
     make_microbatches,
     rows_of,
 )
-from agentgym_train.training.sampler import row_order
 from agentgym_train.training.sft import check_libraries
+from agentgym_train.training.task_order import row_order
+from agentgym_train.training.trl_values import shared_values
 
 
 @dataclass(frozen=True, slots=True)

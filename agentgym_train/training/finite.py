@@ -17,7 +17,7 @@ from transformers import Trainer
 from agentgym_env.errors import AgentGymError
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.setup import uncompiled
-from agentgym_train.training.callbacks import last_checkpoint
+from agentgym_train.training.checkpoints import last_checkpoint
 
 _PROBE_TOKENS = 8
 

@@ -26,24 +26,24 @@ from agentgym_train.data.datasets import check_rows
 from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.models.adapters import adapters_for, finish_adapters, lora_config
 from agentgym_train.models.distributed import GatheredModel
-from agentgym_train.training.callbacks import (
-    shared_values,
-)
 from agentgym_train.training.finite import FiniteSteps
 from agentgym_train.training.microbatches import (
+    check_router_loss,
+    loss_in_microbatches,
+    make_microbatches,
+    summed,
+)
+from agentgym_train.training.packing import (
     Layout,
     backbone_of,
     check_packing,
-    check_router_loss,
     hidden_states_at,
-    loss_in_microbatches,
-    make_microbatches,
     pack,
     packed_positions,
     shares_rows_of,
-    summed,
 )
-from agentgym_train.training.sampler import row_order
+from agentgym_train.training.task_order import row_order
+from agentgym_train.training.trl_values import shared_values
 
 Row = Mapping[str, list[int]]
 """`input_ids` (T,) and `labels` (T,), -100 without loss; see `tokenize.training_row`."""

@@ -1,4 +1,7 @@
-"""The metrics of a step's episodes; knows nothing about losses and weights."""
+"""A step's episodes as figures: what each process reports, the metrics, the check of lost ones.
+
+Knows nothing about losses and weights.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from logging import getLogger
 
-from agentgym_env.errors import teaches
+import msgspec
+
+from agentgym_env.errors import AgentGymError, teaches
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.rollout.episode import INVALID
+
+
+class TooManyLost(AgentGymError, RuntimeError):
+    """The rate of lost episodes in a step is above `max_lost_rate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,24 @@ class StepTokens:
             max(share.seconds for share in shares),
             sum(share.not_finite for share in shares),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """What a process tells the others about its part of a step."""
+
+    trained: list[Trajectory]
+    """Without tokens."""
+    discarded: list[Trajectory]
+    """Of groups that were replaced; without tokens."""
+    tokens: StepTokens
+    sizes: list[int]
+    """Rows in each mini-batch."""
+    trained_groups: list[tuple[int, str, bool]]
+    """(environment, task, whether it is informative) of each group."""
+    discarded_groups: list[tuple[int, str, bool]]
+    penalties: list[float]
+    """`overlong_tokens`' of each trained episode."""
 
 
 def step_metrics(
@@ -109,6 +137,49 @@ def env_metrics(
     return {f"{name}/{env}": float(value) for name, value in figures.items()}
 
 
+def check_lost(
+    trajectories: Sequence[Trajectory], step: int, max_lost_rate: float, resume: str = ""
+) -> None:
+    """Raise `TooManyLost` if the rate of lost episodes in a step is above `max_lost_rate`.
+
+    Crashes of a black-box agent count too: a broken agent must not train on zeros. `resume` is the
+    command that resumes the run.
+    """
+    lost = [t for t in trajectories if not teaches(t.outcome) or _has_crash(t)]
+    share = len(lost) / len(trajectories)
+    if not any(t.turns for t in trajectories):
+        ends = ", ".join(sorted({t.outcome for t in trajectories}))
+        getLogger(__name__).warning("step %d: no episode has a turn (%s)", step, ends)
+    if share <= max_lost_rate:
+        return
+    kinds = Counter("agent_crashed" if _has_crash(t) else t.outcome for t in lost)
+    retried = [t for t in trajectories if t.attempts > 1]
+    attempts = sum(t.attempts - 1 for t in retried)
+    which = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    raise TooManyLost(
+        f"{len(lost)} of {len(trajectories)} episodes were lost at step {step} ({which}): a rate "
+        f"of {share:.2f}, above max_lost_rate {max_lost_rate:g}. {len(retried)} were retried, "
+        f"{attempts} times in total; none of the {len(lost)} is trained on, since the run stops. "
+        f"First error: {lost[0].error}. Fix it"
+        + (
+            f", then resume with `{resume}` (from the last checkpoint, if there is one)"
+            if resume
+            else ""
+        )
+        + (
+            ". If the agent crashes because of what the model says, start a new run with "
+            "gateway.crashes=failure"
+            if kinds["agent_crashed"]
+            else ""
+        )
+    )
+
+
+def without_tokens(trajectory: Trajectory) -> Trajectory:
+    """The episode without its tokens, which is small enough to store for every step."""
+    return msgspec.structs.replace(trajectory, tokens=None, further_rows=[])
+
+
 def mean(values: Sequence[float]) -> float:
     """The mean; NaN of nothing."""
     return sum(values) / len(values) if values else float("nan")
@@ -128,3 +199,7 @@ def _steps_of(turn: Turn) -> int:
     if "calls" in turn.info:
         return sum(bool(call["action"]) for call in turn.info["calls"])
     return int(bool(turn.info) and turn.info != INVALID)
+
+
+def _has_crash(trajectory: Trajectory) -> bool:
+    return any(turn.info.get("agent_crashed") for turn in trajectory.turns)

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from logging import getLogger
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from accelerate import PartialState
 from datasets import Dataset
@@ -27,7 +24,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_env.errors import AgentGymError, teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
@@ -47,94 +43,28 @@ from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.rollout.horizon import Horizon, PerEnvironment
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner, Worlds
-from agentgym_train.training.advantages import ImportanceSampling, StepAdvantages
+from agentgym_train.training.advantages import StepAdvantages
 from agentgym_train.training.agreement import FULL, HALF, Agreement, warn_of_difference
+from agentgym_train.training.async_rollouts import AsyncRollouts
 from agentgym_train.training.batch import Rows, rollout_output
-from agentgym_train.training.callbacks import (
-    shared_values,
-)
 from agentgym_train.training.finite import FiniteSteps, not_finite
+from agentgym_train.training.importance_sampling import ImportanceSampling
 from agentgym_train.training.microbatches import check_router_loss
-from agentgym_train.training.sampler import (
-    AsyncRollouts,
-    StepEpisodes,
-    StepSampler,
-    StepWorld,
+from agentgym_train.training.sampler import StepEpisodes, StepSampler, StepWorld
+from agentgym_train.training.step_metrics import (
+    StepShare,
+    StepTokens,
+    check_lost,
+    env_metrics,
+    mean,
+    step_metrics,
+    without_tokens,
 )
-from agentgym_train.training.step_metrics import StepTokens, env_metrics, mean, step_metrics
 from agentgym_train.training.token_writer import TokenWriter
+from agentgym_train.training.trl_values import shared_values
 from agentgym_train.training.update import PackedUpdate, ragged_gather
 
 _REFERENCE = "reference.safetensors"
-
-
-class TooManyLost(AgentGymError, RuntimeError):
-    """The rate of lost episodes in a step is above `max_lost_rate`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepShare:
-    """What a process tells the others about its part of a step."""
-
-    trained: list[Trajectory]
-    """Without tokens."""
-    discarded: list[Trajectory]
-    """Of groups that were replaced; without tokens."""
-    tokens: StepTokens
-    sizes: list[int]
-    """Rows in each mini-batch."""
-    trained_groups: list[tuple[int, str, bool]]
-    """(environment, task, whether it is informative) of each group."""
-    discarded_groups: list[tuple[int, str, bool]]
-    penalties: list[float]
-    """`overlong_tokens`' of each trained episode."""
-
-
-def check_lost(
-    trajectories: Sequence[Trajectory], step: int, max_lost_rate: float, resume: str = ""
-) -> None:
-    """Raise `TooManyLost` if the rate of lost episodes in a step is above `max_lost_rate`.
-
-    Crashes of a black-box agent count too: a broken agent must not train on zeros. `resume` is the
-    command that resumes the run.
-    """
-    lost = [t for t in trajectories if not teaches(t.outcome) or _has_crash(t)]
-    share = len(lost) / len(trajectories)
-    if not any(t.turns for t in trajectories):
-        ends = ", ".join(sorted({t.outcome for t in trajectories}))
-        getLogger(__name__).warning("step %d: no episode has a turn (%s)", step, ends)
-    if share <= max_lost_rate:
-        return
-    kinds = Counter("agent_crashed" if _has_crash(t) else t.outcome for t in lost)
-    retried = [t for t in trajectories if t.attempts > 1]
-    attempts = sum(t.attempts - 1 for t in retried)
-    which = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    raise TooManyLost(
-        f"{len(lost)} of {len(trajectories)} episodes were lost at step {step} ({which}): a rate "
-        f"of {share:.2f}, above max_lost_rate {max_lost_rate:g}. {len(retried)} were retried, "
-        f"{attempts} times in total; none of the {len(lost)} is trained on, since the run stops. "
-        f"First error: {lost[0].error}. Fix it"
-        + (
-            f", then resume with `{resume}` (from the last checkpoint, if there is one)"
-            if resume
-            else ""
-        )
-        + (
-            ". If the agent crashes because of what the model says, start a new run with "
-            "gateway.crashes=failure"
-            if kinds["agent_crashed"]
-            else ""
-        )
-    )
-
-
-def _has_crash(trajectory: Trajectory) -> bool:
-    return any(turn.info.get("agent_crashed") for turn in trajectory.turns)
-
-
-def without_tokens(trajectory: Trajectory) -> Trajectory:
-    """The episode without its tokens, which is small enough to store for every step."""
-    return msgspec.structs.replace(trajectory, tokens=None, further_rows=[])
 
 
 class RLTrainer(FiniteSteps, PackedUpdate):

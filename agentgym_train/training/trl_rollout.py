@@ -30,7 +30,7 @@ from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.batch import rollout_output
-from agentgym_train.training.trainer import check_lost
+from agentgym_train.training.step_metrics import check_lost
 
 
 class TrlRollout:

@@ -24,17 +24,14 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.training.finite import check_gradient
 from agentgym_train.training.microbatches import (
     MicroBatches,
-    backbone_of,
     loss_in_microbatches,
     make_microbatches,
     merge_metrics,
-    pack,
     rows_of,
-    score,
-    shares_rows_of,
     summed,
     synced,
 )
+from agentgym_train.training.packing import backbone_of, pack, score, shares_rows_of
 
 MEANS_OVER_EPISODES = {"grpo", "sapo", "dr_grpo", "luspo"}
 

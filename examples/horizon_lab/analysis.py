@@ -16,7 +16,7 @@ from plan import CONTROL, SCHEDULES
 from scipy import stats
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.evaluation.report import RESAMPLES, compare_values, holm
+from agentgym_train.evaluation.statistics import RESAMPLES, compare_values, holm
 
 Kept = Mapping[str, Any]
 """A cell of the summary."""

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.evaluation.evaluate import eval_starts
-from agentgym_train.evaluation.report import pass_at_k
+from agentgym_train.evaluation.plan import eval_starts
+from agentgym_train.evaluation.statistics import pass_at_k
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.runs.preflight import world_of
 

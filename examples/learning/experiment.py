@@ -14,13 +14,13 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 
 from agentgym_env.run_store import RunStore, run_metadata
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.evaluation.play import evaluate
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.runs import run
 from agentgym_train.runs.methods import method_of
-from agentgym_train.runs.preflight import resumed_config
+from agentgym_train.runs.resume import resumed_config
 from agentgym_train.training.callbacks import Metrics
 from agentgym_train.training.trainer import RLTrainer
 

@@ -26,13 +26,15 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.read import read_method_config
 from agentgym_train.config.run import RunConfig
-from agentgym_train.data.collect import CollectConfig, collect
-from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.data.collect import collect
+from agentgym_train.data.collection import CollectConfig
+from agentgym_train.evaluation.play import evaluate
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.runs import methods
-from agentgym_train.runs.preflight import is_complete, prepared
+from agentgym_train.runs.preflight import prepared
+from agentgym_train.runs.resume import is_complete
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "train" / "textcraft"

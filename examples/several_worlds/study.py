@@ -24,7 +24,7 @@ from rich.console import Console
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer
-from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.evaluation.play import evaluate
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner

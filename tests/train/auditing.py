@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from agentgym_train.audit import audit
-from agentgym_train.audit.episodes import Subject
-from agentgym_train.audit.rules import Settings, apply
+from agentgym_train.audit.episodes import Settings
+from agentgym_train.audit.rules import apply
+from agentgym_train.audit.subject import Subject
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.setup import CHATML
 from examples.small_models import small_policy

@@ -21,7 +21,12 @@ MAIN = "from agentgym_env.cli import main; main()"
 """The command in a process that starts from nothing: `python -c MAIN WORDS`."""
 LOADED = [
     "agentgym_train.runs.agent_evol",
-    "agentgym_train.cli",
+    "agentgym_train.cli.audit",
+    "agentgym_train.cli.collect",
+    "agentgym_train.cli.evaluate",
+    "agentgym_train.cli.exchange",
+    "agentgym_train.cli.models",
+    "agentgym_train.cli.train",
     "agentgym_train.training.dpo",
     "agentgym_train.training.sft",
     "agentgym_train.training.trainer",

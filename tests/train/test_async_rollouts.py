@@ -13,7 +13,8 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.read import config_from
 from agentgym_train.engines.base import Sampling
 from agentgym_train.engines.hf.engine import HFEngine
-from agentgym_train.training.sampler import AsyncRollouts, StepEpisodes
+from agentgym_train.training.async_rollouts import AsyncRollouts
+from agentgym_train.training.sampler import StepEpisodes
 from tests.train.command import Command, finish
 from tests.train.small import tiny_model
 from tests.train.test_run import SAME, texts, wait_for, write_config

@@ -17,7 +17,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.audit import audit as check
 from agentgym_train.audit import audit as report
 from agentgym_train.audit.rules import Place
-from agentgym_train.cli import audit as audit_command
+from agentgym_train.cli.audit import audit as audit_command
 from examples.small_models import small_policy
 from tests.train.auditing import QUICK, RULES, failed, findings, subject_with
 from tests.train.small import save_tiny_policy, textcraft_tokenizer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentgym_train.audit.episodes import Subject
+from agentgym_train.audit.subject import Subject
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.models.setup import CHATML
 from agentgym_train.rollout.chat import Chat

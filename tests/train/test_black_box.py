@@ -24,14 +24,16 @@ from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.read import config_from
 from agentgym_train.config.run import RolloutLimits
-from agentgym_train.data.collect import CollectConfig, collect, collected
+from agentgym_train.data.collect import collect
+from agentgym_train.data.collection import CollectConfig, collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.black_box import Place
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.training.trainer import RLTrainer, TooManyLost
+from agentgym_train.training.step_metrics import TooManyLost
+from agentgym_train.training.trainer import RLTrainer
 from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
 from tests.train.test_gateway import Says
 from waiting import LIMIT_S, until

@@ -12,7 +12,7 @@ import pytest
 from agentgym_env.cli import main
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train.cli import METHODS
+from agentgym_train.cli.train import METHODS
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.keys import boolean_keys, config_keys, expand_flags, key_lines
 from agentgym_train.config.options import FilterOptions, PolicyOptions

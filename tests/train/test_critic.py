@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.algorithms.gae import PPO, CriticTargets
-from agentgym_train.training.advantages import Critic
+from agentgym_train.training.critic import Critic
 from agentgym_train.training.update import PackedUpdate
 from tests.train.ragged_rows import episodes, llama, make_trainer, padded
 from tests.train.test_trainer import first_task, guesses, train_one_step

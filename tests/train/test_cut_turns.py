@@ -20,15 +20,16 @@ from agentgym_train.config.worlds import World
 from agentgym_train.data.datasets import SFTDataset, check_turns
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.base import ScriptedEngine
+from agentgym_train.evaluation.conclusion import conclude, reports_of
 from agentgym_train.evaluation.report import figures_of
-from agentgym_train.evaluation.tables import as_csv, conclude, policy_grid, reports_of
+from agentgym_train.evaluation.tables import as_csv, policy_grid
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.model_actors import chat_actors, model_actor
 from agentgym_train.runs.agent_evol import _demonstrations
 from agentgym_train.runs.methods import method_of
+from agentgym_train.runs.summary import last_words, summary
 from agentgym_train.training.dpo import DPODataset
-from agentgym_train.training.run_summary import last_words, summary
 from agentgym_train.training.step_metrics import StepTokens, step_metrics
 from agentgym_train.viewer.index import Index, Indexer
 from agentgym_train.viewer.query import played

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from agentgym_train.evaluation.report import (
+from agentgym_train.evaluation.statistics import (
     FLIPS,
     RESAMPLES,
     bootstrap_interval,

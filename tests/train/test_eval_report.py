@@ -14,18 +14,13 @@ from rich.console import Console
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.evaluation.evaluate import EvalPlan, EvalReport, eval_starts, summarize
-from agentgym_train.evaluation.report import compare, figures_of
-from agentgym_train.evaluation.tables import (
-    MAX_CATEGORIES,
-    as_csv,
-    as_json,
-    bar_chart,
-    comparisons_of,
-    grids_of,
-    paper_figures,
-    reports_of,
-)
+from agentgym_train.evaluation.charts import MAX_CATEGORIES, bar_chart
+from agentgym_train.evaluation.conclusion import as_json, comparisons_of, grids_of, reports_of
+from agentgym_train.evaluation.paper import paper_figures
+from agentgym_train.evaluation.plan import EvalPlan, eval_starts
+from agentgym_train.evaluation.play import summarize
+from agentgym_train.evaluation.report import EvalReport, compare, figures_of
+from agentgym_train.evaluation.tables import as_csv
 from agentgym_train.rollout.actors import RandomActor
 from agentgym_train.rollout.runner import RolloutRunner
 

@@ -8,7 +8,9 @@ import hosting
 from agentgym_env.errors import BadRequest, UnknownSplit
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.evaluation.evaluate import EvalReport, eval_starts, evaluate, summarize
+from agentgym_train.evaluation.plan import eval_starts
+from agentgym_train.evaluation.play import evaluate, summarize
+from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.rollout.actors import ExpertActor, RandomActor
 from agentgym_train.rollout.runner import RolloutRunner
 

@@ -21,10 +21,10 @@ from agentgym_env.errors import ConfigError, UnknownSplit
 from agentgym_env.launch import local_server
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer, CollectConfig, RLConfig, collect
-from agentgym_train.data.collect import collected
+from agentgym_train.data.collection import collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.vllm.served import served_model
-from agentgym_train.evaluation.evaluate import evaluate
+from agentgym_train.evaluation.play import evaluate
 from agentgym_train.event_loop import LoopRunner, run_async
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.runner import RolloutRunner

@@ -14,7 +14,7 @@ from agentgym_env.cli.main import make_app
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.cli import export, import_
+from agentgym_train.cli.exchange import export, import_
 from agentgym_train.data.datasets import read_demonstrations
 from tests.train.test_formats import BAD, episode
 

@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.episodes import PairRules
-from agentgym_train.data.formats import (
-    FORMATS,
-    read_conversation,
-    read_episodes,
-    read_rows,
-    rows_of,
-    write_rows,
-)
+from agentgym_train.data.conversations import read_conversation
+from agentgym_train.data.files import read_rows, write_rows
+from agentgym_train.data.formats import FORMATS, read_episodes, rows_of
 from agentgym_train.data.pairs import make_pairs
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -8,7 +8,8 @@ from datasets import load_dataset
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from agentgym_env.trajectory import Tokens, Turn
-from agentgym_train.data.formats import rows_of, write_rows
+from agentgym_train.data.files import write_rows
+from agentgym_train.data.formats import rows_of
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.test_formats import SUFFIX, episode
 

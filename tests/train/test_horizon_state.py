@@ -9,7 +9,7 @@ import pytest
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.rollout.horizon import Adaptive
-from agentgym_train.training.callbacks import HorizonState, last_checkpoint
+from agentgym_train.training.checkpoints import HorizonState, last_checkpoint
 from tests.train.command import Command, finish
 from tests.train.test_run import wait_for, write_config
 

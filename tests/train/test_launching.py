@@ -20,8 +20,9 @@ from agentgym_env.errors import BadRequest, MissingExtra
 from agentgym_env.launch import child_environment
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.read import config_from
-from agentgym_train.runs import preflight
-from agentgym_train.runs.preflight import Place, launch_if_asked, place
+from agentgym_train.runs import launch
+from agentgym_train.runs.launch import launch_if_asked
+from agentgym_train.runs.place import ASKED, Place, place
 from tests.train.command import MAIN, Command, finish
 from tests.train.test_async_rollouts import MORE_SIGNAL
 from tests.train.test_run import write_config
@@ -142,19 +143,19 @@ def test_a_process_knows_its_place():
     assert place({}) == Place(0, 1)
     assert place({"WORLD_SIZE": "4", "RANK": "3"}) == Place(3, 4)
     assert place({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}) == Place(1, 2)
-    assert place({"WORLD_SIZE": "2", "RANK": "0", preflight.ASKED: "2"}).is_first
+    assert place({"WORLD_SIZE": "2", "RANK": "0", ASKED: "2"}).is_first
     launched = {"ACCELERATE_MIXED_PRECISION": "no"}
     assert place(launched) == Place(0, 1)
     # Sharded on one GPU: torchrun, and one process is what was asked for.
     assert place({**launched, "WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "1"}) == Place(0, 1)
-    assert place({**launched, "MASTER_PORT": "29500", preflight.ASKED: "1"}) == Place(0, 1)
+    assert place({**launched, "MASTER_PORT": "29500", ASKED: "1"}) == Place(0, 1)
 
 
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({preflight.ASKED: "2"}, "2 processes were requested but 1 started"),
-        ({preflight.ASKED: "4", "WORLD_SIZE": "2", "RANK": "0"}, "4 .* requested but 2 started"),
+        ({ASKED: "2"}, "2 processes were requested but 1 started"),
+        ({ASKED: "4", "WORLD_SIZE": "2", "RANK": "0"}, "4 .* requested but 2 started"),
         ({"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}, "several .* started one"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a number, got 'two'"),
     ],
@@ -169,7 +170,7 @@ def became(monkeypatch) -> list[list[str]]:
     """The commands that the launcher would have become."""
     commands: list[list[str]] = []
     monkeypatch.setattr(
-        preflight, "_become", lambda command, environ: commands.append([*command, environ])
+        launch, "_become", lambda command, environ: commands.append([*command, environ])
     )
     return commands
 
@@ -185,7 +186,7 @@ def test_the_launcher_becomes_accelerate_with_the_same_words(became):
     (*first, asked), (*second, asked_too), (*third, _) = became
     assert first[1:5] == ["-m", "agentgym_train.launcher", "--config_file", str(CONFIGS["fsdp2"])]
     assert first[5:] == ["-m", "agentgym_train", "c.yaml", "steps=3"]
-    assert asked[preflight.ASKED] == "8" and asked_too[preflight.ASKED] == "4"
+    assert asked[ASKED] == "8" and asked_too[ASKED] == "4"
     assert second[5:7] == ["--num_processes", "4"]
     assert {"--multi_gpu", "--num_processes"} <= set(third)
 

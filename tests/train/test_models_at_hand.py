@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import constants
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.cli import models
+from agentgym_train.cli.models import models
 from agentgym_train.models import local
 from agentgym_train.models.folders import ADAPTERS
 from agentgym_train.models.loading import load_policy

@@ -15,7 +15,7 @@ from agentgym_env.printable import UncutTable
 from agentgym_env.registration import registered
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.evaluation.tables import Grid
-from agentgym_train.training.run_summary import _iterations_table
+from agentgym_train.runs.summary import _iterations_table
 from commands import agentgym
 
 WIDTHS = (40, 80)

@@ -12,13 +12,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentgym_train.models.padding import pass_cost_of
-from agentgym_train.training.microbatches import (
-    pack,
-    packed_positions,
-    plan,
-    shares_rows,
-    split,
-)
+from agentgym_train.training.microbatches import plan, split
+from agentgym_train.training.packing import pack, packed_positions, shares_rows
 from tests.train.small import tiny_model
 
 LENGTHS = st.lists(st.integers(1, 900), min_size=1, max_size=40)

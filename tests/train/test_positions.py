@@ -8,9 +8,10 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.audit.episodes import Subject
-from agentgym_train.audit.rules import Settings, apply
-from agentgym_train.audit.token_rules import NUMBER_RULES
+from agentgym_train.audit.episodes import Settings
+from agentgym_train.audit.number_rules import RULES
+from agentgym_train.audit.rules import apply
+from agentgym_train.audit.subject import Subject
 from agentgym_train.config.learn import SFTConfig
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.rl import RLConfig
@@ -110,7 +111,7 @@ def test_a_command_that_samples_refuses_it_too(tmp_path):
 
 
 def test_an_audit_reports_positions_and_fails_beyond_them():
-    (rule,) = [rule for rule in NUMBER_RULES if rule.name == "positions"]
+    (rule,) = [rule for rule in RULES if rule.name == "positions"]
 
     def finding(**changes):
         return apply(

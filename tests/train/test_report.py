@@ -15,16 +15,11 @@ from agentgym_train.config.learn import SFTConfig
 from agentgym_train.config.options import PolicyOptions
 from agentgym_train.config.read import config_from
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.evaluation.evaluate import CategoryReport, EvalReport
-from agentgym_train.training.callbacks import HorizonState
-from agentgym_train.training.run_summary import (
-    figure_of,
-    next_commands,
-    next_learning_commands,
-    plot,
-    success_table,
-    summary,
-)
+from agentgym_train.evaluation.report import CategoryReport, EvalReport
+from agentgym_train.runs.curves import figure_of, plot
+from agentgym_train.runs.next_steps import next_commands, next_learning_commands
+from agentgym_train.runs.summary import success_table, summary
+from agentgym_train.training.checkpoints import HorizonState
 
 CONFIG = config_from(
     {"model": "m", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x", "horizon": [4, 8]}

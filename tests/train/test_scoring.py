@@ -14,7 +14,7 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from agentgym_train.training.microbatches import UnscorableModel, backbone_of, pack, score
+from agentgym_train.training.packing import UnscorableModel, backbone_of, pack, score
 from tests.train.ragged_rows import FAMILIES, TEMPERATURE, VOCABULARY, episodes, padded
 from tests.train.small import tiny_model
 

@@ -23,7 +23,8 @@ from agentgym_train.algorithms import make_algorithm
 from agentgym_train.algorithms.base import advantages_per_env
 from agentgym_train.config.read import config_from
 from agentgym_train.rollout.horizon import Adaptive, Fixed, PerEnvironment, ScalingInterStepwise
-from agentgym_train.training.sampler import StepSampler, StepWorld, TaskEpochs, envs_of_step
+from agentgym_train.training.sampler import StepSampler, StepWorld
+from agentgym_train.training.task_order import TaskEpochs, envs_of_step
 from tests.train.ragged import Episode, PlayedTurn, Step
 from tests.train.small import save_tiny_policy
 

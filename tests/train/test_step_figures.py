@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.training.step_metrics import StepTokens, step_metrics
-from agentgym_train.training.trainer import without_tokens
+from agentgym_train.training.step_metrics import StepTokens, step_metrics, without_tokens
 
 
 def episode(*versions, outcome="success", further=()) -> Trajectory:

@@ -21,13 +21,11 @@ from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
 from agentgym_train.config.options import PolicyOptions
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation import suite
-from agentgym_train.evaluation.evaluate import chosen_tasks, eval_starts
+from agentgym_train.evaluation.paper import PAPER_ROWS, WORLDS, SuiteWorld
+from agentgym_train.evaluation.plan import chosen_tasks, eval_starts
 from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
 from agentgym_train.evaluation.suite import (
-    PAPER_ROWS,
-    WORLDS,
     SuitePlan,
-    SuiteWorld,
     WorldResult,
     differences,
     run_suite,

@@ -6,7 +6,7 @@ from collections import Counter
 
 from trl.trainer.utils import RepeatSampler
 
-from agentgym_train.training.sampler import tasks_of_step
+from agentgym_train.training.task_order import tasks_of_step
 
 TASKS = [f"t{number}" for number in range(7)]
 

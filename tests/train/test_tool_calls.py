@@ -20,11 +20,13 @@ from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train import AgentTrainer, RLConfig
-from agentgym_train.audit.rules import Settings, Template
+from agentgym_train.audit.episodes import Settings
 from agentgym_train.audit.stored_rules import tokenized_again
+from agentgym_train.audit.template import Template
 from agentgym_train.audit.token_rules import check_separators
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.data.collect import CollectConfig, collect
+from agentgym_train.data.collect import collect
+from agentgym_train.data.collection import CollectConfig
 from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in, training_row
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import MixedActor

@@ -22,8 +22,8 @@ from agentgym_train.config.trainer_args import ALLOWED
 from agentgym_train.config.trust import CONFIG as CONFIG_FIELDS
 from agentgym_train.config.trust import NESTED, names_in_run, trust_option
 from agentgym_train.config.worlds import RLWorld, World
-from agentgym_train.runs import preflight
-from agentgym_train.runs.preflight import resumed_config
+from agentgym_train.runs import launch
+from agentgym_train.runs.resume import resumed_config
 from agentgym_train.viewer.query import NoPicture, Pictures, Stored
 from tests.env.test_trust import agentgym, folder
 from tests.train.small import save_tiny_policy
@@ -130,7 +130,7 @@ def test_the_processes_of_a_resumed_run_are_told_that_it_is_trusted(tmp_path, mo
     def become(command, environ):
         raise InterruptedError(*command)
 
-    monkeypatch.setattr(preflight, "_become", become)
+    monkeypatch.setattr(launch, "_become", become)
     named = {"model": save_tiny_policy(tmp_path / "policy"), "servers": ["http://127.0.0.1:9"]}
     RunStore.create(tmp_path / "run", {"config": CONFIG | named})
     words = ["train", "--resume", str(tmp_path / "run"), "--num-processes", "2", "--trust"]

@@ -66,7 +66,7 @@ def test_episodes_that_share_a_row_give_the_same_step(family, tmp_path, monkeypa
     inputs = step_inputs(ROWS)
     expected_loss, expected = loss_and_gradients(ours, inputs)
     monkeypatch.setattr(
-        "agentgym_train.training.microbatches.shares_rows", lambda config, stateful: True
+        "agentgym_train.training.packing.shares_rows", lambda config, stateful: True
     )
     for budget in (10_000, 60):
         ours.max_tokens_per_microbatch = budget

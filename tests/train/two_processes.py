@@ -15,7 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from agentgym_train.algorithms.gae import PPO, CriticTargets
-from agentgym_train.training.advantages import Critic
+from agentgym_train.training.critic import Critic
 from agentgym_train.training.update import PackedUpdate
 from tests.train.ragged_rows import episodes, llama, make_trainer, padded
 

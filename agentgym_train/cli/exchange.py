@@ -1,0 +1,133 @@
+"""`agentgym export` and `agentgym import`: episodes to and from files of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from agentgym_env.cli.options import check_ending, check_folder_name, with_option_groups
+from agentgym_env.errors import ConfigError
+from agentgym_env.run_store import BrokenLine
+from agentgym_train.config.episodes import EpisodeFilter
+from agentgym_train.config.options import FilterOptions
+
+_MAX_NAMED = 10
+
+
+@with_option_groups
+def export(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or files of episodes.")
+    ],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, .json or .parquet.")],
+    form: Annotated[
+        str, typer.Option("--format", help="conversations, messages, dpo or trajectories.")
+    ] = "messages",
+    shorter: Annotated[
+        bool, typer.Option("--shorter", help="dpo: of two successes, prefer the shorter one.")
+    ] = False,
+    reward_gap: Annotated[
+        float | None,
+        typer.Option(help="dpo: prefer an episode whose reward is higher by at least this."),
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=0, help="dpo: maximum pairs per start; 0 for all.")] = 4,
+    tokens: Annotated[
+        bool, typer.Option("--tokens/--no-tokens", help="Include sampled token ids.")
+    ] = True,
+    *,
+    filter_options: FilterOptions,
+) -> None:
+    """Export episodes to files for training with other libraries."""
+    from agentgym_train.config.episodes import PairRules
+    from agentgym_train.data.datasets import read_demonstrations
+    from agentgym_train.data.files import ENDINGS, write_rows
+    from agentgym_train.data.formats import format_named, rows_of
+
+    console = Console()
+    name = format_named(form)
+    check_ending("--out", out, *(ENDINGS[:2] if name == "trajectories" else ENDINGS))
+    target = out.resolve()
+    for source in sources:
+        if source.resolve() in (target, *target.parents):
+            raise ConfigError(f"--out {out} is a source, or in its folder; choose another file")
+    rules = PairRules(shorter=shorter, reward_gap=reward_gap, most=pairs or None)
+    keep = EpisodeFilter(**asdict(filter_options))
+    selected, read = read_demonstrations(sources, keep, pairs=name == "dpo")
+    _report_broken(console, read.broken)
+    rows = rows_of(selected.selected, name, rules=rules, tokens=tokens)
+    first = next(rows, None)
+    if first is None:
+        nothing = f"{len(selected.selected)} of {len(read.trajectories)} episodes are selected"
+        reasons = f" (others: {selected.reasons()})" if selected.left_out else ""
+        none = ", and no two of them form a pair" if name == "dpo" and selected.selected else ""
+        raise ConfigError(f"nothing to export: {nothing}{reasons}{none}")
+    count = write_rows(out, chain([first], rows))
+    console.print(
+        f"{out}: {count} rows from {len(selected.selected)} of {len(read.trajectories)} episodes"
+        + (f" (others: {selected.reasons()})." if selected.left_out else "."),
+        soft_wrap=True,
+    )
+
+
+def import_(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="JSON, JSON lines or Parquet.")
+    ],
+    out: Annotated[Path, typer.Option(help="Run folder to create.")],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="conversations, messages, dpo or trajectories; auto detects it per row.",
+        ),
+    ] = "auto",
+    env: Annotated[str, typer.Option(help="Environment id of rows that do not name one.")] = "",
+) -> None:
+    """Import episodes from files, including those of AgentGym.
+
+    Writes them to a new run folder.
+    """
+    from agentgym_env.run_store import RunStore, run_metadata
+    from agentgym_train.data.formats import Reading, format_named, read_episodes
+
+    console = Console()
+    check_folder_name("--out", out)
+    name = None if form == "auto" else format_named(form)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not empty; choose a new folder")
+    read = Reading()
+    for file in files:
+        read.add(read_episodes(file, name, env=env))
+    _report_broken(console, read.broken)
+    if not read.trajectories:
+        first = f": {_text_of(read.broken[0])}" if read.broken else ""
+        raise ConfigError(f"no episodes in {', '.join(map(str, files))}{first}")
+    config = {"method": "import", "files": [str(file) for file in files], "output_dir": str(out)}
+    store = RunStore.create(out, run_metadata(config))
+    store.append_trajectories("imported", read.trajectories)
+    wins = sum(trajectory.success for trajectory in read.trajectories)
+    store.write_json("summary.json", {"episodes": len(read.trajectories), "successes": wins})
+    console.print(
+        f"{out}: {len(read.trajectories)} episodes, {wins} successes"
+        + (f"; {len(read.broken)} rows could not be read." if read.broken else "."),
+        soft_wrap=True,
+    )
+
+
+def _report_broken(console: Console, broken: Sequence[BrokenLine]) -> None:
+    """Report the lines that cannot be read; the others are used."""
+    for line in broken[:_MAX_NAMED]:
+        console.print(f"[yellow]skipped: {escape(_text_of(line))}[/]", soft_wrap=True)
+    if len(broken) > _MAX_NAMED:
+        console.print(f"[yellow]and {len(broken) - _MAX_NAMED} more lines[/]")
+
+
+def _text_of(line: BrokenLine) -> str:
+    return f"{line.place}: {line.reason}"

@@ -1,0 +1,133 @@
+"""`agentgym train`: trains a policy by the method of a config file, or resumes a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from agentgym_env.cli.options import choice_option
+from agentgym_env.errors import ConfigError
+from agentgym_env.run_lock import check_unlocked, folder_lock
+from agentgym_env.trust import Trust
+from agentgym_train.config.run import ANOTHER_FOLDER, RunConfig
+
+METHODS = ("rl", "sft", "dpo", "evolve")
+
+_WITHOUT_CONFIG = (
+    "pass a config file, or a run with --resume RUN; a config of the package is "
+    "starter:textcraft/quickstart.yaml"
+)
+
+_WITHOUT_METHOD = "agentgym.keys_without_method"
+"""Set in the context of a `--keys` without a method."""
+
+TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def train(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML config file, or starter:NAME.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume the run in this folder; steps=N trains it further.")
+    ] = None,
+    accelerate: Annotated[
+        Path | None, typer.Option(help="Start the processes of this accelerate config file.")
+    ] = None,
+    num_processes: Annotated[
+        int | None, typer.Option(help="Start this many processes: one per GPU, or several on CPUs.")
+    ] = None,
+    keys: Annotated[
+        str | None,
+        choice_option(METHODS, "List the keys of a method's config, RL's by default, and exit"),
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Train a policy by RL, SFT, DPO or AgentEvol.
+
+    The key `method` of the config file selects the method. Options after CONFIG replace keys of
+    the file: `steps=100`, `--steps 100`, or for keys that are true or false `--keep-reasoning` and
+    `--no-keep-reasoning`. `--keys rl` lists all keys of RL with their types and defaults.
+    """
+    from agentgym_train.runs.launch import launch_if_asked
+    from agentgym_train.runs.place import obey_cpu, place
+    from agentgym_train.runs.preflight import lean_imports, prepared
+    from agentgym_train.runs.resume import is_complete, resumed_config
+
+    if keys is not None:
+        _print_keys(keys, name_others=_WITHOUT_METHOD in context.meta)
+        return
+    here = place()
+    console = Console(quiet=not here.is_first)
+    if resume is None and config is not None:
+        values, words = _config_and_words(config, context.args)
+    elif resume is None:
+        raise ConfigError(_WITHOUT_CONFIG)
+    else:
+        # The first word is `config` also if it is an option.
+        options = [*([] if config is None else [str(config)]), *context.args]
+        values = resumed_config(resume, options, trusted=trust)
+        words = ["--resume", str(resume), *options, *(["--trust"] if trust else [])]
+        if is_complete(values):
+            console.print(
+                f"{resume} is complete; its results are in {resume}/summary.json.", soft_wrap=True
+            )
+            return
+    folder = Path(values.output_dir)
+    if accelerate is not None or num_processes is not None:
+        if accelerate is None:  # An accelerate config may start the second machine of a run.
+            check_unlocked(folder, ANOTHER_FOLDER)
+        launch_if_asked(values, words, accelerate, num_processes)
+    obey_cpu()
+    lock = folder_lock(folder, ANOTHER_FOLDER) if here.is_first else nullcontext()
+    with lock, prepared(values, here.processes) or nullcontext() as stage:
+        with lean_imports():
+            from agentgym_train.runs import methods
+        if resume is None:
+            status = methods.start(values, console, stage, here.processes)
+        else:
+            status = methods.resume(resume, values, console, stage, here.processes)
+    raise typer.Exit(status)
+
+
+def _print_keys(method: str, *, name_others: bool) -> None:
+    from agentgym_train.config.keys import key_lines
+
+    typer.echo("\n".join(key_lines(method)))
+    if name_others:
+        others = ", ".join(f"--keys {name}" for name in METHODS if name != method)
+        typer.echo(f"These are the keys of {method}; for the other methods: {others}")
+
+
+def _config_and_words(config: Path, words: Sequence[str]) -> tuple[RunConfig, list[str]]:
+    """The config with the options of the command line, and a command line without flags."""
+    from agentgym_train.config.keys import expand_flags
+    from agentgym_train.config.read import read_method_config
+
+    if str(config).startswith("-"):
+        raise ConfigError(f"write the config file before {config}: agentgym train CONFIG {config}")
+    overrides = expand_flags(words)
+    return read_method_config(config, overrides), [str(config), *overrides]
+
+
+class _TrainCommand(TyperCommand):
+    """`agentgym train`, with `--keys` alone for the keys of RL."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add the method to `--keys` if none follows."""
+        at = args.index("--keys") + 1 if "--keys" in args else 0
+        if at and (at == len(args) or args[at].startswith("-")):
+            args = [*args[:at], METHODS[0], *args[at:]]
+            ctx.meta[_WITHOUT_METHOD] = True
+        return super().parse_args(ctx, args)
+
+
+train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]
+train.command_class = _TrainCommand  # type: ignore[attr-defined]

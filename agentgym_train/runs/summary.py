@@ -1,0 +1,164 @@
+"""The end of a run: summary.json, the result table and what is shown last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from agentgym_env.printable import UncutTable
+from agentgym_env.run_store import RunStore, last_step
+from agentgym_train.config.learn import AgentEvolConfig
+from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.run import RunConfig
+from agentgym_train.evaluation.report import Reports, warn_of_cuts
+from agentgym_train.evaluation.tables import category_grid
+from agentgym_train.runs.curves import plot_iterations
+from agentgym_train.runs.next_steps import eval_command
+
+
+def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) -> dict[str, Any]:
+    """The summary.json of an RL run."""
+    rows, _ = store.metrics()
+    return _evaluations(config, before, after) | {
+        "train_seconds": _seconds(rows, "seconds"),
+        "env_steps": int(sum(row["env_steps"] for row in rows)),
+        "sampled_tokens": int(sum(row["sampled_tokens"] for row in rows)),
+        "episodes": len(rows) * config.episodes_per_step,
+        "lost_episodes": int(sum(row["lost"] for row in rows)),
+        "retried_episodes": int(sum(row["retried"] for row in rows)),
+        "cut_turns": _cut_turns(rows),
+        "steps": last_step(rows),
+    }
+
+
+def learning_summary(
+    config: RunConfig, store: RunStore, before: Reports, after: Reports
+) -> dict[str, Any]:
+    """The summary.json of an SFT or DPO run."""
+    rows, _ = store.metrics()
+    return _evaluations(config, before, after) | {
+        "method": config.method,
+        "loss_first": rows[0]["loss"] if rows else None,
+        "loss_last": rows[-1]["loss"] if rows else None,
+        "train_seconds": _seconds(rows, "seconds"),
+        "steps": last_step(rows),
+    }
+
+
+def success_table(reports: Reports, title: str = "") -> UncutTable:
+    """Success and mean turns by category, with two columns per report."""
+    grid = category_grid(reports)
+    return (replace(grid, title=title) if title else grid).as_table()
+
+
+def last_words(config: RLConfig, store: RunStore) -> list[str]:
+    """How many episodes were lost, and how many turns were cut, if any and many."""
+    rows, _ = store.metrics()
+    cuts = warn_of_cuts(_cut_turns(rows), config.turn_max_tokens)
+    found = [_lost_episodes(rows), cuts and f"In training {cuts}."]
+    return [f"[yellow]{words}[/]" for words in found if words]
+
+
+def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Console) -> None:
+    """Write the summary of AgentEvol, and show its table and the next command."""
+    rows, _ = store.metrics()
+    before = store.read_json("eval_before.json")
+    base = {env: report["success"] for env, report in (before or {}).items()}
+    console.print(_iterations_table(config, base, rows))
+    picture = plot_iterations(config, base, rows, store.path)
+    summary = {
+        "method": config.method,
+        "success_before": fmean(base.values()) if base else None,
+        "success_after": rows[-1].get("success") if rows else None,
+        "train_seconds": _seconds(rows, "train_seconds"),
+        "seed": config.seed,
+        "envs": [world.env for world in config.worlds],
+        "before": before,
+        "iterations": rows,
+    }
+    store.write_json("summary.json", summary)
+    world = config.worlds[0]
+    horizon = config.eval_horizon_of(world)
+    command = eval_command(config, world.env, store.path, world.split, horizon)
+    show_end(store, picture, [(command, "evaluate the policy on another split")], console)
+
+
+def show_end(
+    store: RunStore, picture: Path | None, commands: Sequence[tuple[str, str]], console: Console
+) -> None:
+    """Show where the results are, and the suggested commands."""
+    console.print(f"Summary: {store.path}/summary.json   Curves: {picture}", soft_wrap=True)
+    console.print("Next steps:")
+    for command, purpose in commands:
+        console.print(f"  [bold]{command}[/]\n      {purpose}", soft_wrap=True, highlight=False)
+
+
+def _evaluations(config: RunConfig, before: Reports, after: Reports) -> dict[str, Any]:
+    """The results before and after; of several environments the mean success, and each report."""
+    shared = {
+        f"success_{name}": fmean(r.success for r in reports.values()) if reports else None
+        for name, reports in (("before", before), ("after", after))
+    }
+    if isinstance(config, RLConfig) and config.envs:
+        return shared | {
+            "seed": config.seed,
+            "envs": {
+                world.env: {"eval_split": world.eval_split, "eval_horizon": world.eval_horizon}
+                for world in config.worlds
+            },
+            "before": {env: report.as_dict() for env, report in before.items()},
+            "after": {env: report.as_dict() for env, report in after.items()},
+        }
+    first, last = (next(iter(reports.values()), None) for reports in (before, after))
+    return shared | {
+        "seed": config.seed,
+        "env": config.env,
+        "eval_split": config.eval_split,
+        "eval_horizon": config.fixed_eval_horizon,
+        "before": first.as_dict() if first else None,
+        "after": last.as_dict() if last else None,
+    }
+
+
+def _seconds(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    return round(sum(row[name] for row in rows), 1)
+
+
+def _cut_turns(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The share of cut turns in all steps; None if no step tells of them."""
+    known = [row for row in rows if row.get("cut_turns") is not None and row["turns"]]
+    turns = sum(row["turns"] for row in known)
+    return sum(row["cut_turns"] * row["turns"] for row in known) / turns if known else None
+
+
+def _lost_episodes(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """How many episodes were retried and how many stayed lost; None if none was retried."""
+    retried, lost = (int(sum(row[name] for row in rows)) for name in ("retried", "lost"))
+    if not retried:
+        return None
+    return (
+        f"{retried} episodes were retried; {lost} of them remained lost and are excluded from loss "
+        "and baseline."
+    )
+
+
+def _iterations_table(
+    config: AgentEvolConfig, base: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
+) -> UncutTable:
+    envs = [world.env for world in config.worlds]
+    table = Table(title="AgentEvol: success on held-out tasks")
+    for name in ("iteration", "explored", "selected", "learned", *envs):
+        table.add_column(name, justify="right")
+    if base:
+        table.add_row("base", "", "", "", *(f"{base[env]:.2f}" for env in envs))
+    for row in rows:
+        counts = (f"{row[name]:.0f}" for name in ("step", "explored", "kept", "rows"))
+        successes = (f"{row.get(f'success/{env}', float('nan')):.2f}" for env in envs)
+        table.add_row(*counts, *successes)
+    return UncutTable(table)
