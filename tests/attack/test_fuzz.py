@@ -24,7 +24,8 @@ from agentgym_servers.host import routes
 from agentgym_servers.host.sessions import Host, SessionTable
 from agentgym_train.config.methods import CONFIGS, read_method_config
 from agentgym_train.data.formats import read_episodes
-from agentgym_train.viewer.index import Index, Indexer
+from agentgym_train.viewer.index import Index
+from agentgym_train.viewer.indexer import Indexer
 from tests.train.viewing import as_line, episode
 from worlds import Guess
 

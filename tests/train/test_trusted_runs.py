@@ -24,7 +24,8 @@ from agentgym_train.config.trust import NESTED, names_in_run, trust_option
 from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.runs import preflight
 from agentgym_train.runs.preflight import resumed_config
-from agentgym_train.viewer.query import NoPicture, Pictures, Stored
+from agentgym_train.viewer.episodes import Stored
+from agentgym_train.viewer.pictures import NoPicture, Pictures
 from tests.env.test_trust import agentgym, folder
 from tests.train.small import save_tiny_policy
 
