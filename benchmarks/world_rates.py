@@ -16,7 +16,7 @@ import psutil
 from fastapi_load import fastapi_server, measure_fastapi
 
 from agentgym_env.launch import local_server
-from agentgym_env.registration import env_class, full_id
+from agentgym_env.registry import env_class, full_id
 from agentgym_servers.host.bench import machine, measure, record_plays
 
 COUNTS = (1, 16, 64)

@@ -17,7 +17,7 @@ from rich.text import Text
 from agentgym_env.cli.options import Server, TokenFile, json_object, server_token
 from agentgym_env.errors import AgentGymError, BadRequest, EpisodeOver, teaches
 from agentgym_env.printable import one_line, printable
-from agentgym_env.registration import full_id
+from agentgym_env.registry import full_id
 from agentgym_env.remote import INPROCESS, make_env
 from agentgym_env.run_store import BrokenLine, RunStore, each_line, readable_files
 from agentgym_env.trajectory import Trajectory, Turn

@@ -24,7 +24,7 @@ from msgspec import Struct
 from agentgym_env.errors import EpisodeOver
 from agentgym_env.launch import child_environment
 from agentgym_env.main_module import importable
-from agentgym_env.registration import construct, env_class, find
+from agentgym_env.registry import construct, env_class, find
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_env.wire import JSON, decode, encode

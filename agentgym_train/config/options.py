@@ -29,7 +29,7 @@ import yaml
 
 from agentgym_env.cli.options import EnvKwargs, TokenFile, choice_option, json_object, server_token
 from agentgym_env.errors import BadRequest, ConfigError
-from agentgym_env.registration import plain_name
+from agentgym_env.registry import plain_name
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.base import SETTINGS_OF_A_RUN, read_values
 from agentgym_train.config.methods import CONFIGS, DEFAULT

@@ -20,7 +20,7 @@ from msgspec import Struct
 from agentgym_env.actions import ActionError, action_format
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, UnknownEnvironment
 from agentgym_env.reasoning import reply_of
-from agentgym_env.registration import env_class, full_id, registered
+from agentgym_env.registry import env_class, full_id, registered
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_train.config.values import PairRules

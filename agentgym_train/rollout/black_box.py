@@ -22,10 +22,10 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest, ConfigError, EnvironmentLost, EpisodeFailure, Outcome
 from agentgym_env.printable import one_line
 from agentgym_env.process_guard import end_group, guard
-from agentgym_env.registration import load_named
 from agentgym_env.spaces import clean_text
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Turn

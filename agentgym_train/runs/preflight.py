@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from agentgym_env.errors import ConfigError, MissingExtra
-from agentgym_env.registration import full_id
+from agentgym_env.registry import full_id
 from agentgym_env.run_store import RunStore, last_step, links_out
 from agentgym_env.server_token import token_of_file
 from agentgym_env.trust import require_trust

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentgym_env.errors import AgentGymError
-from agentgym_env.registration import env_class, registered
+from agentgym_env.registry import env_class, registered
 from agentgym_env.trust import names_in, require_trust
 from agentgym_train.viewer.episodes import Stored
 

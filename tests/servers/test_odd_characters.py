@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
 from agentgym_servers.web.actions.parse import ALL, Action, parse_action
 from agentgym_servers.worlds.webarena import WebArena
 from browsing import needs_chromium

@@ -11,8 +11,9 @@ from peft import LoraConfig
 
 from agentgym_env import TaskSet, TextEnv
 from agentgym_env.cli import main
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest
-from agentgym_env.registration import load_named, register
+from agentgym_env.registration import register
 from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.audit.audit import subject_of

@@ -29,7 +29,7 @@ from agentgym_env.client.transports import checked_address
 from agentgym_env.errors import BadRequest, EnvironmentLost, MissingExtra
 from agentgym_env.launch import local_server
 from agentgym_env.printable import UncutTable
-from agentgym_env.registration import env_class, full_id
+from agentgym_env.registry import env_class, full_id
 from agentgym_env.remote import checked_card
 from agentgym_env.server_token import NO_TOKEN, resolve_token
 from agentgym_env.text_env import TextEnv

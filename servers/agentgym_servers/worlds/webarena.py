@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Protocol
 
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest
-from agentgym_env.registration import load_named
 from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_env.tools import Verb
 from agentgym_servers.web.actions.parse import (
