@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_servers.web.actions.parse import (
-    WIDGETS,
-    Action,
-    ActionProblem,
-    parse_action,
-    write_call,
-)
+from agentgym_servers.web.actions.calls import WIDGETS, Action, ActionProblem, write_call
+from agentgym_servers.web.actions.parse import parse_action
 from agentgym_servers.worlds.miniwob.filling import Sight
 
 ACTIONS = [

@@ -13,13 +13,8 @@ from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_env.tools import Verb
-from agentgym_servers.web.actions.parse import (
-    ENDINGS,
-    Action,
-    ActionProblem,
-    parse_action,
-    write_call,
-)
+from agentgym_servers.web.actions.calls import ENDINGS, Action, ActionProblem, write_call
+from agentgym_servers.web.actions.parse import parse_action
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.interpreter import web_python
