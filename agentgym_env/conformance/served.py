@@ -7,7 +7,7 @@ from typing import Any
 
 from agentgym_env.client.sync import EnvClient
 from agentgym_env.client.transports import Call, HttpTransport, Transport
-from agentgym_env.conformance.rules import (
+from agentgym_env.conformance.subject import (
     RuleBroken,
     Script,
     Subject,

@@ -8,7 +8,7 @@ import pytest
 import hostile
 import worlds
 from agentgym_env.cli.replay import describe, parse_address, replay_episode
-from agentgym_env.conformance.rules import write_script
+from agentgym_env.conformance.subject import write_script
 from agentgym_env.errors import BadRequest
 from agentgym_env.registry import env_class
 from agentgym_env.run_store import RunStore
