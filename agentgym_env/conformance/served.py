@@ -20,14 +20,7 @@ from agentgym_env.conformance.subject import (
 from agentgym_env.errors import AgentGymError
 from agentgym_env.launch import local_server
 from agentgym_env.remote import in_process
-from agentgym_env.wire import (
-    CreateReply,
-    ResetRequest,
-    SessionRequest,
-    StepRequest,
-    decode,
-    encode,
-)
+from agentgym_env.wire import CreateReply, ResetRequest, SessionRequest, StepRequest, decode, encode
 
 
 def http_agrees_to_the_byte(subject: Subject) -> str:

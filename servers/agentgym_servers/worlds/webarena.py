@@ -28,12 +28,7 @@ from agentgym_servers.web.evaluation.verified import Exchange
 from agentgym_servers.web.front.forward_gate import open_embedded, open_real
 from agentgym_servers.web.front.front import Listener
 from agentgym_servers.web.layouts import Browser, View, agentgym_text, browsergym_text, own_action
-from agentgym_servers.web.sites.embedded import (
-    Embedded,
-    embedded,
-    page_exists,
-    starting_cookies,
-)
+from agentgym_servers.web.sites.embedded import Embedded, embedded, page_exists, starting_cookies
 from agentgym_servers.web.sites.rest import RealRest, SiteRest
 from agentgym_servers.web.sites.site import HOSTS
 from agentgym_servers.web.sites.site_map import SiteMap, embedded_sites, origins_of, real_sites
