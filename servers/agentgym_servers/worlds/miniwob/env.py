@@ -18,7 +18,7 @@ from agentgym_servers.web.chromium.workers import MAX_EPISODES
 from agentgym_servers.web.front.forward_gate import open_static
 from agentgym_servers.web.layouts import View, browsergym_text
 from agentgym_servers.worlds.miniwob.experts import EXPERTS
-from agentgym_servers.worlds.miniwob.filling import Sight
+from agentgym_servers.worlds.miniwob.sight import Sight
 from agentgym_servers.worlds.miniwob.tasks import miniwob_pages, miniwob_tasks
 
 _HOST: Final = "miniwob.test"
