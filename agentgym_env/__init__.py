@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from agentgym_env.errors import AgentGymError, EnvironmentFault, EnvironmentLost
-from agentgym_env.registration import env_class, register, register_all
+from agentgym_env.registration import register, register_all
+from agentgym_env.registry import env_class
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv
 

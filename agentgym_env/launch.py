@@ -26,7 +26,7 @@ from agentgym_env.errors import (
     ServerStartFailed,
     UnknownEnvironment,
 )
-from agentgym_env.registration import find
+from agentgym_env.registry import find
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import cloudpickle
 
+from agentgym_env.entry_points import load_named, split_name
 from agentgym_env.errors import BadRequest
-from agentgym_env.registration import load_named, split_name
 
 MAIN: Final = "__main__"
 _LOADED: Final = """import pathlib, pickle

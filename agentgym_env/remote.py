@@ -13,16 +13,10 @@ import gymnasium
 from agentgym_env.client.opening import CallLimits
 from agentgym_env.client.sync import EnvClient, Session
 from agentgym_env.client.transports import InProcessTransport
+from agentgym_env.entry_points import CLIENTS, HOSTS, plugin
 from agentgym_env.errors import BadRequest, CannotCopy, EnvironmentLost, EpisodeOver, MissingExtra
 from agentgym_env.launch import LocalServer, local_server
-from agentgym_env.registration import (
-    CLIENTS,
-    HOSTS,
-    construct,
-    env_class,
-    env_class_with,
-    plugin,
-)
+from agentgym_env.registry import construct, env_class, env_class_with
 from agentgym_env.server_token import NO_TOKEN
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import (

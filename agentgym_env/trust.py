@@ -15,7 +15,7 @@ import typer
 
 from agentgym_env.errors import AgentGymError, BadRequest
 from agentgym_env.printable import one_line
-from agentgym_env.registration import env_class, full_id
+from agentgym_env.registry import env_class, full_id
 
 Trust = Annotated[
     bool,

@@ -25,8 +25,8 @@ import gymnasium
 import msgspec
 from gymnasium.utils import RecordConstructorArgs
 
+from agentgym_env.entry_points import load_named, split_name
 from agentgym_env.errors import BadRequest, EpisodeFailure, Outcome, outcome_of
-from agentgym_env.registration import load_named, split_name
 from agentgym_env.run_store import append_lines
 from agentgym_env.spaces import TextSpace
 from agentgym_env.trajectory import Trajectory, Turn

@@ -19,15 +19,10 @@ from pathlib import Path
 import uvloop
 
 from agentgym_servers.host.app import make_app
-from agentgym_servers.host.bench import (
-    Play,
-    batched_load,
-    connected,
-    machine,
-    measure,
-    open_sessions,
-)
-from agentgym_servers.host.sessions import Host, SessionTable
+from agentgym_servers.host.bench import machine, measure
+from agentgym_servers.host.inline_host import Host
+from agentgym_servers.host.load import Play, batched_load, connected, open_sessions
+from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.worlds.textcraft.env import TextCraft
 
 PORT = 8351

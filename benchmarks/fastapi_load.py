@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from agentgym_servers.host.bench import Connection, Load, Play, connected, single_load
+from agentgym_servers.host.load import Connection, Load, Play, connected, single_load
 
 PORT = 8341
 

@@ -19,15 +19,14 @@ import uvloop
 from fastapi_load import fastapi_server, measure_fastapi
 
 from agentgym_env.launch import local_server
-from agentgym_servers.host.bench import (
+from agentgym_servers.host.bench import machine, measure
+from agentgym_servers.host.load import (
     MAX_TURNS,
     Load,
     Play,
     batched_load,
     connected,
     in_process_load,
-    machine,
-    measure,
     open_sessions,
     record_plays,
 )

@@ -16,7 +16,8 @@ import gymnasium
 from scienceworld import ScienceWorldEnv
 
 from agentgym_env.text_env import TextEnv
-from agentgym_servers.worlds.babyai.env import BabyAI, level_ids
+from agentgym_servers.worlds.babyai.env import BabyAI
+from agentgym_servers.worlds.babyai.levels import level_ids
 from agentgym_servers.worlds.babyai.view import FORWARD, LEFT, RIGHT, SIZE, View
 from agentgym_servers.worlds.sciworld.tasks import sciworld_tasks
 

@@ -31,8 +31,8 @@ import numpy as np
 from agentgym_servers.host.bench import machine
 from agentgym_servers.worlds.search.retrieval.bm25_build import Bm25Maker
 from agentgym_servers.worlds.search.retrieval.build import IndexMaker, build_index
-from agentgym_servers.worlds.search.retrieval.corpus import DenseSettings, Graph, read_manifest
 from agentgym_servers.worlds.search.retrieval.dense import DenseMaker, DenseRanker
+from agentgym_servers.worlds.search.retrieval.manifest import DenseSettings, Graph, read_manifest
 from agentgym_servers.worlds.search.retrieval.retriever import IndexRetriever
 
 VOCABULARY = 300_000

@@ -40,7 +40,8 @@ from typing import Any
 from agentgym_env import TaskSet, TextEnv
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.client.transports import Answer, AsyncInProcessTransport, Call
-from agentgym_servers.host.sessions import Host, SessionTable
+from agentgym_servers.host.inline_host import Host
+from agentgym_servers.host.sessions import SessionTable
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling
 from agentgym_train.engines.hf.engine import HFEngine

@@ -15,9 +15,9 @@ from statistics import mean
 
 import bm25s
 
+from agentgym_servers.worlds.search.answers import normal
 from agentgym_servers.worlds.search.corpora import Question, Solving, open_world, solve
-from agentgym_servers.worlds.search.env import normal
-from agentgym_servers.worlds.search.retrieval.corpus import Passage
+from agentgym_servers.worlds.search.retrieval.passages import Passage
 
 TOP = 3
 Search = Callable[[str], list[Passage]]

@@ -19,12 +19,12 @@ import urllib.request
 import psutil
 import uvloop
 
-from agentgym_servers.host.bench import (
+from agentgym_servers.host.bench import machine
+from agentgym_servers.host.load import (
     Load,
     Play,
     batched_load,
     connected,
-    machine,
     open_sessions,
     record_plays,
 )

@@ -16,8 +16,9 @@ import psutil
 from fastapi_load import fastapi_server, measure_fastapi
 
 from agentgym_env.launch import local_server
-from agentgym_env.registration import env_class, full_id
-from agentgym_servers.host.bench import machine, measure, record_plays
+from agentgym_env.registry import env_class, full_id
+from agentgym_servers.host.bench import machine, measure
+from agentgym_servers.host.load import record_plays
 
 COUNTS = (1, 16, 64)
 

@@ -15,7 +15,8 @@ import pytest
 import agentgym_env
 import worlds
 from agentgym_env.wire import MAX_ITEMS
-from agentgym_servers.host.sessions import Host, SessionTable
+from agentgym_servers.host.inline_host import Host
+from agentgym_servers.host.sessions import SessionTable
 from hosting import GUESS, HttpServer, Served, speaking
 from leaks import trace_sockets
 

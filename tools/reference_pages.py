@@ -19,7 +19,7 @@ from typing import Any, Final
 from typer.main import get_command
 
 from agentgym_env.cli.main import SUMMARIES, make_app
-from agentgym_env.registration import env_class, registered
+from agentgym_env.registry import env_class, registered
 from agentgym_train.config.keys import ConfigKey, config_keys, world_keys
 from agentgym_train.config.read import CONFIGS
 

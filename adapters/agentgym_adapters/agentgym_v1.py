@@ -15,7 +15,7 @@ import msgspec
 
 from agentgym_env.client.transports import Call, HttpTransport
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeOver
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
 from agentgym_env.spaces import TextSpace, clean_text
 from agentgym_env.text_env import (
     TaskSet,

@@ -22,7 +22,7 @@ from agentgym_env.conformance.attackers import model_attacker
 from agentgym_env.conformance.exploit import EPISODES, AttackReport, Exploit, attack_environment
 from agentgym_env.errors import BadRequest
 from agentgym_env.printable import one_line
-from agentgym_env.registration import full_id
+from agentgym_env.registry import full_id
 
 
 def check(

@@ -13,7 +13,7 @@ from rich.text import Text
 from agentgym_env.cli.extras import APART, DISTRIBUTION, extra_in
 from agentgym_env.errors import AgentGymError
 from agentgym_env.printable import UncutTable, one_line
-from agentgym_env.registration import EnvEntry, env_class, registered
+from agentgym_env.registry import EnvEntry, env_class, registered
 
 
 def envs(

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from agentgym_env.registration import plain_name, registered
+from agentgym_env.registry import plain_name, registered
 
 DISTRIBUTION: Final = "agentgym-sdk"
 EXTRAS: Final = {

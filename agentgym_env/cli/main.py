@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from agentgym_env.cli.extras import EXTRAS, with_all_extras
+from agentgym_env.entry_points import COMMANDS, load_named, plugins
 from agentgym_env.errors import INTERRUPTED, AgentGymError, MissingExtra
-from agentgym_env.registration import COMMANDS, load_named, plugins
 
 _OWN: Final = {
     "envs": "agentgym_env.cli.envs:envs",

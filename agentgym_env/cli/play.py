@@ -16,7 +16,7 @@ from agentgym_env.causes import in_one_line
 from agentgym_env.cli.options import EnvId, Server, TokenFile, server_token
 from agentgym_env.errors import EpisodeFailure
 from agentgym_env.printable import as_text, one_line
-from agentgym_env.registration import find, full_id
+from agentgym_env.registry import find, full_id
 from agentgym_env.remote import INPROCESS, make_env
 
 try:

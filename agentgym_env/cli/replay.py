@@ -15,113 +15,17 @@ from rich.console import Console
 from rich.text import Text
 
 from agentgym_env.cli.options import Server, TokenFile, json_object, server_token
-from agentgym_env.errors import AgentGymError, BadRequest, EpisodeOver, teaches
+from agentgym_env.errors import BadRequest
 from agentgym_env.printable import one_line, printable
-from agentgym_env.registration import full_id
+from agentgym_env.registry import full_id
 from agentgym_env.remote import INPROCESS, make_env
+from agentgym_env.replay import Difference, Replayed, is_replayable, replay_episode
 from agentgym_env.run_store import BrokenLine, RunStore, each_line, readable_files
-from agentgym_env.trajectory import Trajectory, Turn
+from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import Trust, names_in, require_trust
 from agentgym_env.wrappers import WrapperSpec, wrap
 
 _T = TypeVar("_T", list[Any], dict[str, Any])
-
-_ENDED: Final = frozenset({"success", "failure", "world_limit"})
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first difference between a replay and the recorded episode."""
-
-    turn: int
-    """Counted from 1, as the trajectory's turns are; 0 is the first observation."""
-    what: str
-    """`observation`, `reward`, `end`, `success`, or `failure` if the environment failed."""
-    stored: str
-    replayed: str
-    action: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """The result of a replay."""
-
-    turns: int
-    """Number of repeated actions."""
-    difference: Difference | None
-    """None if everything is equal."""
-
-
-def is_replayable(trajectory: Trajectory) -> bool:
-    """Whether the episode ended; one that was lost has nothing to compare."""
-    return teaches(trajectory.outcome)
-
-
-def replay_episode(env: gymnasium.Env[str, str], trajectory: Trajectory) -> Replayed:
-    """Reset `env` to the episode's task and seed, and take its actions again.
-
-    Observations and rewards are compared to the last character and bit, and so is whether the
-    episode ended there and whether it succeeded.
-    """
-    taken = 0
-    try:
-        first = _reset(env, trajectory)
-        if first != trajectory.observation:
-            return Replayed(0, Difference(0, "observation", trajectory.observation, first))
-        ended, success = False, False
-        for number, turn in _sent(trajectory):
-            if taken and turn.info.get("turn") == 1:
-                _reset(env, trajectory)  # the agent began the episode once more
-            observation, reward, terminated, truncated, info = env.step(turn.action)
-            taken, success = taken + 1, bool(info.get("success"))
-            # Where both limits coincide, the horizon was recorded.
-            ended = terminated or (truncated and trajectory.outcome != "horizon")
-            found = _compared(number, turn, observation, float(reward))
-            if found is not None:
-                return Replayed(taken, found)
-    except EpisodeOver:
-        found = Difference(number, "end", "the episode goes on", "it had ended", turn.action)
-        return Replayed(taken, found)
-    except AgentGymError as error:
-        return Replayed(taken, Difference(taken + 1, "failure", "", str(error)))
-    return Replayed(taken, _end(trajectory, ended, success) if taken else None)
-
-
-def _reset(env: gymnasium.Env[str, str], trajectory: Trajectory) -> str:
-    return env.reset(seed=trajectory.seed, options={"task": trajectory.task})[0]
-
-
-def _sent(trajectory: Trajectory) -> Iterator[tuple[int, Turn]]:
-    """(its number, the turn) of each turn that reached the world and was answered.
-
-    The world's infos count its turns. Trajectories of other programs have no infos; there a turn
-    with an action is one that was sent.
-    """
-    counted = any("turn" in turn.info for turn in trajectory.turns)
-    for number, turn in enumerate(trajectory.turns, 1):
-        if "turn" in turn.info if counted else turn.action:
-            yield number, turn
-
-
-def _compared(number: int, turn: Turn, observation: str, reward: float) -> Difference | None:
-    if observation != turn.observation:
-        return Difference(number, "observation", turn.observation, observation, turn.action)
-    stored = float(turn.info.get("reward_of_earlier_trial", turn.reward))
-    if reward != stored:
-        return Difference(number, "reward", repr(stored), repr(reward), turn.action)
-    return None
-
-
-def _end(trajectory: Trajectory, ended: bool, success: bool) -> Difference | None:
-    last, stored = len(trajectory.turns), trajectory.outcome in _ENDED
-    if ended != stored:
-        words = {True: "it ended", False: "the episode goes on"}
-        return Difference(last, "end", words[stored], words[ended])
-    if success != trajectory.success:
-        words = {True: "success", False: "no success"}
-        return Difference(last, "success", words[trajectory.success], words[success])
-    return None
-
 
 _MOST_SHOWN: Final = 10
 """Maximum differing episodes that are shown; the others are counted."""
@@ -230,6 +134,18 @@ def parse_address(text: str) -> Address:
     return Address(files)
 
 
+def describe(difference: Difference) -> Iterator[str]:
+    """A difference in lines for a terminal."""
+    where = f"turn {difference.turn}" if difference.turn else "the first observation"
+    action = f", after {one_line(difference.action, _WIDTH)!r}" if difference.action else ""
+    yield f"  {where}{action}: the {difference.what}"
+    if difference.what == "observation":
+        yield from _diff(difference.stored, difference.replayed)
+    else:
+        yield f"  - stored:   {one_line(difference.stored, _WIDTH)}"
+        yield f"  + replayed: {one_line(difference.replayed, _WIDTH)}"
+
+
 class _Worlds:
     """The environments of the episodes, one per id."""
 
@@ -309,18 +225,6 @@ class _Seen:
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
-
-
-def describe(difference: Difference) -> Iterator[str]:
-    """A difference in lines for a terminal."""
-    where = f"turn {difference.turn}" if difference.turn else "the first observation"
-    action = f", after {one_line(difference.action, _WIDTH)!r}" if difference.action else ""
-    yield f"  {where}{action}: the {difference.what}"
-    if difference.what == "observation":
-        yield from _diff(difference.stored, difference.replayed)
-    else:
-        yield f"  - stored:   {one_line(difference.stored, _WIDTH)}"
-        yield f"  + replayed: {one_line(difference.replayed, _WIDTH)}"
 
 
 def _diff(stored: str, replayed: str) -> Iterator[str]:

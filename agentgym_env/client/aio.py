@@ -15,7 +15,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from agentgym_env.client import protocol
 from agentgym_env.client.opening import CallLimits, open_each, open_sessions
-from agentgym_env.client.protocol import Server, ServerPool, SessionState
+from agentgym_env.client.pool import Server, ServerPool
+from agentgym_env.client.session_state import SessionState
 from agentgym_env.client.transports import Answer, AsyncHttpTransport, AsyncTransport, Call
 from agentgym_env.errors import AgentGymError, EnvironmentLost
 from agentgym_env.server_token import resolve_token

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from agentgym_env.entry_points import plugin
 from agentgym_env.errors import BadRequest
-from agentgym_env.registration import plugin
 
 DIRECTORIES: Final = "agentgym.directories"
 """Entry points by scheme: each makes a `Directory` of (address, kind)."""

@@ -9,7 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agentgym_env.client.protocol import Operation, Server, ServerPool, SessionState, close, post
+from agentgym_env.client.pool import Server, ServerPool
+from agentgym_env.client.protocol import Operation, close, post
+from agentgym_env.client.session_state import SessionState
 from agentgym_env.client.transports import pause_before_attempt
 from agentgym_env.errors import AgentGymError, BadRequest, EnvironmentLost
 from agentgym_env.wire import CloseReply, CreateReply, CreateRequest, SessionRequest

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET
 
-from agentgym_env.client import leases
-from agentgym_env.client.directory import directory_of
+from agentgym_env.client.pool import Server, ServerPool
+from agentgym_env.client.session_state import SessionState
 from agentgym_env.client.transports import Answer, Call
 from agentgym_env.errors import (
     AgentGymError,
@@ -30,8 +28,7 @@ from agentgym_env.errors import (
     UnknownSplit,
     UnknownTask,
 )
-from agentgym_env.spaces import clean_text
-from agentgym_env.text_env import TaskSet, check_names, check_seed
+from agentgym_env.text_env import TaskSet
 from agentgym_env.wire import (
     MAX_ITEMS,
     PROTOCOL_VERSION,
@@ -41,10 +38,8 @@ from agentgym_env.wire import (
     ErrorBody,
     ExpertReply,
     ResetReply,
-    ResetRequest,
     SessionRequest,
     StepReply,
-    StepRequest,
     TaskList,
     WireError,
     decode,
@@ -58,6 +53,13 @@ _MAX_CALL_BYTES = 4 * 2**20  # well under a host's default limit of 16 MiB
 _LOST = frozenset({"unknown_session", "shutting_down"})
 
 _FAULT = frozenset({"environment_error", "deadline"})
+
+logger = logging.getLogger(__name__)
+
+Operation = Generator[list[tuple[Server[Any], Call]], list[Answer | EnvironmentLost], R]
+
+ResetItem = tuple[SessionState, int | None, str | None, str | None]
+"""Session, seed, task, split."""
 
 
 def batch_calls(
@@ -129,268 +131,6 @@ def to_exception(error: WireError, address: str) -> AgentGymError:
     return BadRequest(error.message, code=error.code)
 
 
-def _for_each(error: AgentGymError, count: int) -> list[Any]:
-    # Each item gets its own: an exception that several tasks raise mixes up their tracebacks.
-    return [copy.copy(error) for _ in range(count)]
-
-
-def _read_error(answer: Answer, address: str) -> AgentGymError:
-    failed = _decode(answer, ErrorBody, address)
-    return to_exception(failed.error, address) if isinstance(failed, ErrorBody) else failed
-
-
-def _decode(answer: Answer, kind: Any, address: str) -> Any:
-    try:
-        return decode(answer.body, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return EnvironmentLost(
-            f"{address} does not answer like an environment server (status {answer.status}: "
-            f"{error}); check the address",
-            code="protocol",
-        )
-
-
-class Addressed(Protocol):
-    """The part of a transport that a pool needs."""
-
-    address: str
-
-
-T = TypeVar("T")
-
-A = TypeVar("A", bound=Addressed)
-
-_COOL_DOWN_S = 5.0
-
-
-@dataclass(slots=True, eq=False)
-class Server(Generic[T]):
-    """One address and its state."""
-
-    address: str
-    transport: T
-    open_sessions: int = 0
-    max_items: int = MAX_ITEMS
-    """Maximum items of one call, as its card states."""
-    out_until: float = 0.0
-    """Monotonic time until which no new sessions are opened here."""
-    is_leaving: bool = False
-    """Whether its directory lists it no longer: it gets no new sessions."""
-
-    @property
-    def is_out(self) -> bool:
-        """Whether it failed recently."""
-        return time.monotonic() < self.out_until
-
-    def back_off(self) -> None:
-        """Open no new sessions here for a while, since it did not answer."""
-        self.out_until = time.monotonic() + _COOL_DOWN_S
-
-
-class ServerPool(Generic[A]):
-    """Opens sessions on the server with the fewest; a failed one is the last choice.
-
-    `servers` may be the address of a directory. Its servers come and go: one that it no longer
-    lists gets no new sessions, and leaves the pool when it has none left.
-    """
-
-    def __init__(
-        self,
-        servers: str | Sequence[str] | A,
-        connect: Callable[[str, str | None], A],
-        token: str | None = None,
-    ) -> None:
-        """`connect` makes the transport of an address and a token; None is the client's own."""
-        self._directory = directory_of(servers, "env")
-        given = self._directory.await_addresses() if self._directory else servers
-
-        def connected(address: str) -> A:
-            # A directory's servers may have another token after its fleet was started anew.
-            listed = self._directory.token if self._directory and token is None else token
-            return connect(address, listed)
-
-        self._connect = connected
-        self.left: list[Server[A]] = []
-        """Servers that left; their transports are still to be closed."""
-        self.servers = [Server(each.address, each) for each in self._transports(given)]
-        if not self.servers:
-            raise BadRequest("a client needs at least one server address, got none")
-
-    def in_order(self) -> list[Server[A]]:
-        """All servers, the best choice first."""
-        self.follow()
-        usable = [server for server in self.servers if not server.is_leaving]
-        return sorted(usable or self.servers, key=lambda s: (s.is_out, s.open_sessions))
-
-    def spread(
-        self, count: int, without: Collection[Server[A]] = ()
-    ) -> list[tuple[Server[A], int]]:
-        """How many of `count` new sessions go to which server; empty if none is left."""
-        usable = [server for server in self.in_order() if server not in without]
-        chosen = [server for server in usable if not server.is_out] or usable[:1]
-        shares = dict.fromkeys(chosen, 0)
-        for _ in range(count if chosen else 0):
-            least = min(chosen, key=lambda server: server.open_sessions + shares[server])
-            shares[least] += 1
-        return [(server, share) for server, share in shares.items() if share]
-
-    def follow(self) -> None:
-        """Take in the directory's new servers; forget those that left and hold no sessions."""
-        if self._directory is None:
-            return
-        addresses = self._directory.addresses()
-        known = {server.address for server in self.servers}
-        for address in addresses:
-            if address not in known:
-                self.servers.append(Server(address, self._connect(address)))
-        for server in self.servers:
-            server.is_leaving = server.address not in addresses
-        stays = [s for s in self.servers if not s.is_leaving or s.open_sessions > 0]
-        if stays:
-            self.left += [server for server in self.servers if server not in stays]
-            self.servers = stays
-
-    def _transports(self, servers: str | Sequence[str] | A) -> list[A]:
-        if isinstance(servers, str):
-            servers = [servers]
-        if isinstance(servers, bytes) or not (
-            isinstance(servers, Sequence) or hasattr(servers, "send")
-        ):
-            raise BadRequest(f"a server is an address or a list of addresses, got {servers!r}")
-        return [self._connect(a) for a in servers] if isinstance(servers, Sequence) else [servers]
-
-
-class SessionState:
-    """Numbers the episodes and turns and rejects invalid calls; does no input or output.
-
-    `begin_...` returns the request to send, `end_...` receives its result. A call that was begun
-    and never ended leaves the episode unknown, so the session is lost: continuing might pair an
-    action with the answer to another.
-    """
-
-    def __init__(self, name: str, server: Server[Any]) -> None:
-        self.name = name
-        self.server = server
-        self._resets = 0
-        self._episode = 0
-        self._turn = 0
-        self._over: str | None = "no episode was started"
-        self._under_way = False
-        self._lost: EnvironmentLost | None = None
-        self._closed = False
-        self._lease = leases.lease(self, name, server.transport)
-        server.open_sessions += 1
-
-    @property
-    def address(self) -> str:
-        """The session's server."""
-        return self.server.address
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the session can no longer be used."""
-        return self._closed or self._lost is not None or self._under_way
-
-    def begin_reset(self, seed: int | None, task: str | None, split: str | None) -> ResetRequest:
-        """The request for a new episode."""
-        check_names(task, split)
-        check_seed(seed)
-        self._begin()
-        self._resets += 1
-        return ResetRequest(
-            self.name,
-            None if seed is None else seed.__index__(),
-            None if task is None else clean_text(task),
-            None if split is None else clean_text(split),
-            self._resets,
-        )
-
-    def end_reset(self, reply: ResetReply | AgentGymError) -> None:
-        """Receive the result of a reset. A rejected reset leaves the old episode unchanged."""
-        self._end(reply)
-        if isinstance(reply, ResetReply):
-            self._episode, self._turn, self._over = self._resets, 0, None
-
-    def begin_step(self, action: str) -> StepRequest:
-        """The request for the next turn."""
-        if not isinstance(action, str):
-            raise BadRequest(f"an action is a str, got {type(action).__name__}")
-        self._check_episode("call reset() before step()")
-        self._begin()
-        return StepRequest(self.name, self._turn + 1, clean_text(action), self._episode)
-
-    def end_step(self, reply: StepReply | AgentGymError) -> None:
-        """Receive the result of a step."""
-        self._end(reply)
-        if isinstance(reply, StepReply):
-            self._turn = reply.turn
-            if reply.terminated or reply.truncated:
-                self._over = "the episode has ended"
-
-    def begin_question(self) -> SessionRequest:
-        """The request for the oracle's action or the available actions, which changes nothing."""
-        self._check_episode("call reset() first")
-        self._check_usable()
-        return SessionRequest(self.name)
-
-    def close(self) -> bool:
-        """Close the session; whether to send this to the server."""
-        if self._closed:
-            return False
-        self._closed = True
-        self._release()
-        if self._lost is None:
-            self.server.open_sessions -= 1
-        return self._lost is None
-
-    def lose(self, failure: EnvironmentLost) -> None:
-        """Mark the session as lost."""
-        if self._lost is None and not self._closed:
-            self.server.open_sessions -= 1
-        self._lost = self._lost or failure
-        self._release()
-
-    def _release(self) -> None:
-        if self._lease is not None:
-            self._lease.is_held = False
-
-    def _begin(self) -> None:
-        self._check_usable()
-        self._under_way = True
-
-    def _end(self, reply: object) -> None:
-        self._under_way = False
-        if isinstance(reply, EnvironmentLost):
-            self.lose(reply)
-        elif isinstance(reply, EnvironmentFault):
-            self._over = "the episode ended with a failure of the environment"
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise BadRequest("the session is closed; open another")
-        if self._lost is not None:
-            raise EnvironmentLost(str(self._lost), self._lost.code)
-        if self._under_way:
-            raise EnvironmentLost(
-                "an earlier call on this session was not answered, so its episode is unknown; "
-                "open another session",
-                code="interrupted",
-            )
-
-    def _check_episode(self, remedy: str) -> None:
-        self._check_usable()
-        if self._over is not None:
-            raise EpisodeOver(f"{self._over}; {remedy}")
-
-
-logger = logging.getLogger(__name__)
-
-Operation = Generator[list[tuple[Server[Any], Call]], list[Answer | EnvironmentLost], R]
-
-ResetItem = tuple[SessionState, int | None, str | None, str | None]
-"""Session, seed, task, split."""
-
-
 def card(pool: ServerPool[Any]) -> Operation[EnvCard]:
     """The environment's description; all servers that answer must send the same."""
     servers = pool.in_order()
@@ -451,10 +191,6 @@ def task_set(pool: ServerPool[Any]) -> Operation[TaskSet]:
     return TaskSet(lists, categories, aliases, selections)
 
 
-def _served(found: EnvCard) -> tuple[Any, ...]:
-    return found.env, found.splits, found.selections
-
-
 def reset(items: Sequence[ResetItem]) -> Operation[list[ResetReply | AgentGymError]]:
     """Start an episode in each session."""
     asked = [(item[0], _or_refusal(item[0].begin_reset, *item[1:])) for item in items]
@@ -496,6 +232,70 @@ def close(sessions: Iterable[SessionState]) -> Operation[None]:
             logger.debug("closing a session at %s failed: %s", session.address, reply)
 
 
+def post(
+    path: str,
+    reply: type[R],
+    parcels: Sequence[tuple[Server[Any], Sequence[Any]]],
+    *,
+    repeats: bool = True,
+    wait_s: float = 0.0,
+) -> Operation[list[list[R | AgentGymError]]]:
+    """One list of results for each list of requests.
+
+    Items that a server rejected only because the other replies were long are sent again.
+    """
+    results: list[list[Any]] = [[None] * len(requests) for _, requests in parcels]
+    waiting = [list(range(len(requests))) for _, requests in parcels]
+    while any(waiting):
+        calls: list[tuple[Server[Any], Call]] = []
+        owners: list[tuple[int, list[int]]] = []  # parcel, the places of the call's items
+        for index, (server, requests) in enumerate(parcels):
+            places = iter(waiting[index])
+            asked = [requests[place] for place in waiting[index]]
+            for call, count in batch_calls(
+                path, asked, server.max_items, repeats=repeats, wait_s=wait_s
+            ):
+                calls.append((server, call))
+                owners.append((index, list(islice(places, count))))
+            waiting[index] = []
+        answers = yield calls
+        for (server, _), (index, where), answer in zip(calls, owners, answers, strict=True):
+            replies = read_batch(answer, reply, len(where), server.address)
+            again = [_is_put_off(found) for found in replies]
+            for place, found in zip(where, replies, strict=True):
+                results[index][place] = found
+            if not all(again):
+                waiting[index] += [p for p, put_off in zip(where, again, strict=True) if put_off]
+            if isinstance(answer, EnvironmentLost):
+                server.back_off()
+    return results
+
+
+def _for_each(error: AgentGymError, count: int) -> list[Any]:
+    # Each item gets its own: an exception that several tasks raise mixes up their tracebacks.
+    return [copy.copy(error) for _ in range(count)]
+
+
+def _read_error(answer: Answer, address: str) -> AgentGymError:
+    failed = _decode(answer, ErrorBody, address)
+    return to_exception(failed.error, address) if isinstance(failed, ErrorBody) else failed
+
+
+def _decode(answer: Answer, kind: Any, address: str) -> Any:
+    try:
+        return decode(answer.body, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return EnvironmentLost(
+            f"{address} does not answer like an environment server (status {answer.status}: "
+            f"{error}); check the address",
+            code="protocol",
+        )
+
+
+def _served(found: EnvCard) -> tuple[Any, ...]:
+    return found.env, found.splits, found.selections
+
+
 def _ask_within(
     path: str, reply: type[R], sessions: Sequence[SessionState]
 ) -> Operation[list[R | AgentGymError]]:
@@ -533,45 +333,6 @@ def _ask(
     for where, answered in zip(places.values(), replies, strict=True):
         for place, result in zip(where, answered, strict=True):
             results[place] = result
-    return results
-
-
-def post(
-    path: str,
-    reply: type[R],
-    parcels: Sequence[tuple[Server[Any], Sequence[Any]]],
-    *,
-    repeats: bool = True,
-    wait_s: float = 0.0,
-) -> Operation[list[list[R | AgentGymError]]]:
-    """One list of results for each list of requests.
-
-    Items that a server rejected only because the other replies were long are sent again.
-    """
-    results: list[list[Any]] = [[None] * len(requests) for _, requests in parcels]
-    waiting = [list(range(len(requests))) for _, requests in parcels]
-    while any(waiting):
-        calls: list[tuple[Server[Any], Call]] = []
-        owners: list[tuple[int, list[int]]] = []  # parcel, the places of the call's items
-        for index, (server, requests) in enumerate(parcels):
-            places = iter(waiting[index])
-            asked = [requests[place] for place in waiting[index]]
-            for call, count in batch_calls(
-                path, asked, server.max_items, repeats=repeats, wait_s=wait_s
-            ):
-                calls.append((server, call))
-                owners.append((index, list(islice(places, count))))
-            waiting[index] = []
-        answers = yield calls
-        for (server, _), (index, where), answer in zip(calls, owners, answers, strict=True):
-            replies = read_batch(answer, reply, len(where), server.address)
-            again = [_is_put_off(found) for found in replies]
-            for place, found in zip(where, replies, strict=True):
-                results[index][place] = found
-            if not all(again):
-                waiting[index] += [p for p, put_off in zip(where, again, strict=True) if put_off]
-            if isinstance(answer, EnvironmentLost):
-                server.back_off()
     return results
 
 

@@ -17,9 +17,9 @@ from typing import Any, Final, Literal
 
 from agentgym_env.causes import cause_of, place_of
 from agentgym_env.conformance import calls, explore, judge, rules, served
-from agentgym_env.conformance.rules import NotApplicable, RuleBroken, Subject
+from agentgym_env.conformance.subject import NotApplicable, RuleBroken, Subject
 from agentgym_env.errors import AgentGymError, MissingExtra
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
 from agentgym_env.text_env import TextEnv
 
 Rule = Callable[[Subject], str]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agentgym_env.conformance.rules import NotApplicable, Subject
+from agentgym_env.conformance.subject import NotApplicable, Subject
 from agentgym_env.tools import ACT, BadArguments, ToolSpec
 
 _CALLS_PER_TOOL: Final = 4

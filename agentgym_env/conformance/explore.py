@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym_env.conformance.changes import UNKNOWN, changed
-from agentgym_env.conformance.rules import (
+from agentgym_env.conformance.subject import (
     EXPERT_TURNS,
     NotApplicable,
     RuleBroken,

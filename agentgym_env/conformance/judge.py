@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from agentgym_env.conformance.explore import ExpertEpisode, expert_episodes, play_expert
-from agentgym_env.conformance.rules import NotApplicable, RuleBroken, Subject, shorten
+from agentgym_env.conformance.subject import NotApplicable, RuleBroken, Subject, shorten
 from agentgym_env.text_env import GymnasiumText, TextEnv
 
 _SEEDS = 24

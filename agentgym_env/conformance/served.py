@@ -7,7 +7,7 @@ from typing import Any
 
 from agentgym_env.client.sync import EnvClient
 from agentgym_env.client.transports import Call, HttpTransport, Transport
-from agentgym_env.conformance.rules import (
+from agentgym_env.conformance.subject import (
     RuleBroken,
     Script,
     Subject,
@@ -20,14 +20,7 @@ from agentgym_env.conformance.rules import (
 from agentgym_env.errors import AgentGymError
 from agentgym_env.launch import local_server
 from agentgym_env.remote import in_process
-from agentgym_env.wire import (
-    CreateReply,
-    ResetRequest,
-    SessionRequest,
-    StepRequest,
-    decode,
-    encode,
-)
+from agentgym_env.wire import CreateReply, ResetRequest, SessionRequest, StepRequest, decode, encode
 
 
 def http_agrees_to_the_byte(subject: Subject) -> str:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest, ConfigError
-from agentgym_env.registration import load_named
 from agentgym_train.algorithms.base import Algorithm, LossSettings, TokenBatch
 from agentgym_train.algorithms.gae import (
     PPO,

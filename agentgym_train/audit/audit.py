@@ -14,7 +14,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.printable import one_line
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
 from agentgym_env.run_store import RunStore, readable_files
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import require_trust

@@ -14,7 +14,7 @@ import yaml
 
 from agentgym_env.cli.options import EnvKwargs, TokenFile, choice_option, json_object, server_token
 from agentgym_env.errors import BadRequest, ConfigError
-from agentgym_env.registration import plain_name
+from agentgym_env.registry import plain_name
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import SETTINGS_OF_A_RUN

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.registration import full_id
+from agentgym_env.registry import full_id
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.checks import check_keys, check_numbers
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from agentgym_env.errors import AgentGymError, ConfigError, UnknownEnvironment
-from agentgym_env.registration import env_class, full_id, registered
+from agentgym_env.registry import env_class, full_id, registered
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.data.dialogue import (
     COLUMN,

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
-from agentgym_env.registration import env_class, registered
+from agentgym_env.registry import env_class, registered
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.episodes import CountTokens

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentgym_env.errors import ConfigError, UnknownEnvironment, UnknownSplit
-from agentgym_env.registration import full_id
+from agentgym_env.registry import full_id
 from agentgym_env.run_lock import LOCK_FILE, folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, move_aside
 from agentgym_env.text_env import TaskSet

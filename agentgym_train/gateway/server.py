@@ -13,7 +13,6 @@ import os
 import random
 import secrets
 import string
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -22,14 +21,15 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, EpisodeFailure, outcome_of
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_env.reasoning import reply_of
 from agentgym_env.request_bodies import BodyReader
-from agentgym_env.tools import BadArguments, ToolSpec
+from agentgym_env.tools import ToolSpec
 from agentgym_train.config.engines import GatewaySettings
 from agentgym_train.config.files import user_path
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost, Generation, GenerationEngine, Sampling
+from agentgym_train.gateway.environment import Rejected, describe, reward, step
 from agentgym_train.gateway.episode import (
     Answer,
     Finished,
@@ -46,20 +46,11 @@ from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.tool_syntaxes import BadCall, Call, typed_arguments
 
 _LETTERS: Final = string.ascii_letters + string.digits
-_MAX_REWARD: Final = 1e6
 _CLAIM_S: Final = 30.0
 _TOKEN_CHARACTERS: Final = 32
 """Characters that a token of a long text has at most, on average; English has about four."""
 _MARKS: Final = ("<tool_call>", "[TOOL_CALLS]")
 """Where a text ends and its tool calls begin; other syntaxes have no text beside them."""
-
-
-class _Rejected(Exception):
-    """A request that is answered with an error of OpenAI's form."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
 
 
 class Gateway:
@@ -259,7 +250,7 @@ class Gateway:
                 return await handle(request)
             except ConnectionResetError:
                 return web.Response(status=499)  # nobody is there to read it
-            except _Rejected as rejected:
+            except Rejected as rejected:
                 return _error(rejected.status, rejected.code, str(rejected))
             except EngineLost as error:
                 return _error(503, "engine_lost", str(error))
@@ -277,7 +268,7 @@ class Gateway:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         episode = self._episodes.get(key.strip()) if scheme.lower() == "bearer" else None
         if episode is None:
-            raise _Rejected(
+            raise Rejected(
                 401, "invalid_api_key", "the API key is not that of an episode that is being played"
             )
         admit(request)
@@ -285,7 +276,7 @@ class Gateway:
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
         asked = f"{request.method} {request.path[:200]}"
-        raise _Rejected(
+        raise Rejected(
             404, "not_found", f"the gateway has no {asked}; its base URL is {self.base_url}"
         )
 
@@ -356,14 +347,14 @@ class Gateway:
     async def _sample(self, episode: GatewayEpisode, asked: Request) -> tuple[Prepared, Generation]:
         limits, config = self._settings, self._config
         if episode.over.is_set():
-            raise _Rejected(400, "episode_over", "the episode is over")
+            raise Rejected(400, "episode_over", "the episode is over")
         left = limits.sampled_tokens - episode.spent_tokens if limits.sampled_tokens else None
         no_tokens = left is not None and left < 1
         if no_tokens and episode.reserved and episode.tokens < limits.sampled_tokens:
-            raise _Rejected(429, "budget_reserved", "running calls may use up the budget")
+            raise Rejected(429, "budget_reserved", "running calls may use up the budget")
         if no_tokens or (limits.calls and episode.spent_calls >= limits.calls):
             episode.end("token_budget")
-            raise _Rejected(400, "budget_exhausted", "the episode's budget of calls is used up")
+            raise Rejected(400, "budget_exhausted", "the episode's budget of calls is used up")
         # Tokenizing holds up all episodes, so what cannot fit is not tokenized.
         characters = len(json.dumps(asked.messages, ensure_ascii=False))
         if characters > _TOKEN_CHARACTERS * config.max_tokens:
@@ -401,12 +392,12 @@ class Gateway:
             episode.recorder.sampled(prepared)
         return prepared, generation
 
-    def _too_long(self, episode: GatewayEpisode, size: str) -> _Rejected:
+    def _too_long(self, episode: GatewayEpisode, size: str) -> Rejected:
         """End the episode, whose messages have that size."""
         episode.end("token_budget")
         most = self._config.max_tokens
         said = f"the messages have {size}; the maximum context length is {most} tokens"
-        return _Rejected(400, "context_length_exceeded", said)
+        return Rejected(400, "context_length_exceeded", said)
 
     def _record(self, episode: GatewayEpisode, answer: Answer) -> None:
         """Record a reply that is not in the record."""
@@ -501,18 +492,7 @@ class Gateway:
         episode.tokens -= len(answer.sampled.generation.token_ids)
 
     async def _describe(self, request: web.Request) -> web.StreamResponse:
-        episode = self._episode(request)
-        return web.json_response(
-            {
-                "instruction": episode.instruction,
-                "observation": episode.observation,
-                "task": episode.info.get("task"),
-                "horizon": episode.horizon,
-                "steps": episode.steps,
-                "calls": episode.calls,
-                "over": episode.over.is_set(),
-            }
-        )
+        return web.json_response(describe(self._episode(request)))
 
     async def _tools(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
@@ -521,77 +501,19 @@ class Gateway:
     async def _step(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
         body = read_json(await read_body(request, self._bodies))
-        values = body if isinstance(body, dict) else {}
-        action, turn = _action(values, episode.tools), values.get("turn")
-        if episode.session is None:
-            raise _Rejected(409, "no_environment", "this episode has no environment")
-        async with episode.stepping:
-            if turn is not None and episode.last_step is not None and turn == episode.last_step[0]:
-                return web.json_response(episode.last_step[1])
-            if turn is not None and turn != episode.steps + 1:
-                raise _Rejected(409, "stale_turn", f"the next turn is {episode.steps + 1}")
-            if episode.over.is_set():
-                raise _Rejected(409, "episode_over", "the episode is over")
-            found = await self._stepped(episode, action)
-            episode.last_step = episode.steps, found
-        return web.json_response(found)
-
-    async def _stepped(self, episode: GatewayEpisode, action: str) -> dict[str, Any]:
-        episode.step_began = time.monotonic()
-        try:
-            async with episode.environment():
-                reply = await episode.session.step(action)
-        except EpisodeFailure as error:
-            episode.lost = f"{type(error).__name__}: {error}"
-            episode.end(None)
-            raise _Rejected(502, "environment_lost", episode.lost) from error
-        finally:
-            episode.step_began = None
-        episode.steps += 1
-        # An agent that goes on did not end because of them, unless it read a part.
-        episode.unheard = [answer for answer in episode.unheard if answer.was_sent]
-        episode.info = {**episode.info, **reply.info}
-        step = {"action": action, "observation": reply.observation, "reward": reply.reward}
-        steps = episode.early if episode.last is None else episode.last.steps
-        steps.append({**step, "info": dict(reply.info)})
-        outcome = outcome_of(reply.terminated, reply.truncated, reply.info)
-        if outcome is None and episode.horizon and episode.steps >= episode.horizon:
-            outcome = "horizon"
-        if outcome is not None:
-            episode.end(outcome)
-        ends = {"terminated": reply.terminated, "truncated": reply.truncated}
-        return {
-            **step,
-            **ends,
-            "info": dict(reply.info),
-            "turn": episode.steps,
-            "over": episode.over.is_set(),
-        }
+        return web.json_response(await step(episode, body if isinstance(body, dict) else {}))
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
         body = read_json(await read_body(request, self._bodies))
-        values = body if isinstance(body, dict) else {}
-        reward, success = values.get("reward"), values.get("success")
-        is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
-        fits = is_number and abs(reward or 0) <= _MAX_REWARD
-        if not fits or success not in (None, True, False) or values.keys() - {"reward", "success"}:
-            raise BadRequest('a reward is {"reward": NUMBER, "success": true or false}')
-        if episode.reward is not None:
-            raise _Rejected(409, "rewarded", "the episode has its reward already")
-        if episode.over.is_set():
-            raise _Rejected(409, "episode_over", "the episode is over, and has the outcome it has")
-        episode.reward = float(reward or 0)
-        episode.success = bool(success) if success is not None else episode.reward > 0
-        episode.end("success" if episode.success else "failure")
-        return web.json_response({"reward": episode.reward, "success": episode.success})
+        return web.json_response(reward(episode, body if isinstance(body, dict) else {}))
 
     async def _claim(self, request: web.Request) -> web.StreamResponse:
         """Give an offered episode to a program; waits for one for at most 30 s."""
         _, _, key = request.headers.get("Authorization", "").partition(" ")
         given = key.strip().encode("utf-8", "surrogateescape")
         if not secrets.compare_digest(given, self.claim_key.encode()):
-            raise _Rejected(401, "invalid_api_key", "the API key does not take episodes")
+            raise Rejected(401, "invalid_api_key", "the API key does not take episodes")
         admit(request)
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLAIM_S):
@@ -603,7 +525,7 @@ class Gateway:
         if not _is_there(request):
             raise ConnectionResetError("the program is gone")
         if not self._offers:
-            raise _Rejected(404, "no_episode", "no episode is offered now; ask again")
+            raise Rejected(404, "no_episode", "no episode is offered now; ask again")
         offer = self._offers.pop(0)
         response = web.json_response(dict(offer[1]))
         try:
@@ -614,24 +536,6 @@ class Gateway:
             self._offered.set()
             raise
         return response
-
-
-def _action(values: Mapping[str, Any], tools: Mapping[str, ToolSpec]) -> str:
-    """The action of a step; raises `BadRequest` with what is wrong."""
-    if others := values.keys() - {"action", "tool", "arguments", "turn"}:
-        raise BadRequest(f"a step has no {', '.join(sorted(others))[:80]}")
-    action, name = values.get("action"), values.get("tool")
-    if isinstance(action, str):
-        return action
-    arguments = values.get("arguments", {})
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise BadRequest('a step is {"action": TEXT} or {"tool": NAME, "arguments": {...}}')
-    if name not in tools:
-        raise BadRequest(f"there is no tool {name[:80]!r}; there are {', '.join(tools)}")
-    try:
-        return tools[name].action(arguments)
-    except BadArguments as error:
-        raise BadRequest(str(error)) from error
 
 
 def _is_there(request: web.Request) -> bool:

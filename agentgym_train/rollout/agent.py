@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from agentgym_env.actions import ActionFormat, action_format
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest, ConfigError, Outcome
-from agentgym_env.registration import load_named
 
 
 @dataclass(frozen=True, slots=True)

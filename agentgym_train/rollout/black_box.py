@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest, ConfigError, EpisodeFailure
 from agentgym_env.printable import one_line
 from agentgym_env.process_guard import end_group, guard
-from agentgym_env.registration import load_named
 from agentgym_env.spaces import clean_text
 from agentgym_train.rollout.agent import is_black_box
 

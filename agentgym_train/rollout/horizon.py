@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest, ConfigError
-from agentgym_env.registration import load_named
 
 SCHEDULES: Final = ("fixed", "stepwise", "linear", "adaptive")
 """Names of the built-in schedules."""

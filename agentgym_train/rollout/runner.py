@@ -13,7 +13,7 @@ from rich.progress import Progress
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.launch import LocalServer, local_server
-from agentgym_env.registration import full_id
+from agentgym_env.registry import full_id
 from agentgym_env.server_token import NO_TOKEN, token_of_file
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory

@@ -19,9 +19,10 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from agentgym_env.actions import ActionFormat
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.main_module import MAIN
-from agentgym_env.registration import full_id, load_named
+from agentgym_env.registry import full_id
 from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore, last_step
 from agentgym_train.algorithms import ALGORITHMS, Algorithm

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from agentgym_env.errors import ConfigError, MissingExtra
-from agentgym_env.registration import full_id
+from agentgym_env.registry import full_id
 from agentgym_env.server_token import token_of_file
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.rl import RLConfig

@@ -17,7 +17,7 @@ from agentgym_env.causes import in_one_line
 from agentgym_env.cli.options import EnvId, EnvKwargs, choice_option, json_object
 from agentgym_env.errors import AgentGymError, BadRequest
 from agentgym_env.launch import failure_report
-from agentgym_env.registration import env_class_with, full_id
+from agentgym_env.registry import env_class_with, full_id
 from agentgym_env.server_token import token_of_file
 from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import MAX_ITEMS

@@ -16,7 +16,7 @@ from native_road import TEXTCRAFT, expert_episodes
 from agentgym_adapters.function_calls import FunctionCall
 from agentgym_env import TaskSet
 from agentgym_env.errors import BadRequest, EnvironmentFault, EnvironmentLost, EpisodeOver
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
 from hosting import Clock, sessions_become
 from worlds import Guess, Trouble
 

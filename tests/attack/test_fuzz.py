@@ -21,10 +21,12 @@ from agentgym_env.errors import AgentGymError
 from agentgym_env.run_store import RunStore
 from agentgym_env.wire import JSON, MSGPACK
 from agentgym_servers.host import routes
-from agentgym_servers.host.sessions import Host, SessionTable
+from agentgym_servers.host.inline_host import Host
+from agentgym_servers.host.sessions import SessionTable
 from agentgym_train.config.read import CONFIGS, read_method_config
 from agentgym_train.data.formats import read_episodes
-from agentgym_train.viewer.index import Index, Indexer
+from agentgym_train.viewer.index import Index
+from agentgym_train.viewer.indexer import Indexer
 from tests.train.viewing import as_line, episode
 from worlds import Guess
 

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 from agentgym_env.client.sync import EnvClient
 from agentgym_env.spaces import clean_text
-from agentgym_servers.web.actions.parse import (
+from agentgym_servers.web.actions.calls import (
     ALL,
     SITES,
     WIDGETS,
     Action,
     ActionProblem,
-    parse_action,
     write_call,
 )
+from agentgym_servers.web.actions.parse import parse_action
 from browsing import needs_chromium
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from agentgym_env.errors import EnvironmentFault
-from agentgym_servers.web.actions.parse import Action
+from agentgym_servers.web.actions.calls import Action
 from agentgym_servers.web.chromium.messages import Evaluate
 from agentgym_servers.web.layouts import MAX_TREE_CHARS
 from agentgym_servers.web.sites.site import Request, Response

@@ -19,7 +19,8 @@ import pytest
 from agentgym_env.printable import one_line
 from agentgym_env.text_env import TaskSet
 from agentgym_env.tool_env import ToolEnv, ToolResult, tool
-from agentgym_servers.host.sessions import Host, SessionTable
+from agentgym_servers.host.inline_host import Host
+from agentgym_servers.host.sessions import SessionTable
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.gateway.recorder import for_template

@@ -41,7 +41,8 @@ UNPRIVILEGED = AS_A_USER if os.geteuid() == 0 else []
 SHOWN = """
 import json, sys
 from pathlib import Path
-from agentgym_train.viewer.index import Index, Indexer
+from agentgym_train.viewer.index import Index
+from agentgym_train.viewer.indexer import Indexer
 from agentgym_train.viewer.runs import Runs
 index = Index(Path(sys.argv[2]))
 runs = Runs([Path(sys.argv[1])], index)
@@ -50,7 +51,7 @@ indexer.follow({number: runs.paths[name] for name, number in runs.ids.items()})
 while indexer.read_batches():
     pass
 facts = {name: runs.facts(name) for name in runs.paths}
-from agentgym_train.viewer.server import _json
+from agentgym_train.viewer.api import _json
 _json(facts)
 count = "SELECT COUNT(*) AS n FROM episodes WHERE run = ?"
 episodes = {name: index.rows(count, (number,))[0]["n"] for name, number in runs.ids.items()}

@@ -7,7 +7,7 @@ import pytest
 from agentgym_env import TaskSet, TextEnv
 from agentgym_env.causes import in_one_line
 from agentgym_env.errors import BadRequest, EnvironmentFault, UnknownEnvironment
-from agentgym_env.registration import construct, env_class
+from agentgym_env.registry import construct, env_class
 
 
 class Door(TextEnv):

@@ -11,7 +11,7 @@ import faulty
 from agentgym_env.conformance import RULES, check_environment
 from agentgym_env.conformance.calls import arguments_of
 from agentgym_env.conformance.changes import changed
-from agentgym_env.conformance.rules import NotApplicable, RuleBroken, Subject
+from agentgym_env.conformance.subject import NotApplicable, RuleBroken, Subject
 from agentgym_env.errors import UnknownEnvironment
 from agentgym_env.tool_env import ToolEnv, tool
 from commands import agentgym

@@ -10,7 +10,7 @@ import __main__
 from agentgym_env import main_module
 from agentgym_env.errors import BadRequest, UnknownEnvironment
 from agentgym_env.launch import child_environment, local_server
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
 from worlds import Guess
 
 SCRIPT = """

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from agentgym_env.client.sync import EnvClient
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest, UnknownEnvironment
-from agentgym_env.registration import env_class, load_named, register
+from agentgym_env.registration import register
+from agentgym_env.registry import env_class
 from agentgym_env.remote import make_env
 from agentgym_env.vector import RemoteVectorEnv
 
@@ -63,7 +65,7 @@ def python(folder: Path, program: str) -> str:
 def test_the_working_directory_is_searched_last_and_only_when_needed(folder):
     program = """
         import os, sys
-        from agentgym_env.registration import load_named
+        from agentgym_env.entry_points import load_named
         assert load_named("json:dumps")([1]) == "[1]"
         assert load_named("statistics:fmean")([1.0, 3.0]) == 2.0
         assert os.getcwd() not in sys.path

@@ -19,7 +19,7 @@ from gymnasium.wrappers import (
 from agentgym_env import RemoteEnv, RemoteVectorEnv
 from agentgym_env.cli.new import write_package
 from agentgym_env.errors import BadRequest, CannotCopy
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
 from agentgym_env.remote import make_env
 from hosting import GUESS
 from worlds import Guess

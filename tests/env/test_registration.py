@@ -10,17 +10,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import agentgym_env
-from agentgym_env import RemoteEnv, RemoteVectorEnv, registration
+from agentgym_env import RemoteEnv, RemoteVectorEnv, registry
 from agentgym_env.errors import BadRequest, MissingExtra, UnknownEnvironment
-from agentgym_env.registration import (
-    EnvEntry,
-    env_class,
-    env_class_with,
-    find,
-    full_id,
-    register,
-    registered,
-)
+from agentgym_env.registration import register
+from agentgym_env.registry import EnvEntry, env_class, env_class_with, find, full_id, registered
 from hosting import GUESS
 from worlds import Guess
 
@@ -113,7 +106,7 @@ def test_installed_distributions_add_environments(tmp_path):
     )
     script = textwrap.dedent("""
         import sys, gymnasium, agentgym_env
-        from agentgym_env.registration import env_class
+        from agentgym_env.registry import env_class
         assert "coin" not in sys.modules
         for road in (None, "inprocess"):
             env = gymnasium.make("guesses/Coin-v0", server=road)
@@ -236,9 +229,9 @@ def test_the_public_names_are_few_and_exist():
 
 
 def test_a_short_name_stands_for_its_newest_version(monkeypatch):
-    monkeypatch.setattr(registration, "_entries", dict(registration._entries))
+    monkeypatch.setattr(registry, "entries", dict(registry.entries))
     for env_id in ("maze/My-v0", "maze/My-v2", "maze/My-v10"):
-        registration._entries[env_id] = EnvEntry(env_id, "worlds:Guess")
+        registry.entries[env_id] = EnvEntry(env_id, "worlds:Guess")
     for name in ("maze/My-v10", "maze/my", "my", "MY", "maze", "my-v10"):
         assert full_id(name) == "maze/My-v10"
     assert full_id("my-v2") == "maze/My-v2"
@@ -247,9 +240,9 @@ def test_a_short_name_stands_for_its_newest_version(monkeypatch):
 
 
 def test_a_short_name_of_several_environments_is_refused(monkeypatch):
-    monkeypatch.setattr(registration, "_entries", dict(registration._entries))
+    monkeypatch.setattr(registry, "entries", dict(registry.entries))
     for env_id in ("one/My-v0", "two/My-v0"):
-        registration._entries[env_id] = EnvEntry(env_id, "worlds:Guess")
+        registry.entries[env_id] = EnvEntry(env_id, "worlds:Guess")
     with pytest.raises(UnknownEnvironment, match="one/My-v0 or two/My-v0"):
         full_id("my")
     assert full_id("two/my") == "two/My-v0"

@@ -7,10 +7,11 @@ import pytest
 
 import hostile
 import worlds
-from agentgym_env.cli.replay import describe, parse_address, replay_episode
-from agentgym_env.conformance.rules import write_script
+from agentgym_env.cli.replay import describe, parse_address
+from agentgym_env.conformance.subject import write_script
 from agentgym_env.errors import BadRequest
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
+from agentgym_env.replay import replay_episode
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory, Turn
 from commands import agentgym

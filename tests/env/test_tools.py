@@ -9,7 +9,7 @@ import pytest
 from msgspec import Meta
 
 import worlds
-from agentgym_env.registration import env_class, full_id
+from agentgym_env.registry import env_class, full_id
 from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_env.tool_env import ToolEnv, ToolResult, tool
 from agentgym_env.tools import ACT, BadArguments, Verb, call_of, specs_of

@@ -15,7 +15,7 @@ import pytest
 import commands
 from agentgym_env import wrappers
 from agentgym_env.errors import BadRequest
-from agentgym_env.registration import env_class, registered
+from agentgym_env.registry import env_class, registered
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory, Turn
 from agentgym_env.trust import (

@@ -8,7 +8,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import TransformObservation, TransformReward
 
 from agentgym_env.errors import BadRequest, EnvironmentFault
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
 from agentgym_env.run_store import RunStore, read_lines
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import (

@@ -9,15 +9,15 @@ from minigrid.core.world_object import Ball, Box, Door, Key, Wall
 
 from agentgym_env.conformance import check_environment
 from agentgym_env.errors import BadRequest, EpisodeOver, UnknownTask
-from agentgym_servers.worlds.babyai.env import (
+from agentgym_servers.worlds.babyai.env import BabyAI
+from agentgym_servers.worlds.babyai.legacy import LegacyLevel
+from agentgym_servers.worlds.babyai.levels import (
     ORIGINAL_LEVELS,
-    BabyAI,
     babyai_tasks,
     level_ids,
     make_level,
     original_task,
 )
-from agentgym_servers.worlds.babyai.legacy import LegacyLevel
 from agentgym_servers.worlds.babyai.oracle import _BOT_FILE, _call_limit
 from agentgym_servers.worlds.babyai.view import FORWARD, SIZE, TOGGLE, _cells, _visible
 from recordings import recorded

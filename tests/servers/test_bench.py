@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from agentgym_env.cli.main import make_app
 from agentgym_env.errors import BadRequest, EnvironmentLost
-from agentgym_servers.host.bench import measure, record_plays
+from agentgym_servers.host.bench import measure
+from agentgym_servers.host.load import record_plays
 from hosting import GUESS
 from worlds import Guess
 

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from agentgym_env import registration
+from agentgym_env import registry
 from agentgym_env.errors import MissingExtra
 
 SECTIONS = (
@@ -18,7 +18,7 @@ SECTIONS = (
 SPLIT = re.compile(r"\| `(train|dev|test|paper\w*)` \|(.*)\|")
 SHEETS = {
     entry.env_id: entry
-    for entry in registration.registered()
+    for entry in registry.registered()
     if entry.entry_point.startswith("agentgym_servers.")
 }
 

@@ -14,7 +14,7 @@ import requests
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import UnknownTask
-from agentgym_servers.web.actions.parse import ENDINGS
+from agentgym_servers.web.actions.calls import ENDINGS
 from agentgym_servers.web.evaluation.page_views import CONTROLS
 from agentgym_servers.web.explore.panel import open_panel
 from agentgym_servers.web.sites.embedded import embedded

@@ -14,18 +14,10 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.search import corpora
+from agentgym_servers.worlds.search.answers import normal
 from agentgym_servers.worlds.search.corpora import World, encoded, open_world
 from agentgym_servers.worlds.search.env import Search as SearchEnv
-from agentgym_servers.worlds.search.env import normal
-from benchmarks.search_recall import (
-    Search,
-    guess,
-    one_search_recall,
-    play,
-    recall,
-    right,
-    searcher,
-)
+from benchmarks.search_recall import Search, guess, one_search_recall, play, recall, right, searcher
 from tools.generated_world import timezones
 from tools.generated_world.__main__ import main, make
 from tools.generated_world.facts import WorldSpec, unfold

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_env.registration import env_class
+from agentgym_env.registry import env_class
 from agentgym_env.text_env import TextEnv
 from browsing import needs_chromium
 from worlds import Guess

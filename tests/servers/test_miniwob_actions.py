@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_servers.web.actions.parse import (
-    WIDGETS,
-    Action,
-    ActionProblem,
-    parse_action,
-    write_call,
-)
-from agentgym_servers.worlds.miniwob.filling import Sight
+from agentgym_servers.web.actions.calls import WIDGETS, Action, ActionProblem, write_call
+from agentgym_servers.web.actions.parse import parse_action
+from agentgym_servers.worlds.miniwob.sight import Sight
 
 ACTIONS = [
     ("noop()", Action("noop", (1000.0,))),

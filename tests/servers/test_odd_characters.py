@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from agentgym_env.registration import env_class
-from agentgym_servers.web.actions.parse import ALL, Action, parse_action
+from agentgym_env.registry import env_class
+from agentgym_servers.web.actions.calls import ALL, Action
+from agentgym_servers.web.actions.parse import parse_action
 from agentgym_servers.worlds.webarena import WebArena
 from browsing import needs_chromium
 

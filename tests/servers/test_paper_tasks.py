@@ -9,7 +9,7 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.host.app import make_app
-from agentgym_servers.worlds.babyai.env import babyai_tasks
+from agentgym_servers.worlds.babyai.levels import babyai_tasks
 from agentgym_servers.worlds.paper import paper_selections
 from agentgym_servers.worlds.sciworld.tasks import original_task, sciworld_tasks
 from agentgym_servers.worlds.search.tasks import read_questions

@@ -52,7 +52,7 @@ class Facts:
     """A retriever of one passage."""
 
     def search(self, queries, k):
-        from agentgym_servers.worlds.search.retrieval.corpus import Hit
+        from agentgym_servers.worlds.search.retrieval.passages import Hit
 
         return [[Hit(FACTS[0], 1.0)] for _ in queries]
 

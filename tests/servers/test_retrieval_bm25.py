@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.worlds.search.retrieval.corpus import Passage, best, score_space
+from agentgym_servers.worlds.search.retrieval.passages import Passage
+from agentgym_servers.worlds.search.retrieval.ranking import best, score_space
 from agentgym_servers.worlds.search.retrieval.remote import MAX_QUERY_CHARS
 from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
 from retrieving import FACTS, bm25_index, zipf_passages, zipf_queries

@@ -7,17 +7,12 @@ pytest.importorskip("sentence_transformers", reason="sentence-transformers is no
 
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.search.retrieval.build import build_index, index
-from agentgym_servers.worlds.search.retrieval.corpus import Graph, Passage, read_manifest
 from agentgym_servers.worlds.search.retrieval.dense import DenseMaker
 from agentgym_servers.worlds.search.retrieval.dense_encoder import Encoder
+from agentgym_servers.worlds.search.retrieval.manifest import Graph, read_manifest
+from agentgym_servers.worlds.search.retrieval.passages import Passage
 from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
-from retrieving import (
-    contents_of,
-    make_encoder,
-    write_corpus,
-    zipf_passages,
-    zipf_queries,
-)
+from retrieving import contents_of, make_encoder, write_corpus, zipf_passages, zipf_queries
 
 E5 = ("query: ", "passage: ")
 

@@ -15,7 +15,8 @@ from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.search.retrieval.__main__ import main
 from agentgym_servers.worlds.search.retrieval.bm25_build import Bm25Maker
 from agentgym_servers.worlds.search.retrieval.build import build_index
-from agentgym_servers.worlds.search.retrieval.corpus import Passage, PassageStore, read_manifest
+from agentgym_servers.worlds.search.retrieval.manifest import read_manifest
+from agentgym_servers.worlds.search.retrieval.passages import Passage, PassageStore
 from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
 from retrieving import (
     FACTS,

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.worlds.search.retrieval.corpus import Passage, RetrieverFailed
+from agentgym_servers.worlds.search.retrieval.passages import Passage, RetrieverFailed
 from agentgym_servers.worlds.search.retrieval.remote import RemoteRetriever
 from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
 from agentgym_servers.worlds.search.retrieval.search_app import make_search_app

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from agentgym_servers.worlds.search.retrieval.__main__ import main
-from agentgym_servers.worlds.search.retrieval.corpus import Hit, RetrieverFailed
+from agentgym_servers.worlds.search.retrieval.passages import Hit, RetrieverFailed
 from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
 from agentgym_servers.worlds.search.retrieval.search_app import MAX_HITS, make_search_app
 from hosting import HttpServer

@@ -10,17 +10,10 @@ from hypothesis import strategies as st
 
 from agentgym_env.conformance import check_environment
 from agentgym_env.errors import BadRequest, UnknownTask
+from agentgym_servers.worlds.search.answers import exact_match, f1, sub_exact_match
 from agentgym_servers.worlds.search.corpora import open_world
-from agentgym_servers.worlds.search.env import (
-    Search,
-    exact_match,
-    f1,
-    format_passages,
-    last_answer,
-    parse_action,
-    sub_exact_match,
-)
-from agentgym_servers.worlds.search.retrieval.corpus import Hit, Passage
+from agentgym_servers.worlds.search.env import Search, format_passages, last_answer, parse_action
+from agentgym_servers.worlds.search.retrieval.passages import Hit, Passage
 
 SEARCH = "agentgym/Search-v0"
 ZONES = {"corpus": "timezones"}

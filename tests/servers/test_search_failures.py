@@ -13,7 +13,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.wire import CreateRequest, ResetRequest, StepRequest
 from agentgym_servers.host.metrics import page
 from agentgym_servers.host.sessions import SessionTable
-from agentgym_servers.worlds.search import env as search_env
+from agentgym_servers.worlds.search import setup
 from agentgym_servers.worlds.search.corpora import open_world
 from agentgym_servers.worlds.search.env import Search
 from agentgym_servers.worlds.search.retrieval.retriever import open_retriever
@@ -95,7 +95,7 @@ def test_a_retriever_that_is_gone_and_comes_back(answering, tmp_path):
 
 
 def test_a_retriever_that_hangs_is_waited_for_no_longer_than_its_time(monkeypatch):
-    monkeypatch.setattr(search_env, "REMOTE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(setup, "REMOTE_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         env = search_through(f"http://127.0.0.1:{listener.getsockname()[1]}")
         assert_it_failed(env.step("<search>Kenya</search>"), 1, 1)

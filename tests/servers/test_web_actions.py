@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentgym_servers.web.actions import parse
-from agentgym_servers.web.actions.parse import Action, ActionProblem, parse_action, write_call
+from agentgym_servers.web.actions.calls import Action, ActionProblem, write_call
+from agentgym_servers.web.actions.parse import parse_action
 
 PAIRS = [
     ("click('12')", "click [12]", Action("click", ("12", "left", ()))),

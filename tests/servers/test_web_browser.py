@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from web_shop import BLOB, HOME, SHOP, bid, click, do, open_browser
 
-from agentgym_servers.web.actions.parse import Action
+from agentgym_servers.web.actions.calls import Action
 from agentgym_servers.web.sites.site import Request, Response, SiteSession
 from agentgym_servers.web.text_browser.browser import TextBrowser
 from agentgym_servers.web.text_browser.fields import is_checked, value_of

@@ -10,11 +10,13 @@ import lxml.html
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.web.actions.parse import Action, parse_action
+from agentgym_servers.web.actions.calls import Action
+from agentgym_servers.web.actions.parse import parse_action
+from agentgym_servers.web.opening import open_chromium, open_text
 from agentgym_servers.web.sites.embedded import embedded
 from agentgym_servers.web.sites.site import HOSTS
 from agentgym_servers.web.sites.site_map import embedded_sites
-from agentgym_servers.worlds.webarena import WebArena, open_chromium, open_text
+from agentgym_servers.worlds.webarena import WebArena
 from browsing import needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.slow]

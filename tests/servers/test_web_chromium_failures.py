@@ -14,7 +14,7 @@ import pytest
 
 from agentgym_env.errors import EnvironmentFault, EpisodeFailure
 from agentgym_env.launch import child_environment
-from agentgym_servers.web.actions.parse import Action
+from agentgym_servers.web.actions.calls import Action
 from agentgym_servers.web.chromium import workers
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.family import kill_all

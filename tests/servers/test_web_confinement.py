@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_servers.web.actions.parse import WIDGETS, Action, ActionProblem, parse_action
+from agentgym_servers.web.actions.calls import WIDGETS, Action, ActionProblem
+from agentgym_servers.web.actions.parse import parse_action
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.messages import Act, Evaluate, StartSites, Value
 from agentgym_servers.web.front.forward_gate import ProxyGate, _front

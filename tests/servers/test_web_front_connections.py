@@ -14,7 +14,7 @@ from web_shop import TinySession
 from agentgym_env.errors import BadRequest
 from agentgym_servers.web.front.forward_gate import session_gate
 from agentgym_servers.web.front.front import Front, listen_at
-from agentgym_servers.web.front.message import Limits
+from agentgym_servers.web.front.tunnel import Limits
 from agentgym_servers.web.sites.site import SiteSession
 
 GET = b"GET http://tiny.test/cart HTTP/1.1\r\nHost: tiny.test\r\n\r\n"

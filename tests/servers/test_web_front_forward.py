@@ -22,7 +22,7 @@ from listener_client import (
 
 from agentgym_servers.web.front.forward_gate import ForwardGate
 from agentgym_servers.web.front.front import Front
-from agentgym_servers.web.front.message import Limits
+from agentgym_servers.web.front.tunnel import Limits
 from agentgym_servers.web.sites.site_map import SiteMap
 from hosting import nobody
 from waiting import until

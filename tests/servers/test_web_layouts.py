@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_servers.web.actions.parse import Action
+from agentgym_servers.web.actions.calls import Action
 from agentgym_servers.web.layouts import (
     PUBLIC_ADDRESSES,
     View,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_servers.web.actions.parse import write_call
+from agentgym_servers.web.actions.calls import write_call
 from agentgym_servers.web.chromium.interpreter import package_folder, web_environment, web_python
 from agentgym_servers.web.front.front import Front
 from agentgym_servers.web.front.origins import open_origins

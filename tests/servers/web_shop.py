@@ -7,7 +7,8 @@ import sqlite3
 from contextlib import closing
 from html import escape
 
-from agentgym_servers.web.actions.parse import ActionProblem, parse_action
+from agentgym_servers.web.actions.calls import ActionProblem
+from agentgym_servers.web.actions.parse import parse_action
 from agentgym_servers.web.sites.site import Request, Response, Site, SiteSession
 from agentgym_servers.web.text_browser.browser import TextBrowser
 

@@ -19,8 +19,8 @@ import uvicorn
 
 import agentgym_env
 from agentgym_servers.host.app import App, make_app
+from agentgym_servers.host.inline_host import Host
 from agentgym_servers.host.protocols.dispatch import app_of
-from agentgym_servers.host.sessions import Host
 from agentgym_servers.host.settings import ServeSettings
 from waiting import until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentgym_servers.worlds.search.retrieval.bm25_build import Bm25Maker
 from agentgym_servers.worlds.search.retrieval.build import build_index
-from agentgym_servers.worlds.search.retrieval.corpus import Passage
+from agentgym_servers.worlds.search.retrieval.passages import Passage
 from hosting import Served
 
 MODULE = "agentgym_servers.worlds.search.retrieval"

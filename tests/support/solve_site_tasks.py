@@ -11,7 +11,7 @@ import sys
 import gymnasium as gym
 from browsergym.utils.obs import flatten_axtree_to_str
 
-from agentgym_servers.web.actions.parse import write_call
+from agentgym_servers.web.actions.calls import write_call
 from agentgym_servers.web.chromium.site_tasks import register_site_tasks
 from agentgym_servers.web.sites.embedded import embedded
 from agentgym_servers.web.tasks.scripts import Goto, action_of

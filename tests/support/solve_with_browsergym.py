@@ -13,7 +13,7 @@ import browsergym.webarena  # noqa: F401  (registers its tasks)
 import gymnasium as gym
 from browsergym.utils.obs import flatten_axtree_to_str
 
-from agentgym_servers.web.actions.parse import write_call
+from agentgym_servers.web.actions.calls import write_call
 from agentgym_servers.web.sites.site_map import real_sites
 from agentgym_servers.web.tasks.scripts import Goto, action_of
 from real_ways import WAYS

@@ -31,7 +31,8 @@ from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.summary import last_words, summary
 from agentgym_train.training.dpo import DPODataset
 from agentgym_train.training.step_metrics import StepTokens, step_metrics
-from agentgym_train.viewer.index import Index, Indexer
+from agentgym_train.viewer.index import Index
+from agentgym_train.viewer.indexer import Indexer
 from agentgym_train.viewer.query import played
 from tests.train.demonstrating import demonstration
 from tests.train.inprocess import rollouts

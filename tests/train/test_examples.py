@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_env.registration import find
+from agentgym_env.registry import find
 from agentgym_env.run_store import RunStore
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentgym_env.printable import UncutTable
-from agentgym_env.registration import registered
+from agentgym_env.registry import registered
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.evaluation.tables import Grid
 from agentgym_train.runs.summary import _iterations_table

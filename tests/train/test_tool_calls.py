@@ -17,7 +17,8 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.tool_env import ToolEnv, ToolResult, tool
 from agentgym_env.tools import ACT, ToolSpec, Verb, call_of, specs_of
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_servers.host.sessions import Host, SessionTable
+from agentgym_servers.host.inline_host import Host
+from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.audit.episodes import Settings

@@ -11,8 +11,9 @@ from peft import LoraConfig
 
 from agentgym_env import TaskSet, TextEnv
 from agentgym_env.cli import main
+from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest
-from agentgym_env.registration import load_named, register
+from agentgym_env.registration import register
 from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.audit.audit import subject_of
@@ -24,7 +25,8 @@ from agentgym_train.config.trust import NESTED, names_in_run, trust_option
 from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.runs import launch
 from agentgym_train.runs.resume import resumed_config
-from agentgym_train.viewer.query import NoPicture, Pictures, Stored
+from agentgym_train.viewer.episodes import Stored
+from agentgym_train.viewer.pictures import NoPicture, Pictures
 from tests.env.test_trust import agentgym, folder
 from tests.train.small import save_tiny_policy
 

@@ -10,8 +10,9 @@ import cdp
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Tokens, Turn
 from agentgym_train.data.token_store import write_pieces
+from agentgym_train.viewer.episodes import Stored, StoredTurn
+from agentgym_train.viewer.html_page import _STEERING, html_of, visible
 from agentgym_train.viewer.index import Place
-from agentgym_train.viewer.query import _STEERING, Stored, StoredTurn, html_of, visible
 from cdp import needs_chromium
 from tests.train.viewing import episode, viewer, watched
 

@@ -15,7 +15,8 @@ from itertools import islice
 import pytest
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.viewer.index import Index, Indexer
+from agentgym_train.viewer.index import Index
+from agentgym_train.viewer.indexer import Indexer
 from agentgym_train.viewer.query import adjacent, count_of, page_of, query_of
 from agentgym_train.viewer.runs import Runs
 from cdp import needs_chromium

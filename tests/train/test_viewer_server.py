@@ -16,7 +16,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from tests.train.viewing import episode, place, small_run, viewer
 
-COMMAND = "import typer; from agentgym_train.viewer.server import view; typer.run(view)"
+COMMAND = "import typer; from agentgym_train.viewer.command import view; typer.run(view)"
 
 
 async def asked(address, path, **headers):
@@ -165,7 +165,7 @@ def test_the_command_serves_until_ctrl_c(tmp_path):
 
 def test_the_viewer_loads_no_torch():
     code = (
-        "import sys, agentgym_train.viewer.server, agentgym_train.data.token_store;"
+        "import sys, agentgym_train.viewer.command, agentgym_train.data.token_store;"
         "print([m for m in ('torch', 'transformers', 'tokenizers', 'trl') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,10 +11,11 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore
-from agentgym_train.viewer import index as indexing
-from agentgym_train.viewer.index import Index, Indexer
+from agentgym_train.viewer import indexer as indexing
+from agentgym_train.viewer.episodes import Shelf
+from agentgym_train.viewer.index import Index
+from agentgym_train.viewer.indexer import Indexer
 from agentgym_train.viewer.query import (
-    Shelf,
     adjacent,
     count_of,
     facets,

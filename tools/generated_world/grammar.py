@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 
 from agentgym_servers.worlds.search.corpora import Solving
-from agentgym_servers.worlds.search.retrieval.corpus import Passage
+from agentgym_servers.worlds.search.retrieval.passages import Passage
 from tools.generated_world.facts import Value
 from tools.generated_world.language import (
     NUMBERS,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from agentgym_servers.worlds.search.retrieval.corpus import Passage
+from agentgym_servers.worlds.search.retrieval.passages import Passage
 from tools.generated_world.facts import (
     ARTICLED,
     CRAFTS,
@@ -17,11 +17,7 @@ from tools.generated_world.facts import (
     Value,
     names_in,
 )
-from tools.generated_world.language import (
-    NUMBERS,
-    date_forms,
-    written_list,
-)
+from tools.generated_world.language import NUMBERS, date_forms, written_list
 
 COLOUR: dict[str, tuple[str, ...]] = {
     "person": (

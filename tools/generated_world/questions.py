@@ -7,15 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agentgym_env.errors import BadRequest
+from agentgym_servers.worlds.search.answers import normal
 from agentgym_servers.worlds.search.corpora import Question
-from agentgym_servers.worlds.search.env import normal
-from tools.generated_world.facts import (
-    KINDS,
-    Draws,
-    FactBase,
-    Value,
-    names_in,
-)
+from tools.generated_world.facts import KINDS, Draws, FactBase, Value, names_in
 from tools.generated_world.grammar import OneSearch, Words
 from tools.generated_world.language import (
     DEGREES,

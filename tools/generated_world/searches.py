@@ -9,7 +9,7 @@ from functools import cache
 import msgspec
 
 from agentgym_servers.worlds.search.corpora import FactSearch, Question, World
-from agentgym_servers.worlds.search.env import embedded_index
+from agentgym_servers.worlds.search.setup import embedded_index
 from tools.generated_world.facts import FactBase
 from tools.generated_world.grammar import Reading, Understanding
 from tools.generated_world.language import Language, Plan, carry_out

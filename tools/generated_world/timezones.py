@@ -8,16 +8,8 @@ from importlib.resources import files
 from math import cos, hypot, radians
 
 from agentgym_servers.worlds.search.corpora import World
-from agentgym_servers.worlds.search.retrieval.corpus import Passage
-from tools.generated_world.facts import (
-    Day,
-    Draws,
-    Entity,
-    FactBase,
-    Measure,
-    Relation,
-    names_in,
-)
+from agentgym_servers.worlds.search.retrieval.passages import Passage
+from tools.generated_world.facts import Day, Draws, Entity, FactBase, Measure, Relation, names_in
 from tools.generated_world.grammar import OneSearch, Solver, Words
 from tools.generated_world.language import (
     Best,

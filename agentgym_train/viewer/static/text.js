@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { get } from "./api.js";
 
-// The same list as in query.py.
+// The same list as in html_page.py.
 const STEERING = /[\u{0}-\u{8}\u{b}-\u{1f}\u{7f}\u{80}-\u{9f}\u{61c}\u{200b}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}-\u{202e}\u{2060}-\u{2064}\u{2066}-\u{206f}\u{feff}\u{fff9}-\u{fffb}\u{e0000}-\u{e007f}\u{d800}-\u{dfff}]/gu;
 const TREE_LINE = /^(\t*)(\[[^\]\s]{1,12}\] )?([A-Za-z]{3,30})( '.*)$/;
 const CHUNK = 20000;

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from agentgym_env.entry_points import plugin
 from agentgym_env.errors import ConfigError, MissingExtra
-from agentgym_env.registration import plugin
 from agentgym_servers.fleet.spec import Group
 
 FLEET_SERVERS: Final = "agentgym.fleet_servers"

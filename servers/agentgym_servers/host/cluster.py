@@ -33,13 +33,14 @@ from agentgym_servers.host.channel import (
     read_requests,
 )
 from agentgym_servers.host.heartbeat import Heartbeat
+from agentgym_servers.host.inline_host import Host
 from agentgym_servers.host.logs import configure_logs
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.protocols.dispatch import app_of
 from agentgym_servers.host.request_guard import LimitedProtocol
 from agentgym_servers.host.router import Router
 from agentgym_servers.host.serving import listen, run_server
-from agentgym_servers.host.sessions import Host, SessionTable
+from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.host.settings import ServeSettings, session_table
 
 logger = logging.getLogger(__name__)

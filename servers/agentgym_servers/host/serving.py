@@ -19,10 +19,10 @@ import uvicorn
 from agentgym_env.connections import accept_backlog
 from agentgym_env.errors import BadRequest
 from agentgym_servers.host.app import START_ERROR, App, Service
+from agentgym_servers.host.inline_host import Host
 from agentgym_servers.host.isolation import world_pool
 from agentgym_servers.host.protocols.dispatch import app_of
 from agentgym_servers.host.request_guard import LimitedProtocol
-from agentgym_servers.host.sessions import Host
 from agentgym_servers.host.settings import ServeSettings, session_table
 
 logger = logging.getLogger(__name__)

@@ -6,13 +6,10 @@ and leaves the others alone. A world that raises loses its episode, never its se
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -23,7 +20,6 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.spaces import TextSpace, clean_text
 from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import (
-    MAX_ITEMS,
     MAX_SEED,
     ActionsReply,
     CloseReply,
@@ -42,22 +38,30 @@ from agentgym_env.wire import (
     WireError,
 )
 from agentgym_servers.host import routes
-from agentgym_servers.host.batches import SLICE, Slices
-from agentgym_servers.host.codec import (
-    Answer,
-    Batch,
-    Codec,
-    Scrape,
-    cut,
-    fault,
-    refusal,
-    unknown_session,
-)
+from agentgym_servers.host.codec import cut, fault, refusal, unknown_session
 from agentgym_servers.host.logs import event
 from agentgym_servers.host.metrics import Figures, count
 from agentgym_servers.host.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
+
+Reply = ResetReply | StepReply | ExpertReply | ActionsReply
+
+A = TypeVar("A", ExpertReply, ActionsReply)
+
+_NEVER: Final = 4096
+"""How many keys are remembered that were closed before they were opened."""
+
+_IDLE_S: Final = 300.0
+"""Seconds without a call after which a full table may end a session for a new one."""
+
+_LONGEST_NAP_S: Final = 12.0
+
+_BLOCKED_S: Final = 3.0
+"""Seconds awake for which a longer time between two looks at the leases counts: the process was
+blocked, and renewals waited."""
+
+_REAP_EVERY_S = (1.0, 10.0)
 
 
 @dataclass(slots=True)
@@ -106,26 +110,6 @@ def refused_turn(session: Session, request: StepRequest) -> StepReply:
         code, text = "episode_over", "the episode has ended; reset the session before stepping it"
     error = WireError(code, text, request.session)
     return StepReply(request.session, request.turn, error=error)
-
-
-def _is_of_episode(session: Session, request: StepRequest) -> bool:
-    """Whether a turn is of the session's current episode, as far as it states one."""
-    return request.episode is None or request.episode == session.episode
-
-
-Reply = ResetReply | StepReply | ExpertReply | ActionsReply
-
-A = TypeVar("A", ExpertReply, ActionsReply)
-
-
-_NEVER: Final = 4096
-"""How many keys are remembered that were closed before they were opened."""
-_IDLE_S: Final = 300.0
-"""Seconds without a call after which a full table may end a session for a new one."""
-_LONGEST_NAP_S: Final = 12.0
-_BLOCKED_S: Final = 3.0
-"""Seconds awake for which a longer time between two looks at the leases counts: the process was
-blocked, and renewals waited."""
 
 
 class SessionTable:
@@ -528,6 +512,17 @@ class SessionTable:
         )
 
 
+def reap_period_s(ttl_s: float) -> float:
+    """How often to look for idle sessions."""
+    shortest, longest = _REAP_EVERY_S
+    return min(longest, max(shortest, ttl_s / 4))
+
+
+def _is_of_episode(session: Session, request: StepRequest) -> bool:
+    """Whether a turn is of the session's current episode, as far as it states one."""
+    return request.episode is None or request.episode == session.episode
+
+
 def _expert_move(env: TextEnv) -> dict[str, Any]:
     action = env.expert_action()
     if action is None:
@@ -538,84 +533,3 @@ def _expert_move(env: TextEnv) -> dict[str, Any]:
 def _available_actions(env: TextEnv) -> dict[str, Any]:
     actions = env.available_actions()
     return {} if actions is None else {"actions": [clean_text(action) for action in actions]}
-
-
-_REAP_EVERY_S = (1.0, 10.0)
-
-
-class Host:
-    """Serves one session table, whose worlds step in the caller's thread."""
-
-    def __init__(
-        self,
-        table: SessionTable,
-        *,
-        token: str | None = None,
-        max_body_bytes: int = 16 * 2**20,
-        max_items: int = MAX_ITEMS,
-        processes: int = 1,
-    ) -> None:
-        """`processes` is how many processes serve sessions like this one."""
-        self.table = table
-        self.codec = Codec(table, token=token, max_body_bytes=max_body_bytes, max_items=max_items)
-        self._slices = Slices(table.answer, processes)
-        self._reaping: asyncio.Task[None] | None = None
-
-    def handle(
-        self,
-        method: str,
-        path: str,
-        query: str = "",
-        body: bytes = b"",
-        content_type: str = "",
-        accept: str = "",
-        authorization: str = "",
-    ) -> Answer:
-        """Answer one call. It never raises: whatever comes in, an answer goes out."""
-        begun = self.codec.begin(method, path, query, body, content_type, accept, authorization)
-        if isinstance(begun, Batch):
-            return self.codec.finish(begun, self.table.answer(begun.route.path, begun.requests))
-        if isinstance(begun, Scrape):
-            return self.codec.show(begun, self.table.figures() + self.codec.figures)
-        return begun
-
-    async def ask(self, path: str, requests: Sequence[Any]) -> list[Any]:
-        """The replies to a batch."""
-        if len(requests) <= SLICE:
-            return self.table.answer(path, requests)
-        return await self._slices.answer(path, requests)
-
-    async def figures(self) -> Figures:
-        """What the server counted."""
-        return self.table.figures() + self.codec.figures
-
-    async def start(self) -> None:
-        """Start ending idle sessions, and calls of worlds that take too long."""
-        self.table.time_limit.start()
-        self._reaping = asyncio.create_task(self._reap())
-
-    async def stop(self) -> None:
-        """End every session."""
-        if self._reaping is not None:
-            self._reaping.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reaping
-        self.table.shutdown()
-        self.table.time_limit.stop()
-
-    async def _reap(self) -> None:
-        period_s = reap_period_s(self.table.ttl_s)
-        while True:
-            await asyncio.sleep(period_s)
-            self.table.reap()
-
-
-def in_process_host(make_env: Callable[[], TextEnv], env_id: str) -> Host:
-    """A host for this process only, without limits on sessions."""
-    return Host(SessionTable(make_env, env_id=env_id, max_sessions=2**31, ttl_s=math.inf))
-
-
-def reap_period_s(ttl_s: float) -> float:
-    """How often to look for idle sessions."""
-    shortest, longest = _REAP_EVERY_S
-    return min(longest, max(shortest, ttl_s / 4))

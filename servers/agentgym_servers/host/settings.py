@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 
-from agentgym_env.registration import construct, env_class
+from agentgym_env.registry import construct, env_class
 from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.request_guard import RequestGuard

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agentgym_servers.web.actions.parse import Action
+from agentgym_servers.web.actions.calls import Action
 from agentgym_servers.web.sites.site import HOSTS
 
 MAX_TREE_CHARS: Final = 40_000

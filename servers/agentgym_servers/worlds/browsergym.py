@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TextEnv
-from agentgym_servers.web.actions.parse import ALL, ActionProblem, parse_action, write_call
+from agentgym_servers.web.actions.calls import ALL, ActionProblem, write_call
+from agentgym_servers.web.actions.parse import parse_action
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.messages import StartTask

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentgym_env.client.protocol import ServerPool
+from agentgym_env.client.pool import ServerPool
 from agentgym_env.errors import ConfigError
 from agentgym_servers.fleet import directory
 from agentgym_servers.fleet.directory import FleetDirectory, _Watch

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentgym_env.errors import EnvironmentFault
-from agentgym_servers.web.actions.parse import ENDINGS, Action, write_call
+from agentgym_servers.web.actions.calls import ENDINGS, Action, write_call
 from agentgym_servers.web.chromium.messages import (
     Act,
     ClosePage,

@@ -3,63 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from importlib.resources import files
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import browsergym.miniwob
 import playwright.sync_api
 from browsergym.core.action.highlevel import HighLevelActionSet
-from browsergym.core.constants import BROWSERGYM_ID_ATTRIBUTE
 from browsergym.core.env import BrowserEnv
-from browsergym.core.observation import extract_merged_axtree
 from browsergym.core.task import AbstractBrowserTask
 from browsergym.miniwob.base import AbstractMiniwobTask
-from browsergym.utils.obs import IGNORED_AXTREE_PROPERTIES, flatten_axtree_to_str
-from playwright.sync_api import BrowserContext, CDPSession, Error, Frame, Page, Request
+from playwright.sync_api import BrowserContext, Error, Frame, Page, Request
 
 from agentgym_servers.web.chromium.messages import LogIn, Seen, Start, StartMiniWoB, StartSites
 from agentgym_servers.web.chromium.task_list import registered_task
+from agentgym_servers.web.chromium.tree import tree_of, when_settled
 
-IGNORED_ROLES: Final = ("LineBreak", "InlineTextBox", "ListMarker")
+_ACTION_TIMEOUT_MS: Final = 10_000
 
-IGNORED_PROPERTIES: Final = (*IGNORED_AXTREE_PROPERTIES, "url")
+_TAB_TIMEOUT_S: Final = 3.0
 
-"""Current Chromiums report more than the one of BrowserGym's defaults; with it a text
-would be nearly twice as long."""
+_NAVIGATION_TIMEOUT_S: Final = 3.0
 
-_MARK: Final = files(__package__).joinpath("mark.js").read_text(encoding="utf-8")
+_NEXT_TASK: Final = "() => new Promise(done => setTimeout(done, 0))"
+"""Resolves after the tasks that a page has scheduled by now."""
 
-_UNMARK: Final = files(__package__).joinpath("unmark.js").read_text(encoding="utf-8")
+_LOOKS: Final = 3
 
-# What BrowserGym calls standard HTML: https://www.w3schools.com/tags/
-_LISTED: Final = """
-    a abbr acronym address applet area article aside audio b base basefont bdi bdo big blockquote
-    body br button canvas caption center cite code col colgroup data datalist dd del details dfn
-    dialog dir div dl dt em embed fieldset figcaption figure font footer form frame frameset h1 h2
-    h3 h4 h5 h6 head header hgroup hr html i iframe img input ins kbd label legend li link main map
-    mark menu meta meter nav noframes noscript object ol optgroup option output p param picture pre
-    progress q rp rt ruby s samp script search section select small source span strike strong style
-    sub summary sup svg table tbody td template textarea tfoot th thead time title tr track tt u ul
-    var video wbr
-"""
+_VIEWPORT: Final = {"width": 1280, "height": 720}
 
-_TAGS: Final = _LISTED.split()
+_SCHEMES: Final = ("http://", "https://", "about:", "chrome-error:")
 
-_PASSING: Final = (
-    "Frame was detached",
-    "Frame has been detached",
-    "Frame with the given frameId is not found",
-    "Execution context was destroyed",
-    "Cannot find context with specified id",
-)
+_NOT_OPENED: Final = "Error: this address is out of bounds: {}"
 
-"""Playwright's errors about a page that is being left for another."""
-
-_TRIES: Final = 5
-
-_sessions: WeakKeyDictionary[Page, CDPSession] = WeakKeyDictionary()
+_CRASHED: Final = "Error: the page crashed, and was opened again."
 
 
 def _fixed(task: type[AbstractMiniwobTask]) -> type[AbstractMiniwobTask]:
@@ -90,110 +65,6 @@ PAGE_TASKS: Final = {task.subdomain: _fixed(task) for task in browsergym.miniwob
 """MiniWoB++'s name of a task -> its class, with two things put right."""
 
 
-def tree_of(page: Page) -> str:
-    """The current tree of a page; of a page that is being left, the tree of the next."""
-    return when_settled(page, lambda: _tree(page))
-
-
-def when_settled(page: Page, read: Callable[[], str]) -> str:
-    """What is read of a page; once more where it was just being left for another."""
-    for left in reversed(range(_TRIES)):
-        try:
-            return read()
-        except Error as error:
-            if not left or not any(text in error.message for text in _PASSING):
-                raise
-            page.wait_for_load_state("domcontentloaded")
-    raise AssertionError("unreachable")
-
-
-def _leaves(request: Request) -> set[Page]:
-    """The tab whose whole page a request replaces, if it does."""
-    if not request.is_navigation_request():
-        return set()
-    try:
-        frame = request.frame
-    except Error:  # the first request of a tab that is just being opened
-        return set()
-    return {frame.page} if frame.parent_frame is None else set()
-
-
-def _tree(page: Page) -> str:
-    _mark(page.main_frame, "")
-    try:
-        nodes: Mapping[str, Any] = extract_merged_axtree(_Kept(page))
-    finally:
-        for frame in page.frames:
-            if _is_open_to_scripts(frame):
-                frame.evaluate(_UNMARK)
-    text: str = flatten_axtree_to_str(
-        nodes, ignored_roles=IGNORED_ROLES, ignored_properties=IGNORED_PROPERTIES
-    )
-    return text
-
-
-def _mark(frame: Frame, own_id: str) -> None:
-    frame.evaluate(_MARK, [own_id, BROWSERGYM_ID_ATTRIBUTE, _TAGS])
-    for child in frame.child_frames:
-        if not child.is_detached() and _is_open_to_scripts(child):
-            child_id = child.frame_element().get_attribute(BROWSERGYM_ID_ATTRIBUTE)
-            if child_id is not None:
-                _mark(child, child_id)
-
-
-def _is_open_to_scripts(frame: Frame) -> bool:
-    """Whether a frame may be read by scripts: some are sandboxed, some show no document."""
-    if frame.parent_frame is None:
-        return True
-    # In a frame whose load was rejected a script would wait for ever.
-    if not frame.url.startswith(("http://", "https://", "about:")):
-        return False
-    element = frame.frame_element()
-    sandbox = element.get_attribute("sandbox")
-    allowed = sandbox is None or "allow-scripts" in sandbox.split()
-    return allowed and element.content_frame() == frame
-
-
-class _Kept:
-    """A page as BrowserGym's reader wants it, with one DevTools session for all its looks."""
-
-    def __init__(self, page: Page) -> None:
-        self.context = self
-        self._session = _sessions.get(page)
-        if self._session is None:
-            _sessions[page] = self._session = page.context.new_cdp_session(page)
-
-    def new_cdp_session(self, page: object) -> _Kept:
-        return self
-
-    def send(self, method: str, params: dict[str, Any] | None = None) -> Any:
-        assert self._session is not None
-        return self._session.send(method, params)
-
-    def detach(self) -> None:
-        """Keep it."""
-
-
-_ACTION_TIMEOUT_MS: Final = 10_000
-
-_TAB_TIMEOUT_S: Final = 3.0
-
-_NAVIGATION_TIMEOUT_S: Final = 3.0
-
-_NEXT_TASK: Final = "() => new Promise(done => setTimeout(done, 0))"
-"""Resolves after the tasks that a page has scheduled by now."""
-
-_LOOKS: Final = 3
-
-_VIEWPORT: Final = {"width": 1280, "height": 720}
-
-_SCHEMES: Final = ("http://", "https://", "about:", "chrome-error:")
-
-_NOT_OPENED: Final = "Error: this address is out of bounds: {}"
-
-_CRASHED: Final = "Error: the page crashed, and was opened again."
-
-
 def _without_uploads(subsets: list[str]) -> Any:
     actions = HighLevelActionSet(subsets, multiaction=True, strict=True)
     for name in [name for name in actions.action_set if "upload" in name]:
@@ -206,41 +77,6 @@ _ON_SITES: Final = _without_uploads(["webarena"])
 _ON_MINIWOB: Final = _without_uploads(["bid", "coord"])
 
 _ON_ANY: Final = _without_uploads(["webarena", "bid", "coord"])
-
-
-class _Sites(AbstractBrowserTask):  # type: ignore[misc]
-    """Pages that are opened, and judged elsewhere."""
-
-    def __init__(self, seed: int | None, start: StartSites) -> None:
-        super().__init__(seed or 0)
-        self.viewport, self.slow_mo, self.timeout = _VIEWPORT, 0, _ACTION_TIMEOUT_MS
-        self._start = start
-
-    def setup(self, page: Page) -> tuple[str, dict[str, Any]]:
-        context = page.context
-        context.add_cookies(
-            [{"name": c.name, "value": c.value, "url": c.url} for c in self._start.cookies]
-        )
-        for how in self._start.log_ins:
-            log_in(context, how)
-        for number, url in enumerate(self._start.urls):
-            (context.new_page() if number else page).goto(url)
-        return "", {}
-
-    def validate(
-        self, page: Page, chat_messages: list[dict[str, Any]]
-    ) -> tuple[float, bool, str, dict[str, Any]]:
-        return 0.0, False, "", {}
-
-    def teardown(self) -> None:
-        """Nothing is left but the context."""
-
-
-class _Unseen(BrowserEnv):  # type: ignore[misc]
-    """BrowserGym's environment without its observation: a text is read on request."""
-
-    def _get_obs(self) -> dict[str, Any]:
-        return {}
 
 
 class Episode:
@@ -438,10 +274,6 @@ class Episode:
         return note
 
 
-def _abort(route: playwright.sync_api.Route) -> None:
-    route.abort("blockedbyclient")
-
-
 def log_in(context: BrowserContext, how: LogIn) -> None:
     """Log in on a separate page; sites without accounts are skipped."""
     fill = {
@@ -458,6 +290,56 @@ def log_in(context: BrowserContext, how: LogIn) -> None:
         page.wait_for_load_state("domcontentloaded")
     finally:
         page.close()
+
+
+def _leaves(request: Request) -> set[Page]:
+    """The tab whose whole page a request replaces, if it does."""
+    if not request.is_navigation_request():
+        return set()
+    try:
+        frame = request.frame
+    except Error:  # the first request of a tab that is just being opened
+        return set()
+    return {frame.page} if frame.parent_frame is None else set()
+
+
+class _Sites(AbstractBrowserTask):  # type: ignore[misc]
+    """Pages that are opened, and judged elsewhere."""
+
+    def __init__(self, seed: int | None, start: StartSites) -> None:
+        super().__init__(seed or 0)
+        self.viewport, self.slow_mo, self.timeout = _VIEWPORT, 0, _ACTION_TIMEOUT_MS
+        self._start = start
+
+    def setup(self, page: Page) -> tuple[str, dict[str, Any]]:
+        context = page.context
+        context.add_cookies(
+            [{"name": c.name, "value": c.value, "url": c.url} for c in self._start.cookies]
+        )
+        for how in self._start.log_ins:
+            log_in(context, how)
+        for number, url in enumerate(self._start.urls):
+            (context.new_page() if number else page).goto(url)
+        return "", {}
+
+    def validate(
+        self, page: Page, chat_messages: list[dict[str, Any]]
+    ) -> tuple[float, bool, str, dict[str, Any]]:
+        return 0.0, False, "", {}
+
+    def teardown(self) -> None:
+        """Nothing is left but the context."""
+
+
+class _Unseen(BrowserEnv):  # type: ignore[misc]
+    """BrowserGym's environment without its observation: a text is read on request."""
+
+    def _get_obs(self) -> dict[str, Any]:
+        return {}
+
+
+def _abort(route: playwright.sync_api.Route) -> None:
+    route.abort("blockedbyclient")
 
 
 def _shopping(page: Page, how: LogIn) -> None:

@@ -7,13 +7,21 @@ so that a task which a backend cannot judge is known as such before anyone plays
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
-from urllib.parse import urljoin
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import lxml.html
-import msgspec
 
+from agentgym_servers.web.evaluation.locator_dom import (
+    ELEMENT_PROPERTIES,
+    Document,
+    Fields,
+    NodeList,
+    TextNode,
+    closest,
+    query,
+    read_property,
+)
 from agentgym_servers.web.evaluation.locator_syntax import (
     UNDEFINED,
     Array,
@@ -30,319 +38,18 @@ from agentgym_servers.web.evaluation.locator_syntax import (
     Not,
     read_locator,
 )
+from agentgym_servers.web.evaluation.locator_values import (
+    LIST_METHODS,
+    TEXT_METHODS,
+    Value,
+    binary,
+    call_list,
+    call_text,
+    is_true,
+    plain,
+)
 from agentgym_servers.web.evaluation.page_access import JsonValue, ScriptError, UnsupportedLocator
-from agentgym_servers.web.text_browser.rendered_text import rendered_text, text_content
-from agentgym_servers.web.text_browser.selectors import Element, Selector, read_selector
-
-Value = Any
-
-"""A JavaScript value: str, int, float, bool, None, UNDEFINED, list, or one of the classes here."""
-
-
-class TextNode(msgspec.Struct, frozen=True):
-    """A text between elements."""
-
-    text: str
-
-
-class NodeList(msgspec.Struct, frozen=True):
-    """What `querySelectorAll` gives: it has a length and places, and no method of an array."""
-
-    nodes: tuple[Value, ...]
-
-
-class Document(msgspec.Struct, frozen=True):
-    """`document`: the root of a page, and its address."""
-
-    root: Element
-    url: str
-
-
-class Fields:
-    """The values of a form's fields; as the page came, unless a subclass overrides it."""
-
-    def value(self, element: Element) -> str:
-        """The text of an `input` or a `textarea`."""
-        if element.tag == "textarea":
-            return text_content(element)
-        default = "on" if element.get("type") in ("checkbox", "radio") else ""
-        return str(element.get("value", default))
-
-    def checked(self, element: Element) -> bool:
-        """Whether a box is ticked, or an option chosen."""
-        return ("selected" if element.tag == "option" else "checked") in element.attrib
-
-    def selected(self, element: Element) -> list[Element]:
-        """The options of a `select` that are chosen, in the order of the page."""
-        options = list(element.iter("option"))
-        chosen = [option for option in options if self.checked(option)]
-        if "multiple" in element.attrib:
-            return chosen
-        if element.get("size", "1") not in ("", "0", "1"):
-            return chosen[-1:]
-        enabled = [option for option in options if "disabled" not in option.attrib]
-        return chosen[-1:] or enabled[:1]
-
-
-def read_property(whole: Element, name: str, fields: Fields, url: str) -> Value:
-    """A property of an element."""
-    match name:
-        case "value" | "checked" | "selectedIndex" | "selectedOptions" | "options":
-            return _form_property(whole, name, fields)
-        case "href" | "src":
-            found = whole.get(name)
-            return "" if found is None else urljoin(url, found)
-        case _:
-            return _PROPERTIES_LOCATOR_DOM[name](whole)
-
-
-def query(root: Element, selector: Selector, *, with_root: bool) -> Iterator[Element]:
-    """The selected elements below an element; of a document the root is one of them."""
-    if with_root and selector.matches(root):
-        yield root
-    yield from selector.below(root)
-
-
-def closest(element: Element, selector: str) -> Element | None:
-    """The element itself, or the nearest above it, that a selector selects."""
-    return read_selector(selector).closest(element)
-
-
-def option_value(option: Element) -> str:
-    """The value of an `option`: its text where it has no attribute."""
-    found = option.get("value")
-    return " ".join(text_content(option).split()) if found is None else str(found)
-
-
-def _form_property(element: Element, name: str, fields: Fields) -> Value:
-    if element.tag == "select":
-        options, chosen = list(element.iter("option")), fields.selected(element)
-        match name:
-            case "value":
-                return option_value(chosen[0]) if chosen else ""
-            case "selectedIndex":
-                return options.index(chosen[0]) if chosen else -1
-            case "options":
-                return NodeList(tuple(options))
-            case "selectedOptions":
-                return NodeList(tuple(chosen))
-    if name == "value" and element.tag in ("input", "textarea"):
-        return fields.value(element)
-    if name == "value" and element.tag == "option":
-        return option_value(element)
-    if name == "value" and element.tag == "button":
-        return element.get("value", "")
-    if name == "checked" and element.tag == "input":
-        return fields.checked(element)
-    return UNDEFINED
-
-
-def _children(element: Element) -> list[Element]:
-    return [child for child in element if isinstance(child.tag, str)]
-
-
-def _nodes(element: Element) -> list[Value]:
-    nodes: list[Value] = [TextNode(element.text)] if element.text else []
-    for child in element:
-        nodes.append(child if isinstance(child.tag, str) else TextNode(child.text or ""))
-        if child.tail:
-            nodes.append(TextNode(child.tail))
-    return nodes
-
-
-def _beside(element: Element, *, before: bool) -> Element | None:
-    beside = element.itersiblings(preceding=before)
-    return next((one for one in beside if isinstance(one.tag, str)), None)
-
-
-def outer_html(element: Element, *, with_tail: bool = False) -> str:
-    """An element as HTML, with a hard blank written as browsers write it."""
-    text = str(lxml.html.tostring(element, encoding="unicode", with_tail=with_tail))
-    return text.replace("\u00a0", "&nbsp;")
-
-
-def _inner_html(element: Element) -> str:
-    holder = lxml.html.Element("b")
-    holder.text = element.text or ""
-    first = outer_html(holder)[len("<b>") : -len("</b>")]
-    return first + "".join(outer_html(child, with_tail=True) for child in element)
-
-
-_PROPERTIES_LOCATOR_DOM: Final[dict[str, Callable[[Element], Value]]] = {
-    "outerText": rendered_text,
-    "innerText": rendered_text,
-    "textContent": text_content,
-    "innerHTML": _inner_html,
-    "outerHTML": outer_html,
-    "id": lambda element: element.get("id", ""),
-    "className": lambda element: element.get("class", ""),
-    "name": lambda element: element.get("name", ""),
-    "title": lambda element: element.get("title", ""),
-    "tagName": lambda element: element.tag.upper(),
-    "children": lambda element: NodeList(tuple(_children(element))),
-    "childNodes": lambda element: NodeList(tuple(_nodes(element))),
-    "childElementCount": lambda element: len(_children(element)),
-    "firstElementChild": lambda element: next(iter(_children(element)), None),
-    "lastElementChild": lambda element: next(iter(_children(element)[::-1]), None),
-    "firstChild": lambda element: next(iter(_nodes(element)), None),
-    "lastChild": lambda element: next(iter(_nodes(element)[::-1]), None),
-    "parentElement": lambda element: element.getparent(),
-    "nextElementSibling": lambda element: _beside(element, before=False),
-    "previousElementSibling": lambda element: _beside(element, before=True),
-    "disabled": lambda element: "disabled" in element.attrib,
-}
-
-ELEMENT_PROPERTIES: Final = frozenset(_PROPERTIES_LOCATOR_DOM) | {
-    "value", "checked", "selectedIndex", "selectedOptions", "options", "href", "src",
-}  # fmt: skip
-
-LIST_METHODS: Final = frozenset({"map", "filter", "some", "every", "find", "join", "includes"})
-
-TEXT_METHODS: Final = frozenset(
-    {"trim", "toLowerCase", "toUpperCase", "includes", "startsWith", "endsWith", "split",
-     "toString"}
-)  # fmt: skip
-
-
-def is_true(value: Value) -> bool:
-    """Whether JavaScript takes a value for true."""
-    if isinstance(value, str | int | float):
-        return bool(value)
-    return value is not None and value is not UNDEFINED
-
-
-def to_text(value: Value) -> str:
-    """What JavaScript's `String(value)` returns."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, int | float):
-        return str(value)
-    if value is UNDEFINED:
-        return "undefined"
-    if isinstance(value, list):
-        return str(call_list(value, "join", [","]))
-    raise UnsupportedLocator("A locator takes an element for a text; read a property of it.")
-
-
-def binary(operator: str, left: Value, right: Callable[[], Value]) -> Value:
-    """What an operator makes of two values; `right` is evaluated only where it counts."""
-    match operator:
-        case "||":
-            return left if is_true(left) else right()
-        case "&&":
-            return right() if is_true(left) else left
-        case "??":
-            return right() if left is None or left is UNDEFINED else left
-        case "+":
-            return _sum(left, right())
-        case "===" | "==":
-            return _same(left, right(), strict=operator == "===")
-        case "!==" | "!=":
-            return not _same(left, right(), strict=operator == "!==")
-        case _:
-            return _in_order(operator, left, right())
-
-
-def call_list(items: list[Value], name: str, arguments: list[Value]) -> Value:
-    """A method of an array."""
-    if name == "includes" and len(arguments) == 1:
-        return any(_same(item, arguments[0], strict=True) for item in items)
-    if name == "join" and len(arguments) <= 1:
-        texts = ["" if item is None or item is UNDEFINED else to_text(item) for item in items]
-        return (to_text(arguments[0]) if arguments else ",").join(texts)
-    if len(arguments) != 1 or not callable(arguments[0]):
-        raise ScriptError(f"{name} is to be called with a function.")
-    results = [(item, arguments[0](item, place)) for place, item in enumerate(items)]
-    match name:
-        case "map":
-            return [result for _, result in results]
-        case "filter":
-            return [item for item, result in results if is_true(result)]
-        case "some":
-            return any(is_true(result) for _, result in results)
-        case "every":
-            return all(is_true(result) for _, result in results)
-        case _:
-            return next((item for item, result in results if is_true(result)), UNDEFINED)
-
-
-def call_text(text: Value, name: str, arguments: list[Value]) -> Value:
-    """A method of a string; `toString` of any plain value."""
-    match name, arguments:
-        case "toString", []:
-            return to_text(text)
-        case "trim", []:
-            return text.strip()
-        case "toLowerCase", []:
-            return text.lower()
-        case "toUpperCase", []:
-            return text.upper()
-        case "includes", [str(part)]:
-            return part in text
-        case "startsWith", [str(part)]:
-            return text.startswith(part)
-        case "endsWith", [str(part)]:
-            return text.endswith(part)
-        case "split", [str(part)]:
-            return text.split(part) if part else list(text)
-    raise ScriptError(f"{name} is to be called with texts.")
-
-
-def plain(value: Value, expression: str) -> JsonValue:
-    """A value as it leaves a browser; undefined becomes null."""
-    if value is None or value is UNDEFINED:
-        return None
-    if isinstance(value, str | int | float):
-        return value
-    if isinstance(value, list):
-        return [plain(item, expression) for item in value]
-    raise UnsupportedLocator(f"The locator {expression!r} ends in no text; read a property.")
-
-
-def _sum(left: Value, right: Value) -> Value:
-    if _is_number(left) and _is_number(right):
-        return left + right
-    return to_text(left) + to_text(right)
-
-
-def _same(left: Value, right: Value, *, strict: bool) -> bool:
-    nothing = (None, UNDEFINED)
-    if not strict and (left in nothing or right in nothing):
-        return left in nothing and right in nothing
-    if _is_number(left) and _is_number(right):
-        return bool(left == right)
-    if type(left) is type(right) and isinstance(left, str | bool):
-        return bool(left == right)
-    if not strict and isinstance(left, str | int | float) and isinstance(right, str | int | float):
-        raise UnsupportedLocator("A locator compares a text with a number; use === instead.")
-    return left is right
-
-
-def _in_order(operator: str, left: Any, right: Any) -> bool:
-    if not (_is_number(left) and _is_number(right)) and not (
-        isinstance(left, str) and isinstance(right, str)
-    ):
-        raise UnsupportedLocator(f"A locator puts two unlike values in order by {operator}.")
-    match operator:
-        case "<":
-            return bool(left < right)
-        case ">":
-            return bool(left > right)
-        case "<=":
-            return bool(left <= right)
-        case _:
-            return bool(left >= right)
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
+from agentgym_servers.web.text_browser.selectors import read_selector
 
 _SELECTING: Final = frozenset({"querySelector", "querySelectorAll", "closest", "matches"})
 

@@ -8,13 +8,8 @@ from typing import Final
 import lxml.etree
 import lxml.html
 
-from agentgym_servers.web.evaluation.locators import (
-    Document,
-    Fields,
-    check_locator,
-    evaluate_locator,
-    outer_html,
-)
+from agentgym_servers.web.evaluation.locator_dom import Document, Fields, outer_html
+from agentgym_servers.web.evaluation.locators import check_locator, evaluate_locator
 from agentgym_servers.web.evaluation.page_access import JsonValue
 from agentgym_servers.web.tasks.tasks import PageCheck
 from agentgym_servers.web.text_browser.browser import TextBrowser

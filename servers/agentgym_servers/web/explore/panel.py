@@ -16,12 +16,12 @@ from agentgym_servers.web.front.message import (
     Headers,
     HttpReply,
     HttpRequest,
-    Limits,
     Refused,
     header_of,
     quoted,
 )
 from agentgym_servers.web.front.session_site import SessionSite
+from agentgym_servers.web.front.tunnel import Limits
 from agentgym_servers.web.sites.embedded import NAMES, embedded
 from agentgym_servers.web.sites.pages import render
 from agentgym_servers.web.sites.site import HOSTS, host_of

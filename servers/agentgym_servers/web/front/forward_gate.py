@@ -25,9 +25,7 @@ from agentgym_servers.web.front.message import (
     Headers,
     HttpReply,
     HttpRequest,
-    Limits,
     Refused,
-    connect,
     quoted,
     read_absolute,
     read_authority,
@@ -37,6 +35,7 @@ from agentgym_servers.web.front.message import (
     values_of,
 )
 from agentgym_servers.web.front.session_site import SessionSite, StaticSite
+from agentgym_servers.web.front.tunnel import Limits, connect
 from agentgym_servers.web.sites.site import HOSTS, SiteSession, host_of
 from agentgym_servers.web.sites.site_map import SiteMap
 

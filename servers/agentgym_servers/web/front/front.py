@@ -19,14 +19,13 @@ from agentgym_servers.web.evaluation.verified import Exchange
 from agentgym_servers.web.front.message import (
     HttpReply,
     HttpRequest,
-    Limits,
     Refused,
     read_body,
     read_request_head,
     refusal,
     reply_bytes,
-    tunnel,
 )
+from agentgym_servers.web.front.tunnel import Limits, tunnel
 
 
 class Gate(Protocol):

@@ -5,10 +5,8 @@ Knows nothing about sockets, hosts or sites.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from asyncio import LimitOverrunError, StreamReader, StreamWriter
-from dataclasses import dataclass
+from asyncio import LimitOverrunError, StreamReader
 from html import escape
 from http import HTTPStatus
 from typing import Final, NamedTuple, TypeAlias
@@ -32,14 +30,19 @@ _TARGET: Final = re.compile(r"[\x21-\x7e]+")
 
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
+_ABSOLUTE: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^#]*)")
 
-class Refused(AgentGymError):
-    """A request is answered with an error."""
+_AUTHORITY: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status = status
-        self.words = words
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
+
+_MAX_TRAILERS: Final = 100
+
+_BOUNDARY: Final = re.compile(r'boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+
+_FILENAME: Final = re.compile(
+    rb'filename\*?\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\r\n]*))', re.IGNORECASE
+)
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
@@ -74,6 +77,25 @@ class HttpReply(msgspec.Struct, frozen=True):
     status: int
     headers: Headers = ()
     body: bytes = b""
+
+
+class Address(NamedTuple):
+    """Where a request is to go."""
+
+    host: str
+    """In lower case."""
+    port: int
+    target: str
+    """What to ask that host for, such as `/p/4?x=1`."""
+
+
+class Refused(AgentGymError):
+    """A request is answered with an error."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+        self.words = words
 
 
 def header_of(headers: Headers, name: str) -> str:
@@ -141,28 +163,6 @@ def quoted(text: str) -> str:
     return repr(text[:_MAX_QUOTED])
 
 
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Unknown"
-
-
-_ABSOLUTE: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^#]*)")
-
-_AUTHORITY: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
-
-
-class Address(NamedTuple):
-    """Where a request is to go."""
-
-    host: str
-    """In lower case."""
-    port: int
-    target: str
-    """What to ask that host for, such as `/p/4?x=1`."""
-
-
 def read_absolute(target: str) -> Address:
     """Read `http://host[:port][/path]`; raises `Refused` for anything else."""
     found = _ABSOLUTE.fullmatch(target)
@@ -184,11 +184,6 @@ def read_authority(authority: str, default_port: int | None = None) -> tuple[str
     if found is None or port is None or not 0 < port < 65_536:
         raise Refused(400, f"{quoted(authority)} is no host with a port, such as shop.test:80.")
     return found[1].lower(), port
-
-
-_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
-
-_MAX_TRAILERS: Final = 100
 
 
 async def read_body(
@@ -215,6 +210,34 @@ async def read_body(
         read += piece
         _check(len(read), most)
     return bytes(read)
+
+
+def refuse_files(request: HttpRequest) -> None:
+    """Raise `Refused` 415 for a multipart body with a file in it, or that cannot be read.
+
+    A field for a file that was left empty has an empty name, and passes.
+    """
+    kind = request.header("content-type")
+    if not request.body or not kind.lower().lstrip().startswith("multipart/"):
+        return
+    if request.header("content-encoding"):
+        raise Refused(415, "A compressed form is not forwarded; send it as it is.")
+    boundary = _BOUNDARY.search(kind)
+    if boundary is None:
+        raise Refused(415, f"{quoted(kind)} names no boundary, so the form cannot be checked.")
+    mark = b"--" + (boundary[1] or boundary[2]).encode("latin-1")
+    for part in request.body.split(mark):
+        head = re.split(rb"\r?\n\r?\n", part, maxsplit=1)[0]
+        for name in _FILENAME.finditer(head):
+            if (name[1] or name[2] or b"").strip():
+                raise Refused(415, f"The form has a file in it, {name[0][:100]!r}: no uploads.")
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
 
 
 def _length(lengths: set[str], most: int) -> int:
@@ -255,102 +278,3 @@ def _chunk_size(line: bytes) -> int:
 def _check(size: int, most: int) -> None:
     if size > most:
         raise Refused(413, f"The body has {size} bytes or more; at most {most} are read.")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one listener's connections."""
-
-    head_bytes: int = 32 * 1024
-    """Longest head of a request or of a forwarded reply; beyond it is 431, or 502."""
-    body_bytes: int = 2**20
-    """Longest body of a request; beyond it is 413."""
-    reply_bytes: int = 16 * 2**20
-    """Longest body of a forwarded reply; beyond it is 502."""
-    connections: int = 64
-    """Most clients at once; a browser opens at most 32 connections to a proxy."""
-    idle_s: float = 330.0
-    """Wait for the next request. Longer than Chromium's own 300 s, so that it is the browser that
-    gives up a connection and a form is never sent over one that closes at that moment."""
-    head_s: float = 10.0
-    """From a request's first byte to the end of its head."""
-    body_s: float = 30.0
-    """From the end of a request's head to the end of its body."""
-    write_s: float = 30.0
-    """For a client to take in a reply."""
-    linger_s: float = 5.0
-    """For a client to take in a reply that ends the connection amid its request."""
-    forward_s: float = 60.0
-    """For a real site to answer; beyond it is 504."""
-
-
-_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
-
-
-async def tunnel(
-    reader: StreamReader, writer: StreamWriter, place: tuple[str, int], limits: Limits
-) -> None:
-    """Connect a client to a place until both sides have sent all, or either is idle too long."""
-    far_reader, far_writer = await connect(place, limits)
-    try:
-        writer.write(_ESTABLISHED)
-        async with asyncio.TaskGroup() as both:
-            both.create_task(_carry(reader, far_writer, limits.idle_s))
-            both.create_task(_carry(far_reader, writer, limits.idle_s))
-    except* (ConnectionError, TimeoutError) as group:
-        # Which side broke off does not matter: to the client its connection is gone.
-        raise ConnectionResetError(f"The tunnel to {place} broke: {group.exceptions}") from group
-    finally:
-        far_writer.transport.abort()
-
-
-async def connect(place: tuple[str, int], limits: Limits) -> tuple[StreamReader, StreamWriter]:
-    """Connect to a real site; raises `Refused` 502 or 504 where it cannot be reached."""
-    host, port = place
-    try:
-        async with asyncio.timeout(limits.forward_s):
-            return await asyncio.open_connection(host.strip("[]"), port, limit=limits.head_bytes)
-    except TimeoutError as error:
-        raise Refused(504, f"{host}:{port} took over {limits.forward_s} s to connect.") from error
-    except OSError as error:
-        raise Refused(502, f"{host}:{port} cannot be reached: {error}.") from error
-
-
-async def _carry(reader: StreamReader, writer: StreamWriter, idle_s: float) -> None:
-    while True:
-        async with asyncio.timeout(idle_s):
-            piece = await reader.read(65_536)
-            if not piece:
-                break
-            writer.write(piece)
-            await writer.drain()
-    if writer.can_write_eof():
-        writer.write_eof()
-
-
-_BOUNDARY: Final = re.compile(r'boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
-
-_FILENAME: Final = re.compile(
-    rb'filename\*?\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\r\n]*))', re.IGNORECASE
-)
-
-
-def refuse_files(request: HttpRequest) -> None:
-    """Raise `Refused` 415 for a multipart body with a file in it, or that cannot be read.
-
-    A field for a file that was left empty has an empty name, and passes.
-    """
-    kind = request.header("content-type")
-    if not request.body or not kind.lower().lstrip().startswith("multipart/"):
-        return
-    if request.header("content-encoding"):
-        raise Refused(415, "A compressed form is not forwarded; send it as it is.")
-    boundary = _BOUNDARY.search(kind)
-    if boundary is None:
-        raise Refused(415, f"{quoted(kind)} names no boundary, so the form cannot be checked.")
-    mark = b"--" + (boundary[1] or boundary[2]).encode("latin-1")
-    for part in request.body.split(mark):
-        head = re.split(rb"\r?\n\r?\n", part, maxsplit=1)[0]
-        for name in _FILENAME.finditer(head):
-            if (name[1] or name[2] or b"").strip():
-                raise Refused(415, f"The form has a file in it, {name[0][:100]!r}: no uploads.")

@@ -8,7 +8,7 @@ from typing import Final
 
 from agentgym_servers.web.sites.code_host import data as code_data
 from agentgym_servers.web.sites.code_host.data import ACCOUNT
-from agentgym_servers.web.sites.code_host.projects import place, project, projects, url
+from agentgym_servers.web.sites.code_host.ways import place, project, projects, url
 from agentgym_servers.web.sites.forum import data as forum_data
 from agentgym_servers.web.sites.forum.data import BOARDS
 from agentgym_servers.web.sites.map import site as map_data

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from agentgym_servers.web.actions.parse import Action
+from agentgym_servers.web.actions.calls import Action
 
 
 class Goto(msgspec.Struct, frozen=True):

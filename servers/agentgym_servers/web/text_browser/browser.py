@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
-from agentgym_servers.web.actions.parse import ENDINGS, Action
+from agentgym_servers.web.actions.calls import ENDINGS, Action
 from agentgym_servers.web.evaluation.verified import Exchange
 from agentgym_servers.web.layouts import MAX_TREE_CHARS, cut_tree
 from agentgym_servers.web.sites.site import Request, Response, SiteSession

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from agentgym_env.text_env import TextEnv
-from agentgym_servers.web.actions.parse import WIDGETS, ActionProblem, parse_action, write_call
+from agentgym_servers.web.actions.calls import WIDGETS, ActionProblem, write_call
+from agentgym_servers.web.actions.parse import parse_action
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.messages import StartMiniWoB
@@ -17,7 +18,7 @@ from agentgym_servers.web.chromium.workers import MAX_EPISODES
 from agentgym_servers.web.front.forward_gate import open_static
 from agentgym_servers.web.layouts import View, browsergym_text
 from agentgym_servers.worlds.miniwob.experts import EXPERTS
-from agentgym_servers.worlds.miniwob.filling import Sight
+from agentgym_servers.worlds.miniwob.sight import Sight
 from agentgym_servers.worlds.miniwob.tasks import miniwob_pages, miniwob_tasks
 
 _HOST: Final = "miniwob.test"

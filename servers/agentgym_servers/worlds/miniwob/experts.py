@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, takewhile
 from typing import Final, TypeAlias
 
-from agentgym_servers.worlds.miniwob import filling
-from agentgym_servers.worlds.miniwob import filling as clicking
-from agentgym_servers.worlds.miniwob.filling import Element, Sight, part, submit
+from agentgym_servers.worlds.miniwob import clicking, filling
+from agentgym_servers.worlds.miniwob.filling import submit
+from agentgym_servers.worlds.miniwob.sight import Element, Sight, part
 
 _FAMILIES: Final = """
     big large huge enormous gigantic

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agentgym_env.errors import BadRequest
-from agentgym_servers.worlds.search.retrieval.corpus import Passage
+from agentgym_servers.worlds.search.retrieval.passages import Passage
 
 SHIPPED: Final[Mapping[str, str]] = {
     "synthetic:0": "synthetic-0.jsonl.xz",

@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
-import string
-import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.reasoning import reply_of
@@ -22,116 +12,46 @@ from agentgym_env.text_env import TextEnv
 from agentgym_env.tools import Verb
 from agentgym_servers import answer_forms
 from agentgym_servers.host.logs import event
-from agentgym_servers.worlds.search.corpora import Solving, open_world, solve
-from agentgym_servers.worlds.search.retrieval.build import build_index
-from agentgym_servers.worlds.search.retrieval.corpus import Hit, Passage, Retriever, RetrieverFailed
-from agentgym_servers.worlds.search.retrieval.retriever import IndexRetriever, open_retriever
-from agentgym_servers.worlds.search.tasks import QuestionSet, read_questions, world_questions
-
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
-
-
-def normal(text: str) -> str:
-    """A text as SQuAD compares it: lower case, no punctuation, no articles, single spaces."""
-    kept = text.lower().translate(_NO_PUNCTUATION)
-    return " ".join(_ARTICLE.sub(" ", kept).split())
-
-
-def exact_match(answer: str, golden: Sequence[str]) -> bool:
-    """Whether the answer is one of the golden ones after normalisation."""
-    return _key(answer) in map(_key, golden)
-
-
-def sub_exact_match(answer: str, golden: Sequence[str]) -> bool:
-    """Whether the answer contains one of the golden ones after normalisation."""
-    given = _key(answer)
-    return any(key in given for key in map(_key, golden) if key)
-
-
-def f1(answer: str, golden: Sequence[str]) -> float:
-    """The best F1 of words that the answer and a golden one share."""
-    given = _key(answer).split()
-    return max((_f1(given, _key(text).split()) for text in golden), default=0.0)
-
-
-def _key(text: str) -> str:
-    """A text in the form that is compared; one of only articles and punctuation stays as it is.
-
-    SQuAD's rule leaves nothing of "The", so that an empty answer would be right.
-    """
-    return normal(text) or " ".join(text.lower().split())
-
-
-def _f1(given: Sequence[str], golden: Sequence[str]) -> float:
-    common = (Counter(given) & Counter(golden)).total()
-    return 2 * common / (len(given) + len(golden)) if common else 0.0
-
-
-REMOTE_TIMEOUT_S: Final = 10.0
-
-"""How long a retriever behind HTTP may take for one search, repeats included."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSetup:
-    """The questions, and what finds passages."""
-
-    questions: QuestionSet
-    retriever: Retriever
-
-
-@cache
-def search_setup(corpus: str, retriever: str | None, questions: str | None) -> SearchSetup:
-    """The parts of these settings, made once; several environments share them."""
-    if questions is not None:
-        if retriever is None:
-            raise BadRequest(
-                f"the questions {questions} come without passages; name a retriever for them: the "
-                "folder of an index, or an http address"
-            )
-        return SearchSetup(_file_questions(questions), _named_retriever(retriever))
-    finder = _corpus_retriever(corpus) if retriever is None else _named_retriever(retriever)
-    return SearchSetup(_corpus_questions(corpus), finder)
-
-
-@cache
-def _corpus_questions(corpus: str) -> QuestionSet:
-    return world_questions(open_world(corpus))
-
-
-@cache
-def _file_questions(questions: str) -> QuestionSet:
-    return read_questions(questions)
-
-
-@cache
-def _named_retriever(where: str) -> Retriever:
-    return open_retriever(where, timeout_s=REMOTE_TIMEOUT_S)
-
-
-@cache
-def _corpus_retriever(corpus: str) -> Retriever:
-    return embedded_index(open_world(corpus).passages)
-
-
-def embedded_index(passages: Sequence[Passage]) -> Retriever:
-    """A BM25 index of passages for this process alone."""
-    # Only making an index needs bm25s; other retrievers do not.
-    maker = import_module("agentgym_servers.worlds.search.retrieval.bm25_build").Bm25Maker()
-    # The index stays mapped into memory when its files are deleted; a system that does not allow
-    # that keeps the files.
-    with tempfile.TemporaryDirectory(prefix="agentgym-", ignore_cleanup_errors=True) as folder:
-        corpus = Path(folder) / "corpus.jsonl"
-        corpus.write_bytes(b"".join(msgspec.json.encode(p) + b"\n" for p in passages))
-        build_index(corpus, Path(folder) / "index", maker)
-        return IndexRetriever(Path(folder) / "index")
-
+from agentgym_servers.worlds.search.answers import exact_match, f1, sub_exact_match
+from agentgym_servers.worlds.search.corpora import Solving, solve
+from agentgym_servers.worlds.search.retrieval.passages import Hit, RetrieverFailed
+from agentgym_servers.worlds.search.setup import search_setup
 
 MAX_PASSAGES = 100
 
 _MAX_PASSAGE_CHARS = 8_000  # 100 such passages fit an observation
+
+logger = logging.getLogger(__name__)
+
+_HOW = (
+    "Answer the question. Find what you need to know in a collection of texts: each turn, search "
+    "or give the answer. You may think first, between <think> and </think>.\n"
+    "<search>what to look for</search> - the passages that fit best come back between "
+    "<information> and </information>; search as often as needed\n"
+    "<answer>the answer</answer> - a name, a number or a few words, with no explanation\n"
+    "The first of these in a turn counts. "
+)
+
+_NO_ACTION = (
+    "This turn has neither a search nor an answer. Write <search>what to look for</search> or "
+    "<answer>the answer</answer>."
+)
+
+_EMPTY_QUERY = "The query is empty. Write what to look for between <search> and </search>."
+
+_NO_REPLY = "The search engine did not answer. Try again."
+
+_NOTHING = "<information>Nothing was found. Try other words.</information>"
+
+_LEGACY_RIGHT = "Congratulations! You have answered the question correctly."
+
+_LEGACY_WRONG = "Sorry, your answer is incorrect. Please try again."
+
+_LEGACY_NO_ACTION = (
+    "Your previous action is invalid. If you want to search, you should put the query between "
+    "<search> and </search>. If you want to give the final answer, you should put the answer "
+    "between <answer> and </answer>. Please try again."
+)
 
 
 class ParsedAction(NamedTuple):
@@ -177,52 +97,6 @@ def search_turn(query: str) -> str:
 def answer_turn(text: str) -> str:
     """The turn that gives an answer."""
     return f"<answer>{text}</answer>"
-
-
-def _document(hit: Hit) -> str:
-    title, _, text = hit.passage.contents[:_MAX_PASSAGE_CHARS].partition("\n")
-    return f"(Title: {title}) {text}\n"
-
-
-def _pair(text: str, kind: str, place: int) -> tuple[int, str, int] | None:
-    """The first pair of tags from `place` on: its start, its content, its end."""
-    opening, closing = f"<{kind}>", f"</{kind}>"
-    start = text.find(opening, place)
-    end = text.find(closing, start + len(opening)) if start >= 0 else -1
-    return (start, text[start + len(opening) : end], end + len(closing)) if end >= 0 else None
-
-
-logger = logging.getLogger(__name__)
-
-_HOW = (
-    "Answer the question. Find what you need to know in a collection of texts: each turn, search "
-    "or give the answer. You may think first, between <think> and </think>.\n"
-    "<search>what to look for</search> - the passages that fit best come back between "
-    "<information> and </information>; search as often as needed\n"
-    "<answer>the answer</answer> - a name, a number or a few words, with no explanation\n"
-    "The first of these in a turn counts. "
-)
-
-_NO_ACTION = (
-    "This turn has neither a search nor an answer. Write <search>what to look for</search> or "
-    "<answer>the answer</answer>."
-)
-
-_EMPTY_QUERY = "The query is empty. Write what to look for between <search> and </search>."
-
-_NO_REPLY = "The search engine did not answer. Try again."
-
-_NOTHING = "<information>Nothing was found. Try other words.</information>"
-
-_LEGACY_RIGHT = "Congratulations! You have answered the question correctly."
-
-_LEGACY_WRONG = "Sorry, your answer is incorrect. Please try again."
-
-_LEGACY_NO_ACTION = (
-    "Your previous action is invalid. If you want to search, you should put the query between "
-    "<search> and </search>. If you want to give the final answer, you should put the answer "
-    "between <answer> and </answer>. Please try again."
-)
 
 
 class Search(TextEnv):
@@ -409,3 +283,16 @@ class Search(TextEnv):
         except StopIteration as end:
             while end.value:
                 yield answer_turn(end.value)
+
+
+def _document(hit: Hit) -> str:
+    title, _, text = hit.passage.contents[:_MAX_PASSAGE_CHARS].partition("\n")
+    return f"(Title: {title}) {text}\n"
+
+
+def _pair(text: str, kind: str, place: int) -> tuple[int, str, int] | None:
+    """The first pair of tags from `place` on: its start, its content, its end."""
+    opening, closing = f"<{kind}>", f"</{kind}>"
+    start = text.find(opening, place)
+    end = text.find(closing, start + len(opening)) if start >= 0 else -1
+    return (start, text[start + len(opening) : end], end + len(closing)) if end >= 0 else None

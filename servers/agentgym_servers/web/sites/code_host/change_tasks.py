@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from agentgym_servers.web.sites.code_host.data import ACCOUNT, LABELS, PARTS, ROLES
-from agentgym_servers.web.sites.code_host.projects import (
+from agentgym_servers.web.sites.code_host.ways import (
     issue,
     merge_request,
     place,

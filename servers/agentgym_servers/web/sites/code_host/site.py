@@ -5,16 +5,23 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from agentgym_servers.web.sites.code_host import data, issues, people, projects
+from agentgym_servers.web.sites.code_host import (
+    data,
+    issues,
+    merge_requests,
+    people,
+    project_forms,
+    projects,
+)
 from agentgym_servers.web.sites.code_host.projects import COOKIE, missing
 from agentgym_servers.web.sites.pages import Visit
 from agentgym_servers.web.sites.site import Request, Response
 
 _ROUTERS: Final = (
     people.ROUTER,
-    projects.FORM_ROUTER,
+    project_forms.ROUTER,
     issues.ROUTER,
-    issues.MERGE_REQUEST_ROUTER,
+    merge_requests.ROUTER,
     projects.ROUTER,
 )
 

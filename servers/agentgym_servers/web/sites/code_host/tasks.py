@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from agentgym_servers.web.sites.code_host import data
 from agentgym_servers.web.sites.code_host.change_tasks import CHANGES as CHANGES
 from agentgym_servers.web.sites.code_host.data import ACCOUNT, LABELS
-from agentgym_servers.web.sites.code_host.projects import issue, place, project, projects, url
+from agentgym_servers.web.sites.code_host.ways import issue, place, project, projects, url
 from agentgym_servers.web.tasks.scripts import Click, Goto, ScriptedTask, Select
 from agentgym_servers.web.tasks.task_forms import (
     Databases,

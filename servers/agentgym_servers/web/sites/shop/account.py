@@ -1,11 +1,11 @@
-"""A customer's account: login, addresses, wish list, and orders."""
+"""A customer's account: login, addresses and wish list."""
 
 from __future__ import annotations
 
 import sqlite3
 
 from agentgym_servers.web.sites.pages import Handler, Router, Visit, redirect, whole
-from agentgym_servers.web.sites.shop.browse import CART, page_links, put_in, sent_product
+from agentgym_servers.web.sites.shop.browse import sent_product
 from agentgym_servers.web.sites.shop.data import NOW, hashed
 from agentgym_servers.web.sites.shop.shopper import (
     LOG_IN,
@@ -272,124 +272,3 @@ def _default_address(visit: Visit, customer: int, use: str) -> sqlite3.Row | Non
 def _address_count(visit: Visit, customer: int) -> int:
     row = visit.one("SELECT count(*) AS count FROM address WHERE customer = ?", customer)
     return int(row["count"]) if row else 0
-
-
-ORDER_ROUTES = Router()
-
-_PER_PAGE = 10
-
-_HISTORY = "/sales/order/history/"
-
-
-@ORDER_ROUTES.get(_HISTORY)
-@members
-def history(visit: Visit) -> Response:
-    """All orders, the newest first."""
-    customer = shopper_of(visit).customer
-    orders = visit.all("SELECT * FROM purchase WHERE customer = ? ORDER BY id DESC", customer)
-    pages = max(1, -(-len(orders) // _PER_PAGE))
-    current = whole(visit.query("p"), 1, pages) or 1
-    return page(
-        visit,
-        "orders.html",
-        orders=orders[_PER_PAGE * (current - 1) : _PER_PAGE * current],
-        pages=page_links(_HISTORY, {}, current, pages),
-    )
-
-
-@ORDER_ROUTES.get("/sales/order/view/order_id/{id}/")
-@members
-def view(visit: Visit) -> Response:
-    """One order."""
-    order = _own_order(visit)
-    if order is None:
-        return missing(visit)
-    notes = visit.all("SELECT * FROM note WHERE purchase = ? ORDER BY id DESC", order["id"])
-    return page(visit, "order.html", order=order, lines=lines_of(visit, order["id"]), notes=notes)
-
-
-@ORDER_ROUTES.post("/sales/order/reorder/order_id/{id}/")
-@members
-def reorder(visit: Visit) -> Response:
-    """Put an order's products into the cart again."""
-    order = _own_order(visit)
-    if order is None:
-        return missing(visit)
-    words = ""
-    for line in lines_of(visit, order["id"]):
-        product = visit.one("SELECT * FROM product WHERE id = ?", line["product"])
-        owner = shopper_of(visit).owner
-        if product and not put_in(visit, owner, product, line["options"], line["quantity"]):
-            words = f"The requested qty of {line['name']} is not available."
-    return back(visit, words, CART)
-
-
-@ORDER_ROUTES.post("/sales/order/cancel/order_id/{id}/")
-@members
-def cancel(visit: Visit) -> Response:
-    """Cancel an order whose packing has not begun."""
-    order = _own_order(visit)
-    if order is None:
-        return missing(visit)
-    where = f"/sales/order/view/order_id/{order['id']}/"
-    if order["status"] != "Pending":
-        return back(visit, "This order can not be canceled any more.", where)
-    cancel_order(visit, order["id"])
-    return back(visit, "The order has been canceled.", where)
-
-
-@ORDER_ROUTES.post("/review/product/post/id/{id}/")
-def write_review(visit: Visit) -> Response:
-    """Send a review, which waits for moderation."""
-    product = visit.one("SELECT * FROM product WHERE id = ? AND enabled = 1", visit.number("id"))
-    if product is None:
-        return missing(visit)
-    where = f"/{product['slug']}.html"
-    rating = whole(visit.sent("rating"), 1, 5)
-    nickname, title = visit.sent("nickname")[:80], visit.sent("title")[:200]
-    detail = visit.sent("detail")
-    if rating is None or not (nickname and title and detail):
-        return back(visit, "Please give a rating, a nickname, a summary and a review.", where)
-    values = (product["id"], nickname, title, detail, rating, NOW)
-    visit.run("INSERT INTO review VALUES (NULL, ?, ?, ?, ?, ?, 2, ?)", *values)
-    return back(visit, "You submitted your review for moderation.", where)
-
-
-@ORDER_ROUTES.get("/review/customer/")
-@members
-def my_reviews(visit: Visit) -> Response:
-    """What the customer wrote under their own name."""
-    reviews = visit.all(
-        "SELECT r.*, p.name, p.slug FROM review r JOIN product p ON p.id = r.product"
-        " JOIN customer c ON r.nickname IN (c.first, c.first || ' ' || c.last)"
-        " WHERE c.id = ? AND p.enabled = 1 ORDER BY r.id",
-        shopper_of(visit).customer,
-    )
-    return page(visit, "reviews.html", reviews=reviews)
-
-
-def lines_of(visit: Visit, order: int) -> list[sqlite3.Row]:
-    """What an order is made of."""
-    return visit.all(
-        "SELECT l.*, p.name, p.sku, p.slug FROM line l JOIN product p ON p.id = l.product"
-        " WHERE l.purchase = ? ORDER BY l.id",
-        order,
-    )
-
-
-def cancel_order(visit: Visit, order: int) -> None:
-    """Cancel an order and return its items to the stock."""
-    visit.run("UPDATE purchase SET status = 'Canceled' WHERE id = ?", order)
-    for line in lines_of(visit, order):
-        visit.run(
-            "UPDATE product SET quantity = quantity + ? WHERE id = ?",
-            line["quantity"],
-            line["product"],
-        )
-    words = (order, NOW, "Canceled", "Order canceled.")
-    visit.run("INSERT INTO note VALUES (NULL, ?, ?, ?, ?)", *words)
-
-
-def _own_order(visit: Visit) -> sqlite3.Row | None:
-    query = "SELECT * FROM purchase WHERE id = ? AND customer = ?"
-    return visit.one(query, visit.number("id"), shopper_of(visit).customer)

@@ -11,9 +11,18 @@ from typing import Final
 import msgspec
 
 from agentgym_servers.web.sites.pages import Router, Visit, whole
-from agentgym_servers.web.sites.shop import account, back_office, browse, data
+from agentgym_servers.web.sites.shop import (
+    account,
+    admin_catalog,
+    admin_sales,
+    back_office,
+    browse,
+    cart,
+    data,
+)
 from agentgym_servers.web.sites.shop.back_office import staff_missing
 from agentgym_servers.web.sites.shop.data import ADMIN, ADMIN_PASSWORD, number_of, token_of
+from agentgym_servers.web.sites.shop.orders import ROUTES as ORDER_ROUTES
 from agentgym_servers.web.sites.shop.shopper import missing
 from agentgym_servers.web.sites.site import Request, Response, host_of
 
@@ -85,9 +94,9 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value).decode(), status, "application/json")
 
 
-_FRONT = (browse.ROUTES, browse.CART_ROUTES, account.ROUTES, account.ORDER_ROUTES, ROUTES)
+_FRONT = (browse.ROUTES, cart.ROUTES, account.ROUTES, ORDER_ROUTES, ROUTES)
 
-_BACK = (back_office.ROUTES, back_office.SALES_ROUTES, back_office.CATALOG_ROUTES, ROUTES)
+_BACK = (back_office.ROUTES, admin_sales.ROUTES, admin_catalog.ROUTES, ROUTES)
 
 
 class Shop:

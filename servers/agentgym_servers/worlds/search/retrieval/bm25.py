@@ -11,16 +11,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from agentgym_servers.worlds.search.retrieval.corpus import (
-    Bm25Settings,
-    Ranking,
-    Scores,
-    best,
-    damaged,
-    loaded,
-    mapped,
-    score_space,
-)
+from agentgym_servers.worlds.search.retrieval.manifest import Bm25Settings
+from agentgym_servers.worlds.search.retrieval.passages import damaged, loaded, mapped
+from agentgym_servers.worlds.search.retrieval.ranking import Ranking, Scores, best, score_space
 
 
 def _read_terms(path: Path) -> dict[str, int]:

@@ -26,7 +26,8 @@ from agentgym_servers.worlds.search.retrieval.bm25 import (
     TERMS_FILE,
     splitter,
 )
-from agentgym_servers.worlds.search.retrieval.corpus import Backend, Bm25Settings, new_map
+from agentgym_servers.worlds.search.retrieval.manifest import Backend, Bm25Settings
+from agentgym_servers.worlds.search.retrieval.passages import new_map
 
 try:
     from bm25s import __version__ as bm25s_version

@@ -22,26 +22,25 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from agentgym_env.cli.options import check_folder_name, choice_option
 from agentgym_env.errors import BadRequest
-from agentgym_servers.worlds.search.retrieval.corpus import (
-    LINES_FILE,
+from agentgym_servers.worlds.search.retrieval.corpus import Chunk, Mark, fingerprint, read_chunks
+from agentgym_servers.worlds.search.retrieval.manifest import (
     MANIFEST_FILE,
     WORK_FOLDER,
     Backend,
     Bm25Settings,
-    Chunk,
     DenseSettings,
     Graph,
     Manifest,
-    Mark,
     decode_manifest,
-    fingerprint,
+    read_manifest,
+    write_manifest,
+)
+from agentgym_servers.worlds.search.retrieval.passages import (
+    LINES_FILE,
     join_passages,
     mapped,
-    read_chunks,
-    read_manifest,
     refuse_twins,
     write_ids,
-    write_manifest,
     write_passages,
 )
 

@@ -10,16 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym_env.errors import MissingExtra
-from agentgym_servers.worlds.search.retrieval.corpus import (
-    Backend,
-    DenseSettings,
-    Graph,
-    Ranking,
-    damaged,
-    mapped,
-    new_map,
-    ordered,
-)
+from agentgym_servers.worlds.search.retrieval.manifest import Backend, DenseSettings, Graph
+from agentgym_servers.worlds.search.retrieval.passages import damaged, mapped, new_map
+from agentgym_servers.worlds.search.retrieval.ranking import Ranking, ordered
 
 try:
     import faiss

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_servers.worlds.search.retrieval.corpus import DenseSettings, Graph
+from agentgym_servers.worlds.search.retrieval.manifest import DenseSettings, Graph
 
 try:
     import sentence_transformers

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from agentgym_env.client.transports import Answer, Call, HttpTransport
 from agentgym_env.errors import BadRequest, EnvironmentLost
-from agentgym_servers.worlds.search.retrieval.corpus import Hit, Passage, RetrieverFailed
+from agentgym_servers.worlds.search.retrieval.passages import Hit, Passage, RetrieverFailed
 
 MAX_QUERY_CHARS: Final = 10_000
 

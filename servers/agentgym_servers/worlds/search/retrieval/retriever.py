@@ -7,16 +7,14 @@ from importlib import import_module
 from pathlib import Path
 
 from agentgym_servers.worlds.search.retrieval.bm25 import Bm25Ranker
-from agentgym_servers.worlds.search.retrieval.corpus import (
+from agentgym_servers.worlds.search.retrieval.manifest import (
     Bm25Settings,
     DenseSettings,
-    Hit,
     Manifest,
-    PassageStore,
-    Ranker,
-    Retriever,
     read_manifest,
 )
+from agentgym_servers.worlds.search.retrieval.passages import Hit, PassageStore, Retriever
+from agentgym_servers.worlds.search.retrieval.ranking import Ranker
 from agentgym_servers.worlds.search.retrieval.remote import RemoteRetriever, checked_queries
 
 

@@ -27,7 +27,8 @@ from agentgym_servers.host.request_guard import (
     is_loopback,
 )
 from agentgym_servers.host.serving import listen, run_server
-from agentgym_servers.worlds.search.retrieval.corpus import Hit, Manifest, Retriever
+from agentgym_servers.worlds.search.retrieval.manifest import Manifest
+from agentgym_servers.worlds.search.retrieval.passages import Hit, Retriever
 from agentgym_servers.worlds.search.retrieval.remote import (
     PATH,
     Document,
