@@ -125,7 +125,6 @@ def given(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
 
 
 _TINY = 1e-4
-
 """TRL's value, so that a group's advantages equal TRL's."""
 
 

@@ -43,7 +43,6 @@ _SCORING: Final = frozenset({"tf32"})
 """TRL's settings that affect log-probabilities."""
 
 _IMPORTED: Final = ("env", "agent", "horizon_schedule")
-
 """The settings of a run that refer to code which an audit imports."""
 
 
@@ -158,7 +157,6 @@ _STYLE = {"pass": "green", "FAIL": "bold red", "skipped": "yellow"}
 _MARGIN = " " * 9
 
 _MOST = 600
-
 """Maximum characters shown of a span; the middle of longer ones is omitted."""
 
 

@@ -73,17 +73,14 @@ def _reflections(trajectory: Trajectory, kind: type[Agent], name: str) -> set[in
 
 
 _PLAIN = ("plain", "react", "act_only")
-
 """Agents that pass observations to the policy unchanged."""
 
 _SCORED = 8
-
 """Number of stored rows whose log-probabilities are recomputed."""
 
 _CHANGED = "the file or the agent was changed after the run; audit another run"
 
 _AGREE = 1e-3
-
 """Tolerance of a stored log-probability: the run used other batches."""
 
 

@@ -30,7 +30,6 @@ RENAMED: Final[Mapping[str, str]] = {
     "most_tokens": "max_episode_tokens",
     "policy": "model",
 }
-
 """Config keys of earlier versions, and their current names."""
 
 

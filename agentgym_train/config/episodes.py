@@ -11,7 +11,6 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.checks import check_numbers
 
 TRUNCATED: Final[frozenset[str]] = frozenset({"horizon", "world_limit", "token_budget"})
-
 """Outcomes of episodes that were truncated, not terminated by the environment."""
 
 

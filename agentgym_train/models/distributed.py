@@ -24,7 +24,6 @@ from agentgym_env.errors import ConfigError
 _T = TypeVar("_T")
 
 WAIT_S = 4 * 3600
-
 """Timeout of collectives. It is long because of slow environments; the launcher, not this timeout,
 detects that a process died."""
 
@@ -64,7 +63,6 @@ def on_main_process(write: Callable[[], object]) -> None:
 
 
 _WRAPPER = "_checkpoint_wrapped_module."
-
 """Prefix that activation checkpointing adds to the names of weights."""
 
 

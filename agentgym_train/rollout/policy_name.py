@@ -32,7 +32,6 @@ KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 
 _SOURCES: Final = ("pip", "starter")
-
 """Prefixes that are part of a model's name: `pip:NAME` is a model in an installed package."""
 
 

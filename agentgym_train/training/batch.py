@@ -280,7 +280,6 @@ def _states(trajectory: Trajectory, turns: int) -> list[int]:
 
 
 _FILL = {"states": -1}
-
 """Padding values other than 0."""
 
 

@@ -34,11 +34,9 @@ from agentgym_train.training.microbatches import (
 from agentgym_train.training.packing import backbone_of, pack, score, shares_rows_of
 
 MEANS_OVER_EPISODES = {"grpo", "sapo", "dr_grpo", "luspo"}
-
 """TRL's losses that divide by the number of episodes."""
 
 _MEANS_OVER_A_ROWS_TOKENS = {"grpo", "sapo"}
-
 """TRL's losses that are a mean over rows of the mean over each row's tokens."""
 
 _SUMS_OVER_TOKENS = {"dapo", "cispo", "vespo"}

@@ -15,7 +15,6 @@ from agentgym_train.data.token_store import StoredTokens, read_pieces, unpack
 from agentgym_train.viewer.index import Index, Place
 
 CUT = 6_000
-
 """Maximum characters of a text in the first response; the page requests the rest if needed."""
 
 _KEPT = msgspec.json.Decoder(StoredTokens)

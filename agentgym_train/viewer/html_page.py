@@ -19,7 +19,6 @@ _STEERING = re.compile(
     "\ud800-\udfff"  # lone surrogates, which cannot be encoded
     "]"
 )
-
 """The page's `text.js` has the same list; tests/train/test_viewer_hostile.py compares them."""
 
 _STYLE = """

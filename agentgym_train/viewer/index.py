@@ -20,7 +20,6 @@ from msgspec import Struct
 from agentgym_env.errors import ConfigError
 
 _VERSION = 3
-
 """Version of the tables. An index with another version is rebuilt."""
 
 _TABLES = """

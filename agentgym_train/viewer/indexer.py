@@ -23,17 +23,14 @@ _TAIL_BYTES = 256
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 2_000_000
-
 """Bytes per transaction; the page's queries wait for at most one."""
 
 _POLL_S = 0.5
 
 _MOST_TEXT = 200_000
-
 """Maximum indexed characters of an episode."""
 
 _END_OF_TEXT = "\n\ue000\n"
-
 """Separator of texts, so that a phrase cannot match across two of them."""
 
 _KINDS = ("trajectories", "tokens")

@@ -20,7 +20,6 @@ EXACT: Final = {
     "outcome": "outcome",
     "success": "success",
 }
-
 """Filters by value, and their columns; several values of a filter are alternatives."""
 
 RANGES: Final = {
@@ -32,7 +31,6 @@ RANGES: Final = {
     "score": "score",
     "horizon": "horizon",
 }
-
 """Filters by number, written as `3`, `3..10`, `3..` or `..10`."""
 
 FACETS: Final = ("run", "file", "env", "split", "category", "policy", "outcome", "success")
@@ -44,7 +42,6 @@ SHOWN: Final = ", ".join(
 )
 
 MAX_ROWS = 500
-
 """Maximum rows per response."""
 
 _MAX_FACETS = 200

@@ -35,7 +35,6 @@ _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _PAGES = ("/", "/trajectories", "/compare", "/episode/{run}/{file}/{start}")
 
 _LOOK_S = 2.0
-
 """Interval between searches for new runs."""
 
 

@@ -68,7 +68,6 @@ class Measure(NamedTuple):
 
 
 Value = str | int | Day | Measure | tuple[str, ...]
-
 """An entity's name, a number or year, a date, an angle or offset, or several names."""
 
 
@@ -209,13 +208,11 @@ _ENDINGS = {
 }
 
 _TRIPLED = re.compile(r"[bcdfghjklmnpqrstvxz]{4}|[aeiouy]{4}|(.)\1\1")
-
 """What no word of either language holds: it could not be said."""
 
 _REAL = frozenset(
     ["vostok", "bergen", "bremen", "dresden", "leiden", "norden", "minden", "verden", "sofia"]
 )
-
 """Names of real places that the syllables would allow."""
 
 
@@ -288,7 +285,6 @@ def patterns(kind: str) -> tuple[str, ...]:
 KINDS = ("person", "town", "work", "building", "academy", "event", "river")
 
 ARTICLED = frozenset({"building", "academy", "event", "river"})
-
 """The kinds whose names take an article inside a sentence."""
 
 CRAFTS = {
@@ -303,7 +299,6 @@ CRAFTS = {
     "engraver": "prints",
     "naturalist": "treatises",
 }
-
 """Every profession and what its members make."""
 
 MAKERS = {
@@ -313,7 +308,6 @@ MAKERS = {
     "comedy": "playwright",
     "epic": "poet",
 }
-
 """Every genre and the profession it takes."""
 
 RELATIONS = (
@@ -491,11 +485,9 @@ def _other_value(facts: FactBase, draws: Draws, slot: str, value: Value) -> Valu
 
 
 HALVES = {"train": 0, "test": 1}
-
 """The half of the world that each split asks about."""
 
 TEST_SHARE = 0.18
-
 """The part of the world's entities that lives in the test half."""
 
 _SHARES = {
@@ -509,7 +501,6 @@ _SHARES = {
 }
 
 _ELSEWHERE = 0.3
-
 """How often a fact is told in the passage of its object."""
 
 

@@ -56,7 +56,6 @@ LANGUAGE = Language(
 )
 
 solver = Solver(LANGUAGE)
-
 """Solves the questions of every generated world; it knows how they are worded, and no fact."""
 
 

@@ -30,7 +30,6 @@ from tools.generated_world.language import (
 )
 
 Choose = Callable[[tuple[str, str]], str]
-
 """Picks the near or the far wording of a pair."""
 
 _OF_THE_TWO = "the {} of the two"
@@ -195,7 +194,6 @@ def _degree(degree: Degree, size: int) -> str:
 
 
 TOP = 3
-
 """How many passages a search brings."""
 
 _K1, _B = 1.5, 0.75
@@ -203,7 +201,6 @@ _K1, _B = 1.5, 0.75
 _MARGIN = 1.02
 
 _RARE = 60
-
 """A word in fewer passages than these leads to the passages that a bound is taken from."""
 
 _WORD = re.compile(r"\b\w\w+\b")
@@ -212,7 +209,6 @@ STOPWORDS = frozenset(
     """a an and are as at be but by for if in into is it no not of on or such that the their then
     there these they this to was will with""".split()  # noqa: SIM905
 )
-
 """The words that a search passes over, as bm25s and Lucene have them."""
 
 

@@ -27,7 +27,6 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 _MONTH = f"(?:{'|'.join(MONTHS)})"
 
 DATE = rf"(?:the )?\d+(?:st|nd|rd|th)?(?: of)? {_MONTH} \d+|{_MONTH} \d+, \d+"
-
 """A pattern of every form that `date_forms` gives."""
 
 
@@ -458,7 +457,6 @@ class Wanted:
 
 
 Work = Generator[Wanted, Value | None, Value | None]
-
 """Yields the facts it wants, is sent their values, and returns what the plan comes to."""
 
 

@@ -140,7 +140,6 @@ ASIDES: dict[str, tuple[str, ...]] = {
         "A barge bound for the {a_event} sank in it.",
     ),
 }
-
 """Every kind is mentioned by several others, so that a name leads to more than one passage."""
 
 LEADS: dict[str, tuple[str, ...]] = {
@@ -295,7 +294,6 @@ FACTS: dict[str, tuple[str, ...]] = {
         "The towns on its banks are {towns}.",
     ),
 }
-
 """Every relation and every inverse stands alone in one sentence at least."""
 
 _FEWEST_WORDS, _MOST_WORDS = 45, 105

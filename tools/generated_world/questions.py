@@ -31,11 +31,9 @@ from tools.generated_world.language import (
 )
 
 Weights = Mapping[tuple[str, int], int]
-
 """(kind, hops) -> how much there is of it, next to the others."""
 
 _MOST_MISSES = 3_000
-
 """Number of unsuccessful draws in a row after which a category is exhausted."""
 
 
@@ -156,11 +154,9 @@ WEIGHTS: Mapping[tuple[str, int], int] = {
     ("count", 4): 3,
     ("intersection", 4): 4,
 }
-
 """How much of each category there is, in hundredths."""
 
 COUNTED = ("output", "members", "population")
-
 """The numbers that are counts of something; the others are measures."""
 
 

@@ -15,7 +15,6 @@ from tools.generated_world.grammar import Reading, Understanding
 from tools.generated_world.language import Language, Plan, carry_out
 
 BestPassage = Callable[[str], str | None]
-
 """Query -> the title of the best matching passage."""
 
 

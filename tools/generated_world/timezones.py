@@ -40,7 +40,6 @@ RELATIONS = (
 )
 
 _TEST_AREA = "Africa"
-
 """The test half: the countries whose clocks are named after this part of the world."""
 
 
@@ -231,7 +230,6 @@ LANGUAGE = Language(
 )
 
 solver = Solver(LANGUAGE)
-
 """Solves the questions about time zones by reading; it knows how they are worded, and no fact."""
 
 NAME = "timezones"

@@ -14,7 +14,6 @@ from agentgym_env.client.sockets import CONNECT_S, new_socket
 from agentgym_env.errors import ConfigError
 
 _KEPT_S = 2.0
-
 """Keep-alive of idle connections; vLLM's server closes them after 5 seconds."""
 
 

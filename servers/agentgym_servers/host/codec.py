@@ -46,7 +46,6 @@ from agentgym_servers.host.routes import openapi_document
 logger = logging.getLogger(__name__)
 
 Answer = tuple[int, str, bytes]
-
 """Status, content type, body."""
 
 _POSTS = {route.path: route for route in routes.ROUTES if route.takes is not None}

@@ -49,11 +49,9 @@ class Route:
 ON_EVERY_ROUTE: Final[tuple[ErrorCode, ...]] = (
     "unauthorized", "unknown_host", "foreign_origin", "too_large", "wrong_method",
 )  # fmt: skip
-
 """The errors of every route; `/health` needs no token."""
 
 ON_ROUTES_WITH_A_BODY: Final[tuple[ErrorCode, ...]] = ("unsupported_media_type", "too_many_items")
-
 """The errors of every route that takes a body."""
 
 _WORLD: Final[tuple[ErrorCode, ...]] = (
@@ -139,7 +137,6 @@ ROUTES: Final = (
 )  # fmt: skip
 
 METHOD_OF: Final = {route.path: route.method for route in ROUTES}
-
 """Each path takes one method."""
 
 

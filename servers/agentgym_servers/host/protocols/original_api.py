@@ -28,7 +28,6 @@ _EPISODE_SEED = 0  # an index is one episode there, whenever it is asked for
 Handler = Callable[..., Awaitable[Any]]
 
 Routes = dict[str, dict[str, tuple[Sequence[Field] | None, Handler]]]
-
 """Path -> method -> the fields it takes (None: no body is read), and what answers."""
 
 

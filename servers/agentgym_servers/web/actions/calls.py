@@ -14,13 +14,11 @@ from agentgym_env.spaces import clean_text
 Argument: TypeAlias = str | int | float | bool | tuple[str, ...]
 
 ENDINGS: Final = frozenset({"send_msg_to_user", "report_infeasible"})
-
 """The kinds of action that end an episode."""
 
 _Reader: TypeAlias = Callable[[object], Argument]
 
 Signature: TypeAlias = Mapping[str, tuple[_Reader, object]]
-
 """An argument's name -> how it is read, and what it is where it is not given."""
 
 _MAX_CALLS: Final = 40
@@ -28,7 +26,6 @@ _MAX_CALLS: Final = 40
 _WAIT_MS: Final = 1000.0
 
 _MAX_TYPED: Final = 1000
-
 """Characters that a browser types key by key well within a turn's time."""
 
 _BUTTONS: Final = ("left", "middle", "right")
@@ -38,19 +35,16 @@ _MODIFIERS: Final = ("Alt", "Control", "ControlOrMeta", "Meta", "Shift")
 _REQUIRED: Final = object()
 
 _BARE_TEXTS: Final = (bool, int, float, type(None))
-
 """What is written without quotes and read as a text where one is wanted."""
 
 _ARGUMENTS: Final = re.compile(
     r"""(?:[^()'"]|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")*+\)""", re.DOTALL
 )
-
 """The rest of a call; possessive, so that it never goes back."""
 
 _LOOSE: Final = r"""'(?:\\.|[^'\\]|'(?!\s*[,)\]]))*+'|"(?:\\.|[^"\\]|"(?!\s*[,)\]]))*+\""""
 
 _LOOSE_TEXT: Final = re.compile(_LOOSE, re.DOTALL)
-
 """A text that may contain its own quote, up to one that ends an argument."""
 
 _LOOSE_ARGUMENTS: Final = re.compile(rf"(?:[^()'\"]|{_LOOSE})*+\)", re.DOTALL)
@@ -237,7 +231,6 @@ class CallGrammar:
 
 
 SITES: Final = CallGrammar(_ON_SITES)
-
 """Calls on web sites: BrowserGym's subset webarena."""
 
 
@@ -275,11 +268,9 @@ _ON_WIDGETS: Final[dict[str, Signature]] = {
 }  # fmt: skip
 
 WIDGETS: Final = CallGrammar(_ON_WIDGETS)
-
 """Calls on one page with widgets: BrowserGym's subsets bid and coord, without its uploads."""
 
 ALL: Final = CallGrammar(_ON_SITES | _ON_WIDGETS)
-
 """Both."""
 
 

@@ -8,7 +8,6 @@ from typing import Final
 from agentgym_servers.web.actions.calls import Action, ActionProblem, Argument
 
 WINDOW_HEIGHT: Final = 720.0
-
 """The pixels that one `scroll` moves."""
 
 HOW_TO_WRITE: Final = (

@@ -8,7 +8,6 @@ from agentgym_servers.web.actions.calls import SITES, Action, ActionProblem, Cal
 from agentgym_servers.web.actions.id_actions import parse_id_action, speaks_ids
 
 MAX_ACTION_CHARS: Final = 20_000
-
 """Of a longer text, only the end is read."""
 
 _FENCE: Final = "```"

@@ -15,7 +15,6 @@ from playwright.sync_api import CDPSession, Error, Frame, Page
 IGNORED_ROLES: Final = ("LineBreak", "InlineTextBox", "ListMarker")
 
 IGNORED_PROPERTIES: Final = (*IGNORED_AXTREE_PROPERTIES, "url")
-
 """Current Chromiums report more than the one of BrowserGym's defaults; with it a text
 would be nearly twice as long."""
 
@@ -44,7 +43,6 @@ _PASSING: Final = (
     "Execution context was destroyed",
     "Cannot find context with specified id",
 )
-
 """Playwright's errors about a page that is being left for another."""
 
 _TRIES: Final = 5

@@ -50,7 +50,6 @@ from agentgym_servers.web.chromium.messages import (
 from agentgym_servers.web.chromium.quick_stack import speed_up_playwright
 
 RECYCLE_AFTER: Final = 200
-
 """Contexts after which an idle browser is replaced: its memory grows slowly."""
 
 _SWITCHES: Final = (

@@ -31,11 +31,9 @@ from agentgym_servers.web.tasks.tasks import (
 )
 
 Rule = Callable[[str, str], bool]
-
 """A reference and a text in, whether the text is as the reference asks out."""
 
 Judge = Callable[[str], str]
-
 """A prompt in, the model's reply out."""
 
 _LONGEST_ANSWER: Final = 4000

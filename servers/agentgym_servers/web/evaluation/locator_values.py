@@ -9,7 +9,6 @@ from agentgym_servers.web.evaluation.locator_syntax import UNDEFINED
 from agentgym_servers.web.evaluation.page_access import JsonValue, ScriptError, UnsupportedLocator
 
 Value = Any
-
 """A JavaScript value: str, int, float, bool, None, UNDEFINED, list, or one of the classes here."""
 
 LIST_METHODS: Final = frozenset({"map", "filter", "some", "every", "find", "join", "includes"})

@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, urlsplit
 from agentgym_servers.web.tasks.tasks import ReferenceAnswers
 
 PageExists = Callable[[str], bool]
-
 """Whether a site has a page at an address: it answers with the status 200."""
 
 _TIMES: Final = 4

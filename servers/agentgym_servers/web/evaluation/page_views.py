@@ -17,13 +17,11 @@ from agentgym_servers.web.text_browser.page import Page
 from agentgym_servers.web.text_browser.selectors import Element
 
 CONTROLS: Final = ("input", "textarea", "select", "option")
-
 """What a user writes into, ticks or chooses."""
 
 _EMPTY: Final = "<html><head></head><body></body></html>"
 
 Written = tuple[str | None, bool | None]
-
 """A control's text and its tick as a user left them; None where the page's own is unchanged."""
 
 

@@ -45,7 +45,6 @@ class Links:
 MAX_FIELDS: Final = 1_000
 
 MAX_EXCHANGES: Final = 2_000
-
 """How many are remembered; beyond that the oldest are forgotten."""
 
 _METHODS: Final = ("GET", "HEAD", "POST")
@@ -53,7 +52,6 @@ _METHODS: Final = ("GET", "HEAD", "POST")
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 _KEPT: Final = "%/:?#[]@!$&'()*+,;=~"
-
 """What an address may have in it besides letters, digits and `-._`."""
 
 Fields = Mapping[str, Sequence[str]]

@@ -23,7 +23,6 @@ except ModuleNotFoundError as error:
     raise MissingExtra("The embedded sites need jinja2: pip install 'agentgym-sdk[web]'") from error
 
 MAX_FIELD = 4000
-
 """Characters of a form's field that are read; what is beyond is cut off."""
 
 MAX_INTEGER = 2**53

@@ -24,7 +24,6 @@ ACCOUNTS: Final[Mapping[str, Account]] = {
     "reddit": Account("MarvelsGrantMan136", "test1234"),
     "gitlab": Account("byteblaze", "hello1234"),
 }
-
 """WebArena's name of a site -> the account there."""
 
 
@@ -63,7 +62,6 @@ HOSTS: Final[Mapping[str, str]] = {
     "map": "http://map.test",
     "homepage": "http://home.test",
 }
-
 """WebArena's name of a site -> the address of ours, without a slash at the end."""
 
 

@@ -27,7 +27,6 @@ _NAMED_BY_TEXT: Final = frozenset(
 _APART: Final = frozenset(
     {"article", "aside", "footer", "form", "header", "main", "nav", "search", "table"}
 )
-
 """What has a name of its own, or none: its text is not taken into another's name."""
 
 _NAMELESS_ROLES: Final = (

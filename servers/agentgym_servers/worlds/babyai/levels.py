@@ -37,7 +37,6 @@ ORIGINAL_LEVELS: Final = (
     "FindObjS7", "KeyCorridorS6R3", "OneRoomS20", "MoveTwoAcrossS8N9", "SynthS5R2",
     "SynthLoc", "SynthSeq", "MiniBossLevel", "BossLevel", "BossLevelNoUnlock",
 )  # fmt: skip
-
 """AgentGym's 40 levels: its number n is level n % 40 with seed n // 40."""
 
 

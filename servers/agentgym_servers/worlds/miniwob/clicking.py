@@ -9,7 +9,6 @@ from typing import Final
 from agentgym_servers.worlds.miniwob.sight import Sight, part
 
 _OPENS_MS: Final = 500
-
 """Menus open a moment after the mouse comes."""
 
 _FILE_IDS: Final = 2

@@ -50,7 +50,6 @@ _FAMILIES: Final = """
 """
 
 SYNONYMS: Final = tuple(frozenset(line.split()) for line in _FAMILIES.strip().splitlines())
-
 """Families of words; none is in two."""
 
 _PAGES: Final = 5
@@ -58,13 +57,11 @@ _PAGES: Final = 5
 _RESULTS_A_PAGE: Final = 3
 
 _LISTS_MS: Final = 500
-
 """Proposals appear a moment after the typing."""
 
 _MAX_WAITS: Final = 6
 
 _ICONS: Final = ("Reply", "Retweet", "Like", "Share")
-
 """Of a post, from the left."""
 
 _MAIL_ICONS: Final = {"trash": 0, "star": 1}
@@ -323,7 +320,6 @@ def _numbers(sight: Sight) -> list[int]:
 
 
 Script: TypeAlias = Callable[[str, Sight], Iterator[str]]
-
 """A task's sentence and what its page shows -> one call a turn. Raises `LookupError` where the page
 is not as it knows it."""
 
@@ -399,5 +395,4 @@ EXPERTS: Final[Mapping[str, Script]] = {
     "use-slider-2": set_sliders,
     "use-spinner": filling.answer(filling.number, "spinbutton"),
 }
-
 """A task's name -> its script."""

@@ -37,15 +37,12 @@ JVM_OPTIONS: Final = (
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
 )
-
 """Few threads, a quick start, and the same episode every time."""
 
 HEAP_MB: Final = 48
-
 """Enough for every task; finding a way through one takes more."""
 
 TIMEOUT_S: Final = 30.0
-
 """Seconds for one answer of the simulator; its slowest step takes about a third of one."""
 
 _END_TIMEOUT_S = 5.0
@@ -376,15 +373,12 @@ def _end(process: subprocess.Popen[bytes], folder: str, gateway: JavaGateway | N
 
 
 SIMULATORS_PER_JVM: Final = int(os.environ.get("AGENTGYM_SCIWORLD_PER_JVM", 8))
-
 """Simulators that share a JVM, and end with it."""
 
 SHARED_HEAP_MB: Final = 16
-
 """Heap of each simulator that shares a JVM, beside what one alone has."""
 
 MAX_IDLE: Final = 64
-
 """Idle simulators of a process: as many as a server has sessions, unless set."""
 
 

@@ -23,7 +23,6 @@ SHIPPED: Final[Mapping[str, str]] = {
     "synthetic:0": "synthetic-0.jsonl.xz",
     "timezones": "timezones.jsonl.xz",
 }
-
 """Corpus -> its file in the folder `data` next to this module."""
 
 _ALIASES: Final = {"synthetic": "synthetic:0"}
@@ -31,7 +30,6 @@ _ALIASES: Final = {"synthetic": "synthetic:0"}
 _SUFFIXES: Final = (".jsonl", ".jsonl.xz")
 
 Solving = Generator[str, Sequence[Passage], str]
-
 """Yields search queries, is sent the passages found, and returns the answer."""
 
 

@@ -24,7 +24,6 @@ _WANTED = (
 )  # fmt: skip
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
-
 """Rows with their numbers, from 1."""
 
 

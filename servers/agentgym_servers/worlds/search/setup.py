@@ -20,7 +20,6 @@ from agentgym_servers.worlds.search.retrieval.retriever import IndexRetriever, o
 from agentgym_servers.worlds.search.tasks import QuestionSet, read_questions, world_questions
 
 REMOTE_TIMEOUT_S: Final = 10.0
-
 """How long a retriever behind HTTP may take for one search, repeats included."""
 
 

@@ -21,7 +21,6 @@ _HUB: Final = "hf:"
 _ANSWERS: Final = ("golden_answers", "answers", "answer", "possible_answers")
 
 _ALIASES: Final = ("text", "value", "aliases", "normalized_value", "normalized_aliases")
-
 """Where SQuAD and TriviaQA have the texts of an answer that is an object."""
 
 
@@ -166,7 +165,6 @@ ORIGINAL_NUMBERS: Final[Mapping[str, Mapping[str, tuple[int, int]]]] = {
     },
     "train": {"nq": (51_713, 130_881), "hotpotqa": (130_881, 221_328)},
 }  # fmt: skip
-
 """Split -> source -> AgentGym's first number of its questions, and the one after the last."""
 
 

@@ -13,7 +13,6 @@ from agentgym_servers.web.sites import pages
 from agentgym_servers.web.sites.site import ACCOUNTS
 
 ACCOUNT: Final = ACCOUNTS["gitlab"]
-
 """Who the agent is here."""
 
 FIRST: Final = ("Ada", "Bruno", "Clara", "Dario", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas")
@@ -49,7 +48,6 @@ PROJECTS: Final[tuple[tuple[str, str], ...]] = (
     ("yarnball", "Untangles the dependencies of a project"),
     ("zephyr-docs", "The handbook of a club of volunteers"),
 )
-
 """(name, description)."""
 
 LABELS: Final = ("bug", "documentation", "enhancement", "help wanted", "question", "security")
@@ -106,7 +104,6 @@ NOTES: Final = (
 )
 
 NOW: Final = "2026-07-01 12:00"
-
 """When everything that an episode writes is written."""
 
 ROLES: Final = ("Guest", "Reporter", "Developer", "Maintainer", "Owner")

@@ -123,7 +123,6 @@ ROUTER: Final = Router()
 PER_PAGE: Final = 40
 
 FILE: Final = ("{file}", "{folder}/{file}", "{above}/{folder}/{file}")
-
 """The depths of a path within a project."""
 
 

@@ -13,7 +13,6 @@ from agentgym_servers.web.sites import pages
 from agentgym_servers.web.sites.site import ACCOUNTS
 
 ACCOUNT: Final = ACCOUNTS["reddit"]
-
 """Who the agent is here."""
 
 BOARDS: Final[tuple[tuple[str, str, str], ...]] = (
@@ -43,7 +42,6 @@ BOARDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("typography", "Letters on purpose", "serif|ligature|type specimen|grid|drop cap"),
     ("woodworking", "Sawdust", "hand plane|dovetail|chisel|workbench|oak board"),
 )
-
 """(name, description, things spoken of)."""
 
 FIRST: Final = [
@@ -166,7 +164,6 @@ COMMENTS: Final = 1500
 PEOPLE: Final = 60
 
 NOW: Final = "2026-07-01 12:00"
-
 """When everything that an episode writes is written."""
 
 _START: Final = datetime(2026, 1, 1)

@@ -22,7 +22,6 @@ from agentgym_servers.web.sites.site import Response
 ROUTER: Final = Router()
 
 _BACK: Final = re.compile(r"/[\w-][\w/.-]*", re.ASCII)
-
 """A path of this site, so that a vote leads nowhere else."""
 
 

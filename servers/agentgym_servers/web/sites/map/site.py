@@ -14,7 +14,6 @@ from agentgym_servers.web.sites.pages import Router, Visit, render
 from agentgym_servers.web.sites.site import TOWNS, Request, Response
 
 FIRST_ID: Final = 101
-
 """Every id has three digits, so that no address is the beginning of another."""
 
 KINDS: Final[tuple[tuple[str, str], ...]] = (
@@ -32,7 +31,6 @@ KINDS: Final[tuple[tuple[str, str], ...]] = (
     ("pharmacy", "{word} Chemist"),
     ("bookshop", "{word} Books"),
 )
-
 """(kind, name); a word belongs to one place alone."""
 
 _SCHEMA: Final = """
@@ -86,7 +84,6 @@ TRAVEL: Final[dict[str, tuple[str, float, float]]] = {
     "bike": ("Bicycle", 1.2, 16.0),
     "foot": ("Foot", 1.15, 5.0),
 }
-
 """Name, how much longer than the straight line the way is, and kilometres an hour."""
 
 _RADIUS_KM: Final = 6371.0

@@ -15,7 +15,6 @@ from agentgym_servers.web.sites.site import ACCOUNTS
 PACKAGE: Final = "agentgym_servers.web.sites.shop"
 
 NOW: Final = "2024-01-02 10:00:00"
-
 """The shop's clock stands still: what an episode adds carries this time."""
 
 CUSTOMER: Final = ACCOUNTS["shopping"].username
@@ -33,11 +32,9 @@ GROUPS: Final = ("General", "Wholesale", "Retailer")
 REVIEW_STATUSES: Final = {1: "Approved", 2: "Pending", 3: "Not Approved"}
 
 SHIPPING: Final = {"flatrate": ("Flat Rate", 500), "tablerate": ("Best Way", 1200)}
-
 """Name and cents of a shipping method."""
 
 MAX_QUANTITY: Final = 1000
-
 """Of one product in a cart."""
 
 MAX_CENTS: Final = 10_000_000

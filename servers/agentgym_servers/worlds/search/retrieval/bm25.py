@@ -42,7 +42,6 @@ TERMS_FILE: Final = "vocab.index.json"
 PARAMS_FILE: Final = "params.index.json"
 
 COMMON_BYTES: Final = 64 * 2**20
-
 """Most memory for the scores of common terms, which are kept after their first use."""
 
 _DENSE = 16

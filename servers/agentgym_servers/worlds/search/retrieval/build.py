@@ -53,7 +53,6 @@ _END_FILE: Final = "end.json"
 Stage = Literal["check", "read", "write"]
 
 OnProgress = Callable[[Stage, int, int], None]
-
 """Hears how much of a stage is done, and of how much."""
 
 

@@ -16,7 +16,6 @@ FORMAT: Final = 1
 MANIFEST_FILE: Final = "index.json"
 
 WORK_FOLDER: Final = "building"
-
 """Inside an index that is not finished."""
 
 Backend = Literal["bm25", "flat", "hnsw"]
