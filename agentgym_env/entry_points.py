@@ -7,6 +7,7 @@ agentgym.environments   "me/World-v0" = "my_world:World"; in brackets, if any: t
                         needs and its time limit, as in "my_world:World [web, max_episode_steps_50]"
 agentgym.hosts          "inprocess" = a function that makes a host for environments in this process
 agentgym.clients        "SCHEME" = a function that makes the environment at an address SCHEME://...
+agentgym.directories    "SCHEME" = a function that makes the directory of servers at SCHEME://...
 agentgym.commands       "name" = the function of a command of `agentgym`
 ```
 """

@@ -19,16 +19,14 @@ from agentgym_train.config.options import (
     PolicyOptions,
     given_options,
 )
-from agentgym_train.rollout.policy_name import FORMS
-
-_POLICIES = f"expert, random, {', '.join(FORMS)}"
+from agentgym_train.rollout.policy_name import POLICIES
 
 
 @with_option_groups
 def collect(
     context: typer.Context,
     env_options: EnvOptions,
-    policy: Annotated[str, typer.Option(help=f"{_POLICIES}.")],
+    policy: Annotated[str, typer.Option(help=f"{POLICIES}.")],
     out: Annotated[
         Path, typer.Option(help="Run folder. A collection with the same settings in it is resumed.")
     ],

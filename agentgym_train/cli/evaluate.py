@@ -31,11 +31,9 @@ from agentgym_train.evaluation.plan import (
     eval_store,
 )
 from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
-from agentgym_train.rollout.policy_name import FORMS
+from agentgym_train.rollout.policy_name import POLICIES
 from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
-
-_POLICIES = f"expert, random, {', '.join(FORMS)}"
 
 
 @with_option_groups
@@ -44,7 +42,7 @@ def evaluate(
     env_options: EvalEnvOptions,
     policy: Annotated[
         list[str],
-        typer.Option(help=f"{_POLICIES}; LABEL=POLICY sets its name in the report; repeatable."),
+        typer.Option(help=f"{POLICIES}; LABEL=POLICY sets its name in the report; repeatable."),
     ],
     split: Annotated[str, typer.Option(help="Split of tasks.")] = DEFAULT_SPLIT,
     tasks: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Trajectory
@@ -18,8 +18,6 @@ from agentgym_train.data.dialogue import (
 from agentgym_train.data.pairs import Pair
 
 Messages = list[dict[str, str]]
-
-SIDES: Final = ("chosen", "rejected")
 
 
 def messages_row(trajectory: Trajectory, *, tokens: bool = True) -> dict[str, Any]:

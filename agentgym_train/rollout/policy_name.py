@@ -47,6 +47,8 @@ _SHAPES: Final = {
 
 FORMS: Final = tuple(shape.partition(",")[0] for shape in _SHAPES.values())
 """How a policy other than `expert` and `random` is written."""
+POLICIES: Final = f"expert, random, {', '.join(FORMS)}"
+"""How any policy is written, for messages and help texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,7 @@ def parse_policy(text: str) -> PolicyName:
     if kind in ("expert", "random"):
         raise ConfigError(f"{kind} has no arguments, got {text!r}; write {kind}")
     if kind not in KINDS:
-        raise ConfigError(
-            f"unknown policy {text!r}; choose from expert, random, {', '.join(FORMS)}"
-        )
+        raise ConfigError(f"unknown policy {text!r}; choose from {POLICIES}")
     if not rest:
         raise ConfigError(f"{text!r} is incomplete; write {_SHAPES[kind]}")
     if kind == "hf":

@@ -175,11 +175,6 @@ def written_calls(calls: Sequence[Mapping[str, Any]]) -> str:
 
 PROBE: Final = Call("probe", {"text": placeholder()})
 """A call that a template renders, to see how it writes one."""
-PROBE_TOOL: Final = ToolSpec(
-    PROBE.name,
-    "",
-    {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
-)
 
 
 def syntax_of(rendered: str) -> Parse:

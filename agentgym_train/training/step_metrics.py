@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from logging import getLogger
@@ -138,12 +138,15 @@ def env_metrics(
 
 
 def check_lost(
-    trajectories: Sequence[Trajectory], step: int, max_lost_rate: float, resume: str = ""
+    trajectories: Sequence[Trajectory],
+    step: int,
+    max_lost_rate: float,
+    resume: Callable[[], str] | None = None,
 ) -> None:
     """Raise `TooManyLost` if the rate of lost episodes in a step is above `max_lost_rate`.
 
-    Crashes of a black-box agent count too: a broken agent must not train on zeros. `resume` is the
-    command that resumes the run.
+    Crashes of a black-box agent count too: a broken agent must not train on zeros. `resume` makes
+    the command that resumes the run.
     """
     lost = [t for t in trajectories if not teaches(t.outcome) or _has_crash(t)]
     share = len(lost) / len(trajectories)
@@ -162,8 +165,8 @@ def check_lost(
         f"{attempts} times in total; none of the {len(lost)} is trained on, since the run stops. "
         f"First error: {lost[0].error}. Fix it"
         + (
-            f", then resume with `{resume}` (from the last checkpoint, if there is one)"
-            if resume
+            f", then resume with `{resume()}` (from the last checkpoint, if there is one)"
+            if resume is not None
             else ""
         )
         + (

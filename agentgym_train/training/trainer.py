@@ -382,8 +382,12 @@ class RLTrainer(FiniteSteps, PackedUpdate):
                 f"the log-probability of {tokens.not_finite} of {tokens.sampled} tokens that were "
                 f"sampled for step {step + 1} is not finite",
             )
-        resume = resume_command(self.store.path, self.config.as_dict())
-        check_lost([*everyone, *replaced], step, self.config.max_lost_rate, resume)
+        check_lost(
+            [*everyone, *replaced],
+            step,
+            self.config.max_lost_rate,
+            lambda: resume_command(self.store.path, self.config.as_dict()),
+        )
         if isinstance(self.horizon, PerEnvironment):
             for env, schedule in self.horizon.schedules.items():
                 schedule.observe(step, figures[f"success/{env}"])

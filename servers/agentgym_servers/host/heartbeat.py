@@ -16,7 +16,7 @@ from typing import Final
 
 from agentgym_servers.host.time_limit import TimeLimit
 
-BEAT: Final = b"."
+_BEAT: Final = b"."
 READY: Final = b"r"
 SILENT_AFTER_S: Final = 5.0
 """A worker that serves and is silent for so long is replaced."""
@@ -53,7 +53,7 @@ class Heartbeat:
     def _beat(self) -> None:
         while True:
             if self._can_serve(time.monotonic()):
-                self._write(BEAT)
+                self._write(_BEAT)
             time.sleep(_PERIOD_S)
 
     def _can_serve(self, now: float) -> bool:
