@@ -382,18 +382,16 @@ class RLTrainer(FiniteSteps, PackedUpdate):
                 f"the log-probability of {tokens.not_finite} of {tokens.sampled} tokens that were "
                 f"sampled for step {step + 1} is not finite",
             )
-        check_lost(
-            [*everyone, *replaced],
-            step,
-            self.config.max_lost_rate,
-            lambda: resume_command(self.store.path, self.config.as_dict()),
-        )
+        check_lost([*everyone, *replaced], step, self.config.max_lost_rate, self._resume_command)
         if isinstance(self.horizon, PerEnvironment):
             for env, schedule in self.horizon.schedules.items():
                 schedule.observe(step, figures[f"success/{env}"])
         else:
             self.horizon.observe(step, figures["success"])
         return [max(found) for found in zip(*(share.sizes for share in shares), strict=True)]
+
+    def _resume_command(self) -> str:
+        return resume_command(self.store.path, self.config.as_dict())
 
     def _judged(self, trajectories: Sequence[Trajectory]) -> list[tuple[int, str, bool]]:
         """(environment, task, whether it is informative) of each of this process's groups."""
