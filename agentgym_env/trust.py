@@ -59,7 +59,6 @@ _USED_AS_NAME: Final = re.compile(
 _MOST: Final = 10_000
 """Characters of a list of names."""
 
-
 KEYS: Final = ("env", "env_kwargs", "servers", "wrappers")
 
 

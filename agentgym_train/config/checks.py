@@ -32,7 +32,6 @@ RENAMED: Final[Mapping[str, str]] = {
 }
 """Config keys of earlier versions, and their current names."""
 
-
 MINIMUM: Final[Mapping[str, float]] = dict.fromkeys(
     (
         "turn_max_tokens", "max_tokens", "concurrency", "save_every", "eval_samples",
@@ -49,7 +48,6 @@ MINIMUM: Final[Mapping[str, float]] = dict.fromkeys(
      "RLWorld.eval_samples": 0}  # fmt: skip
 """Minimum of numeric fields, by `field` or `Class.field`; 0 for the others."""
 
-
 ABOVE_ZERO: Final = frozenset(
     {
         "epochs", "weight", "DPOConfig.beta", "reward_gap", "horizon_threshold",
@@ -57,7 +55,6 @@ ABOVE_ZERO: Final = frozenset(
     }
 )  # fmt: skip
 """Numeric fields that are above 0."""
-
 
 MAXIMUM: Final[Mapping[str, float]] = {
     "async_steps": 1,

@@ -13,7 +13,6 @@ from agentgym_train.config.checks import check_numbers
 TRUNCATED: Final[frozenset[str]] = frozenset({"horizon", "world_limit", "token_budget"})
 """Outcomes of episodes that were truncated, not terminated by the environment."""
 
-
 CountTokens = Callable[[Trajectory], int]
 
 

@@ -10,9 +10,7 @@ from agentgym_env.errors import ConfigError
 
 STARTER: Final = "starter:"
 
-
 _PACKAGE: Final = Path(__file__).parents[1]
-
 
 _STARTERS: Final = (
     (_PACKAGE / "starters",)

@@ -34,7 +34,6 @@ ChatTemplateKwargs = Annotated[
     ),
 ]
 
-
 _MAX_TURNS: Final = 50
 
 WORLD: Final = "{world}"

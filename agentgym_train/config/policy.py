@@ -17,7 +17,6 @@ SETTINGS_OF_A_RUN: Final = (
 )  # fmt: skip
 """What `--settings-of` takes from a run. Its gateway would write to the run's own files."""
 
-
 _SET_BY_CHAT: Final = frozenset(
     {
         "conversation", "messages", "chat_template", "add_generation_prompt",

@@ -21,9 +21,7 @@ from agentgym_train.config.worlds import World, check_worlds, with_stages
 
 _C = TypeVar("_C", bound="RunConfig")
 
-
 DEFAULT: Final = "rl"
-
 
 CONFIGS: Final[Mapping[str, type[RunConfig]]] = {
     "rl": RLConfig,
@@ -31,7 +29,6 @@ CONFIGS: Final[Mapping[str, type[RunConfig]]] = {
     "dpo": DPOConfig,
     "evolve": AgentEvolConfig,
 }
-
 
 _MAX_VALUES: Final = 100_000
 """Values of a config file."""

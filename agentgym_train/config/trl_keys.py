@@ -40,7 +40,6 @@ SET_BY_RL: Final[Mapping[str, str]] = {
 }
 """TRL's names for what our own keys of RL set, or what to write instead."""
 
-
 SET_BY_ROWS: Final[Mapping[str, str]] = {
     "packing": "packing",
     "padding_free": "packing",
@@ -52,7 +51,6 @@ SET_BY_ROWS: Final[Mapping[str, str]] = {
 }
 """The same of SFT and AgentEvol."""
 
-
 SET_BY_DPO: Final[Mapping[str, str]] = {
     "beta": "beta",
     "max_length": "max_tokens",
@@ -62,7 +60,6 @@ SET_BY_DPO: Final[Mapping[str, str]] = {
     "max_steps": "steps",
 }
 """The same of DPO."""
-
 
 SET_BY_ALL: Final[Mapping[str, str]] = {
     "learning_rate": "learning_rate",
@@ -79,12 +76,10 @@ SET_BY_ALL: Final[Mapping[str, str]] = {
 }
 """The same of every method."""
 
-
 _IN_TRAINER_ARGS: Final = (
     *("adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "lr_scheduler_kwargs"),
     *("lr_scheduler_type", "max_grad_norm", "optim", "report_to", "weight_decay"),
 )
-
 
 _IN_GRPO_ARGS: Final = ("delta", "epsilon", "epsilon_high", "top_entropy_quantile")
 """Keys of transformers and TRL that users look for among ours."""

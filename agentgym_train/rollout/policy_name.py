@@ -27,23 +27,18 @@ from agentgym_train.models.folders import check_folder, folder_digest
 
 Kind = Literal["expert", "random", "hf", "vllm", "openai"]
 
-
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
-
 
 _SOURCES: Final = ("pip", "starter")
 """Prefixes that are part of a model's name: `pip:NAME` is a model in an installed package."""
 
-
 _LABELLED: Final = re.compile(r"([\w .+-]{1,60})=(.+)", re.DOTALL)
-
 
 _SHAPES: Final = {
     "hf": "hf:PATH_OR_ID, such as hf:runs/mine/model",
     "vllm": "vllm:URL, such as vllm:http://127.0.0.1:8000",
     "openai": "openai:MODEL@URL, such as openai:gpt@https://host/v1",
 }
-
 
 FORMS: Final = tuple(shape.partition(",")[0] for shape in _SHAPES.values())
 """How a policy other than `expert` and `random` is written."""

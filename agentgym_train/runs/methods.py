@@ -156,7 +156,6 @@ _RL: Final = Method(
     last_words=last_words,
 )
 
-
 _SFT: Final = Method(
     check=check_sft,
     prepare=_prepare_sft,
@@ -173,7 +172,6 @@ _SFT: Final = Method(
     ),
     next_commands=next_learning_commands,
 )
-
 
 _DPO: Final = Method(
     check=check_dpo,
@@ -195,6 +193,5 @@ _DPO: Final = Method(
     ),
     next_commands=next_learning_commands,
 )
-
 
 _METHODS: Final[Mapping[str, Method]] = {"rl": _RL, "sft": _SFT, "dpo": _DPO, "evolve": _SFT}

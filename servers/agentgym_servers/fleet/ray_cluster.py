@@ -47,7 +47,6 @@ _ENV_CPU: Final = 0.5
 _ON_HEAD: Final = {"node:__internal_head__": 0.001}
 """Requires the head: a node affinity can be ignored, and without the head nothing works anyway."""
 
-
 _ENABLED: Final = ray_constants.ENABLE_RAY_CLUSTER
 """Without it, Ray listens on and connects to 127.0.0.1; with it, never."""
 

@@ -13,7 +13,6 @@ BLANK = "about:blank"
 _KEPT = "%/:@!$&'()*+,;=~-._?"
 """What a browser leaves as it is in a path or a query."""
 
-
 _MAX_KEPT = 1000
 _MAX_KEPT_CHARS = 50_000
 _kept: OrderedDict[str, tuple[str, str]] = OrderedDict()
