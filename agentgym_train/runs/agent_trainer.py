@@ -44,7 +44,6 @@ from agentgym_train.rollout.horizon import (
     as_horizon,
 )
 from agentgym_train.rollout.runner import Stage
-from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.place import place
 from agentgym_train.runs.preflight import prepared
 from agentgym_train.runs.run import (
@@ -131,6 +130,9 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         for which a copy of the schedule is called, unless `args.eval_horizon` is set. Raises
         `ConfigError` for a setting that is invalid, missing or given twice.
         """
+        # This loads TRL, which takes seconds.
+        from agentgym_train.runs.methods import method_of
+
         args = RLConfig() if args is None else args
         _check_types(model, env, args, algorithm, horizon, agent, callbacks)
         if not isinstance(args, RLConfig) and (algorithm or horizon or agent):
