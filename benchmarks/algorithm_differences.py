@@ -27,8 +27,8 @@ from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.sampler import StepEpisodes
-from agentgym_train.training.trainer import RLTrainer
 
 VARIANTS = {name: (name, {}) for name in ALGORITHMS} | {
     "grpo, sequence": ("grpo", {"average": "sequence"})

@@ -55,7 +55,7 @@ CONFINED = {
         "agentgym_servers.web.chromium.",
     ),
     "trl": (
-        "agentgym_train.training.trainer",
+        "agentgym_train.training.rl",
         "agentgym_train.training.update",
         "agentgym_train.training.sft",
         "agentgym_train.training.dpo",

@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.runs.resume import resumed_config
+from agentgym_train.runs.stored import resumed_config
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples" / "notebooks"

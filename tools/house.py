@@ -104,7 +104,7 @@ def step_files() -> list[str]:
     """The files of the trainer with a function that one step of RL on TextCraft calls."""
     from agentgym_train import AgentTrainer
     from agentgym_train.config.read import read_config
-    from agentgym_train.training.trainer import RLTrainer
+    from agentgym_train.training.rl import RLTrainer
 
     package = f"{ROOT / 'agentgym_train'}/"
     called: set[str] = set()

@@ -34,8 +34,8 @@ from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.loop import Rollouts
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.sampler import Draw
-from agentgym_train.training.trainer import RLTrainer
 
 EPISODE: ContextVar[int] = ContextVar("EPISODE", default=-1)
 """Number of the current asyncio task's episode."""

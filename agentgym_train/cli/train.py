@@ -59,7 +59,7 @@ def train(
     from agentgym_train.runs.launch import launch_if_asked
     from agentgym_train.runs.place import obey_cpu, place
     from agentgym_train.runs.preflight import lean_imports, prepared
-    from agentgym_train.runs.resume import is_complete, resumed_config
+    from agentgym_train.runs.stored import is_complete, resumed_config
 
     if keys is not None:
         _print_keys(keys, name_others=_WITHOUT_METHOD in context.meta)

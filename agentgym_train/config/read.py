@@ -19,7 +19,7 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.worlds import World, check_worlds, with_stages
 
-_C = TypeVar("_C", bound="RunConfig")
+_C = TypeVar("_C", bound=RunConfig)
 
 DEFAULT: Final = "rl"
 

@@ -80,7 +80,6 @@ _IN_TRAINER_ARGS: Final = (
     *("adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "lr_scheduler_kwargs"),
     *("lr_scheduler_type", "max_grad_norm", "optim", "report_to", "weight_decay"),
 )
-
 _IN_GRPO_ARGS: Final = ("delta", "epsilon", "epsilon_high", "top_entropy_quantile")
 """Keys of transformers and TRL that users look for among ours."""
 

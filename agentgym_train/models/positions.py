@@ -1,4 +1,4 @@
-"""How many tokens a model can take: the positions it was trained for, extended by its scaling."""
+"""How the layers of a model attend, and how many tokens it can take, by its config alone."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from typing import Any, Final, TypeVar
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.engines.hf.plain import layer_kinds
 
 _C = TypeVar("_C", bound=PolicyConfig)
 
 _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
 """Kinds of RoPE scaling that a config may have without the positions they add."""
 
+_ALIBI_ALWAYS = ("bloom", "mpt")
+
 logger = logging.getLogger(__name__)
+
+
+def layer_kinds(config: Any) -> set[str]:
+    """The kinds of a text model's layers, by transformers' names."""
+    found = set(getattr(config, "layer_types", None) or _kinds_unnamed(config))
+    if getattr(config, "alibi", False) or config.model_type in _ALIBI_ALWAYS:
+        found.add("alibi")
+    if getattr(config, "kv_lora_rank", None):
+        found.add("latent_attention")
+    return found
 
 
 def positions_of(config: Any) -> int | None:
@@ -62,3 +73,14 @@ def within(config: _C, positions: int | None, what: str = "the model") -> _C:
             f"max_tokens (--max-tokens) to at most {positions}"
         )
     return config
+
+
+def _kinds_unnamed(config: Any) -> list[str]:
+    """The kinds of a config without `layer_types`: GPT-Neo has its own key, Mistral a window."""
+    layers: list[str] = getattr(config, "attention_layers", None) or []
+    if layers:
+        return ["full_attention" if kind == "global" else kind for kind in layers]
+    used = getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None) if used else None
+    narrow = window is not None and window < config.max_position_embeddings
+    return ["sliding_attention" if narrow else "full_attention"]

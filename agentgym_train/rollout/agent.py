@@ -271,12 +271,6 @@ BLACK_BOXES: Final = ("command", "callable", "external")
 """Kinds of agents that are programs of their own; see `rollout.black_box`."""
 
 
-def is_code(agent: str) -> bool:
-    """Whether an agent's name stands for code of the user, a class or a program."""
-    kind, colon, _ = agent.partition(":")
-    return bool(colon) and kind not in _SIZED
-
-
 def is_black_box(agent: str) -> bool:
     """Whether an agent is a program of its own; raises `ConfigError` if its target is missing."""
     kind, _, target = agent.partition(":")

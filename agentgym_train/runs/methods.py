@@ -1,11 +1,11 @@
-"""Chooses the training method of a config: what starts and resumes it, and its `Method`."""
+"""The training methods: what starts and resumes a run of each, and in what its parts differ."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress
@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
+from agentgym_train.config.learn import DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.data.datasets import SFTDataset, warnings_of_shown_tasks
@@ -25,30 +25,39 @@ from agentgym_train.runs.curves import plot, plot_learning
 from agentgym_train.runs.next_steps import next_commands, next_learning_commands
 from agentgym_train.runs.run import MakeTrainer, Method, Notify
 from agentgym_train.runs.summary import last_words, learning_summary, summary
-from agentgym_train.training.callbacks import Shown, StepMetrics
+from agentgym_train.training.callbacks import Shown
 from agentgym_train.training.checkpoints import CheckpointMarker, HorizonState, TokenCounter
 from agentgym_train.training.dpo import AgentDPOTrainer, DPODataset, check_dpo
+from agentgym_train.training.rl import RLTrainer, check_rl
 from agentgym_train.training.sft import AgentSFTTrainer, check_sft
-from agentgym_train.training.trainer import RLTrainer, check_rl
+from agentgym_train.training.step_metrics import StepMetrics
+
+
+class Runner(NamedTuple):
+    """What starts and resumes the runs of a method, as `start` and `resume` here."""
+
+    start: Callable[..., int]
+    resume: Callable[..., int]
+    method: Method
 
 
 def method_of(config: RunConfig) -> Method:
     """The parts of a run that depend on the method; AgentEvol's are those of its fine-tuning."""
-    return _METHODS[config.method]
+    return RUNNERS[config.method].method
 
 
 def start(config: RunConfig, console: Console, stage: Stage, processes: int = 1) -> int:
     """Start a new run; an earlier run in the folder is moved aside. Returns the exit status."""
-    module: Any = agent_evol if isinstance(config, AgentEvolConfig) else run
-    return int(module.start(method_of(config), config, console, stage, processes))
+    runner = RUNNERS[config.method]
+    return runner.start(runner.method, config, console, stage, processes)
 
 
 def resume(
     path: Path, config: RunConfig, console: Console, stage: Stage, processes: int = 1
 ) -> int:
     """Resume an interrupted run where it stopped. Returns the exit status."""
-    module: Any = agent_evol if isinstance(config, AgentEvolConfig) else run
-    return int(module.resume(method_of(config), path, config, console, stage, processes))
+    runner = RUNNERS[config.method]
+    return runner.resume(runner.method, path, config, console, stage, processes)
 
 
 def _prepare_rl(
@@ -194,4 +203,9 @@ _DPO: Final = Method(
     next_commands=next_learning_commands,
 )
 
-_METHODS: Final[Mapping[str, Method]] = {"rl": _RL, "sft": _SFT, "dpo": _DPO, "evolve": _SFT}
+RUNNERS: Final[Mapping[str, Runner]] = {
+    "rl": Runner(run.start, run.resume, _RL),
+    "sft": Runner(run.start, run.resume, _SFT),
+    "dpo": Runner(run.start, run.resume, _DPO),
+    "evolve": Runner(agent_evol.start, agent_evol.resume, _SFT),
+}

@@ -5,7 +5,7 @@ It is the same for all training methods; their differences are in `Method`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from errno import ENOSPC
@@ -13,12 +13,19 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import yaml
 from accelerate import PartialState
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from safetensors import SafetensorError
-from transformers import PrinterCallback, TrainerCallback
+from transformers import (
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.run_lock import is_unused
@@ -32,7 +39,11 @@ from agentgym_train.evaluation.report import EvalReport, Reports, warn_of_cuts
 from agentgym_train.models.adapters import keep_base
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import quiet_libraries
-from agentgym_train.models.model_card import FinishedCheckpoints, finish_model_folder
+from agentgym_train.models.model_card import (
+    FinishedCheckpoints,
+    find_base_again,
+    finish_model_folder,
+)
 from agentgym_train.models.setup import use_attention, warn_of_slow_bfloat16
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.progress import progress_bar
@@ -46,12 +57,13 @@ from agentgym_train.training.callbacks import (
     Shown,
     StopAtLastStep,
     StopOnInterrupt,
-    TrainedFurther,
-    write_config,
 )
 from agentgym_train.training.checkpoints import last_checkpoint
 from agentgym_train.training.compiling import compile_layers, set_tiles
 from agentgym_train.training.trackers import Trackers
+
+_RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summary.json")
+"""What a run has once it is trained, the summary last: with it a run counts as complete."""
 
 MakeTrainer = Callable[..., Any]
 """Makes a transformers `Trainer` with `gathered_model()` and `close()` for a run folder."""
@@ -403,3 +415,44 @@ def evaluations(
         card = runner.card
         own = policy.in_environment(card.instruction, world.instruction, card.tools)
         yield settings, own, runner
+
+
+class TrainedFurther(TrainerCallback):
+    """Stores the steps of a run that is trained further, and moves what it had ended with.
+
+    That is no result of the run any more; it is in the folder `step-N` afterwards, N being the last
+    step of the metrics. So this comes before `Metrics`, which removes those of steps to repeat.
+    """
+
+    def __init__(self, config: RunConfig, store: RunStore) -> None:
+        self._config = config
+        self._store = store
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Store and move, unless no step is left; the checkpoint is loaded here."""
+        if state.global_step >= state.max_steps:
+            return
+        _write_steps(self._config, self._store)
+        # A run whose last checkpoint is lost resumes from an earlier one than its results are of.
+        reached = [row["step"] for row in self._store.metrics()[0]]
+        run, folder = self._store.path, f"step-{max([state.global_step, *reached])}"
+        self._store.set_aside(*_RESULTS, folder=folder)
+        find_base_again(run / folder / "model", before=run / "model")
+
+
+def _write_steps(config: RunConfig, store: RunStore) -> None:
+    """Write a config's number of steps into the folder of its run, if another one is there."""
+    metadata, steps = store.read_json("run.json") or {}, config.as_dict()["steps"]
+    if metadata.get("config", {}).get("steps", steps) == steps:
+        return
+    metadata["config"]["steps"] = steps
+    # Killed between the two, the run is resumed with its earlier steps.
+    write_config(metadata["config"], store)
+    store.write_json("run.json", metadata)
+
+
+def write_config(values: Mapping[str, Any], store: RunStore) -> None:
+    """Write a config as config.yaml of its run."""
+    store.write_text("config.yaml", yaml.safe_dump(dict(values), sort_keys=False))

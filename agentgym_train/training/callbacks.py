@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import yaml
 from rich.progress import Progress
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.run import RunConfig
 from agentgym_train.event_loop import in_main_thread
 from agentgym_train.models.distributed import gathered
-from agentgym_train.models.model_card import find_base_again
 from agentgym_train.rollout.progress import is_redrawn
-
-StepMetrics = dict[str, float]
+from agentgym_train.training.step_metrics import StepMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,51 +86,6 @@ class Metrics(TrainerCallback):
         if time.monotonic() >= self._line_at and not is_redrawn(console):
             self._line_at = time.monotonic() + _LINE_EVERY_S
             console.print(f"step {state.global_step}/{state.max_steps}  {text}", soft_wrap=True)
-
-
-_RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summary.json")
-"""What a run has once it is trained, the summary last: with it a run counts as complete."""
-
-
-class TrainedFurther(TrainerCallback):
-    """Stores the steps of a run that is trained further, and moves what it had ended with.
-
-    That is no result of the run any more; it is in the folder `step-N` afterwards, N being the last
-    step of the metrics. So this comes before `Metrics`, which removes those of steps to repeat.
-    """
-
-    def __init__(self, config: RunConfig, store: RunStore) -> None:
-        self._config = config
-        self._store = store
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Store and move, unless no step is left; the checkpoint is loaded here."""
-        if state.global_step >= state.max_steps:
-            return
-        _write_steps(self._config, self._store)
-        # A run whose last checkpoint is lost resumes from an earlier one than its results are of.
-        reached = [row["step"] for row in self._store.metrics()[0]]
-        run, folder = self._store.path, f"step-{max([state.global_step, *reached])}"
-        self._store.set_aside(*_RESULTS, folder=folder)
-        find_base_again(run / folder / "model", before=run / "model")
-
-
-def _write_steps(config: RunConfig, store: RunStore) -> None:
-    """Write a config's number of steps into the folder of its run, if another one is there."""
-    metadata, steps = store.read_json("run.json") or {}, config.as_dict()["steps"]
-    if metadata.get("config", {}).get("steps", steps) == steps:
-        return
-    metadata["config"]["steps"] = steps
-    # Killed between the two, the run is resumed with its earlier steps.
-    write_config(metadata["config"], store)
-    store.write_json("run.json", metadata)
-
-
-def write_config(values: Mapping[str, Any], store: RunStore) -> None:
-    """Write a config as config.yaml of its run."""
-    store.write_text("config.yaml", yaml.safe_dump(dict(values), sort_keys=False))
 
 
 class StopOnInterrupt(TrainerCallback):

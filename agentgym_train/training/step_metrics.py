@@ -23,6 +23,9 @@ class TooManyLost(AgentGymError, RuntimeError):
     """The rate of lost episodes in a step is above `max_lost_rate`."""
 
 
+StepMetrics = dict[str, float]
+
+
 @dataclass(frozen=True, slots=True)
 class StepTokens:
     """Counts of a step's sampled tokens; the tokens stay in the process that sampled them."""

@@ -20,9 +20,9 @@ from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.runs import run
 from agentgym_train.runs.methods import method_of
-from agentgym_train.runs.resume import resumed_config
+from agentgym_train.runs.stored import resumed_config
 from agentgym_train.training.callbacks import Metrics
-from agentgym_train.training.trainer import RLTrainer
+from agentgym_train.training.rl import RLTrainer
 
 RESULT = "result.json"
 _SILENT = Console(quiet=True)

@@ -34,7 +34,7 @@ from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.runs import methods
 from agentgym_train.runs.preflight import prepared
-from agentgym_train.runs.resume import is_complete
+from agentgym_train.runs.stored import is_complete
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "train" / "textcraft"

@@ -29,7 +29,7 @@ LOADED = [
     "agentgym_train.cli.train",
     "agentgym_train.training.dpo",
     "agentgym_train.training.sft",
-    "agentgym_train.training.trainer",
+    "agentgym_train.training.rl",
 ]
 # The fork server ignores what it cannot import; a module that moved would only make tests slow.
 assert all(find_spec(name) for name in LOADED)

@@ -23,7 +23,7 @@ from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, Linear, Sca
 from agentgym_train.runs.agent_trainer import _complete
 from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.next_steps import policy_options
-from agentgym_train.runs.resume import resumed_config
+from agentgym_train.runs.stored import resumed_config
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
 from tests.train.test_imitation_run import save_episodes

@@ -17,7 +17,7 @@ from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.agreement import FULL, HALF, Agreement
-from agentgym_train.training.trainer import RLTrainer
+from agentgym_train.training.rl import RLTrainer
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.test_architectures import LOCAL_EXPERTS, SIZE
 

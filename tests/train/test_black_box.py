@@ -32,8 +32,8 @@ from agentgym_train.rollout.black_box import Place
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.step_metrics import TooManyLost
-from agentgym_train.training.trainer import RLTrainer
 from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
 from tests.train.test_gateway import Says
 from waiting import LIMIT_S, until

@@ -15,9 +15,9 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.training.batch import OverlongPenalty, token_batch
+from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.sampler import StepSampler, StepWorld
 from agentgym_train.training.task_order import TaskContrast
-from agentgym_train.training.trainer import RLTrainer
 from agentgym_train.training.update import PackedUpdate
 from tests.train.command import Command, finish
 from tests.train.ragged_rows import (

@@ -11,8 +11,8 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.models.adapters import lora_config
 from agentgym_train.models.loading import load_policy
 from agentgym_train.training.dpo import check_dpo
+from agentgym_train.training.rl import check_rl
 from agentgym_train.training.sft import AgentSFTTrainer
-from agentgym_train.training.trainer import check_rl
 from tests.train.small import save_tiny_policy, tiny_model
 from tests.train.test_imitation import rows_of, settings
 from tests.train.test_trainer import first_task, guesses, train_one_step

@@ -17,9 +17,9 @@ from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.batch import rollout_output
+from agentgym_train.training.rl import RLTrainer, trajectory_reward
 from agentgym_train.training.step_metrics import TooManyLost
 from agentgym_train.training.task_order import tasks_of_step
-from agentgym_train.training.trainer import RLTrainer, trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 pytestmark = pytest.mark.usefixtures("guess_server")

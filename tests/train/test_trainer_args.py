@@ -17,8 +17,8 @@ from agentgym_train.config.read import read_method_config
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trainer_args import ALLOWED, REJECTED, SET_BY
 from agentgym_train.training.dpo import AgentDPOTrainer, check_dpo
+from agentgym_train.training.rl import check_rl
 from agentgym_train.training.sft import AgentSFTTrainer, check_sft
-from agentgym_train.training.trainer import check_rl
 from agentgym_train.training.update import Counts, PackedUpdate
 from tests.train.ragged_rows import episodes, make_trainer, step_inputs
 from tests.train.small import textcraft_tokenizer, tiny_model

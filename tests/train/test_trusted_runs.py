@@ -24,7 +24,7 @@ from agentgym_train.config.trust import CONFIG as CONFIG_FIELDS
 from agentgym_train.config.trust import NESTED, names_in_run, trust_option
 from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.runs import launch
-from agentgym_train.runs.resume import resumed_config
+from agentgym_train.runs.stored import resumed_config
 from agentgym_train.viewer.episodes import Stored
 from agentgym_train.viewer.pictures import NoPicture, Pictures
 from tests.env.test_trust import agentgym, folder

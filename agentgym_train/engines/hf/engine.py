@@ -30,9 +30,10 @@ from agentgym_train.engines.hf.contexts import (
     without_router_loss,
 )
 from agentgym_train.engines.hf.graph import StaticSteps
-from agentgym_train.engines.hf.plain import PlainBatch, has_full_attention, layer_kinds
+from agentgym_train.engines.hf.plain import PlainBatch, has_full_attention
 from agentgym_train.engines.update_gate import UpdateGate
 from agentgym_train.models.adapters import merged_tokens
+from agentgym_train.models.positions import layer_kinds
 from agentgym_train.models.setup import uncompiled, warn_of_slow_bfloat16
 
 logger = logging.getLogger(__name__)

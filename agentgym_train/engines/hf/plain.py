@@ -16,11 +16,11 @@ from torch import Tensor
 
 from agentgym_train.engines.hf.batch import Finished, TurnRequest
 from agentgym_train.engines.hf.choice import choose
+from agentgym_train.models.positions import layer_kinds
 from agentgym_train.models.weights import base_model
 
 _CONTINUES: Final = {"full_attention", "sliding_attention", "chunked_attention", "local"}
 """Kinds of layers whose caches take several further tokens at once."""
-_ALIBI_ALWAYS = ("bloom", "mpt")
 
 
 @dataclass(slots=True)
@@ -43,16 +43,6 @@ class PlainCache:
 def has_full_attention(config: Any) -> bool:
     """Whether all layers of a text model attend to all tokens by position, as `TurnBatch` needs."""
     return layer_kinds(config) == {"full_attention"}
-
-
-def layer_kinds(config: Any) -> set[str]:
-    """The kinds of a text model's layers, by transformers' names."""
-    found = set(getattr(config, "layer_types", None) or _kinds_unnamed(config))
-    if getattr(config, "alibi", False) or config.model_type in _ALIBI_ALWAYS:
-        found.add("alibi")
-    if getattr(config, "kv_lora_rank", None):
-        found.add("latent_attention")
-    return found
 
 
 class PlainBatch:
@@ -119,14 +109,3 @@ class PlainBatch:
             **self._options,
         )
         return output.logits[:, -1], getattr(output, "past_key_values", None)
-
-
-def _kinds_unnamed(config: Any) -> list[str]:
-    """The kinds of a config without `layer_types`: GPT-Neo has its own key, Mistral a window."""
-    layers: list[str] = getattr(config, "attention_layers", None) or []
-    if layers:
-        return ["full_attention" if kind == "global" else kind for kind in layers]
-    used = getattr(config, "use_sliding_window", True)
-    window = getattr(config, "sliding_window", None) if used else None
-    narrow = window is not None and window < config.max_position_embeddings
-    return ["sliding_attention" if narrow else "full_attention"]
