@@ -1,4 +1,4 @@
-"""The training methods: what starts and resumes a run of each, and in what its parts differ."""
+"""The training methods: what starts and resumes a run of each, and the parts that differ."""
 
 from __future__ import annotations
 
