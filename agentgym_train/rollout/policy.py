@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.tools import ToolSpec
-from agentgym_train.config.engines import EngineSettings, HFSettings
+from agentgym_train.config.engines import (
+    ColocateSettings,
+    EngineSettings,
+    HFSettings,
+    ServerSettings,
+)
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.engines import make_engine
 from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.engines.vllm.served import served_engine, served_model
 from agentgym_train.gateway.server import Gateway
@@ -23,6 +28,13 @@ from agentgym_train.rollout.episode import EpisodeActorFactory
 from agentgym_train.rollout.gateway_actor import gateway_actors, gateway_of
 from agentgym_train.rollout.model_actors import model_actor
 from agentgym_train.rollout.policy_name import PolicyName
+
+_ENGINES: Final[Mapping[type[EngineSettings], str]] = {
+    HFSettings: "agentgym_train.engines.hf.engine",
+    ColocateSettings: "agentgym_train.engines.vllm.colocate",
+    ServerSettings: "agentgym_train.engines.vllm.server",
+}
+"""Settings -> the module with `make_engine(settings, model, ...)`, which is loaded when needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +143,26 @@ def policy_of(
         tools=tools,
         gateway=gateway_of(made, tokenizer, config, ends),
     )
+
+
+def make_engine(
+    settings: EngineSettings,
+    model: Any,
+    *,
+    pad_id: int,
+    max_tokens: int,
+    dtype: str | None = None,
+) -> GenerationEngine:
+    """Make an engine for `model` and conversations of at most `max_tokens`.
+
+    `dtype` is the compute data type of the hf engine. Raises `MissingExtra` if vLLM is requested
+    but not installed. A collective: every process must call it.
+    """
+    make = import_module(_ENGINES[type(settings)]).make_engine
+    engine: GenerationEngine = make(
+        settings, model, pad_id=pad_id, max_tokens=max_tokens, dtype=dtype
+    )
+    return engine
 
 
 def served_policy(

@@ -47,6 +47,7 @@ from agentgym_train.rollout.runner import Stage
 from agentgym_train.runs.place import place
 from agentgym_train.runs.preflight import prepared
 from agentgym_train.runs.run import (
+    Method,
     Run,
     checkpoint_of,
     evaluate_policy,
@@ -130,9 +131,6 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         for which a copy of the schedule is called, unless `args.eval_horizon` is set. Raises
         `ConfigError` for a setting that is invalid, missing or given twice.
         """
-        # This loads TRL, which takes seconds.
-        from agentgym_train.runs.methods import method_of
-
         args = RLConfig() if args is None else args
         _check_types(model, env, args, algorithm, horizon, agent, callbacks)
         if not isinstance(args, RLConfig) and (algorithm or horizon or agent):
@@ -160,7 +158,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         quiet_libraries()
         here = place()
         state = join(here.processes)
-        self._method = method_of(self.args)
+        self._method = _method_of(self.args)
         self._method.check(self.args)
         stage = prepared(self.args, here.processes, is_loaded=is_loaded)
         self.rollout_runner: Stage = stage
@@ -407,6 +405,13 @@ def _horizon_fields(horizon: Horizon | Callable[[int], int], steps: int) -> dict
             "__deepcopy__, or name its class in args.horizon_schedule"
         ) from error
     return {"horizon": sorted({asked(0), asked(steps - 1)}), "horizon_schedule": None}
+
+
+def _method_of(config: RunConfig) -> Method:
+    # This loads TRL, which takes seconds.
+    from agentgym_train.runs.methods import method_of
+
+    return method_of(config)
 
 
 def _check_types(

@@ -9,17 +9,12 @@ from functools import cache
 from typing import Any, Final
 
 import gymnasium
+import minigrid.envs.babyai.core.roomgrid_level as roomgrid_level
 from gymnasium.envs.registration import load_env_creator
 
-from agentgym_env.errors import BadRequest, MissingExtra
+from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TaskSet
 from agentgym_servers.worlds.paper import paper_numbers, paper_selections
-
-try:
-    import minigrid.envs.babyai.core.roomgrid_level as roomgrid_level
-except ModuleNotFoundError as error:
-    raise MissingExtra(f"BabyAI needs {error.name}: pip install 'agentgym-sdk[babyai]'") from error
-
 
 logger = logging.getLogger(__name__)
 
