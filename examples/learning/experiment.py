@@ -18,8 +18,7 @@ from agentgym_train.evaluation.play import evaluate
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.runs import run
-from agentgym_train.runs.methods import method_of
+from agentgym_train.runs import methods
 from agentgym_train.runs.stored import resumed_config
 from agentgym_train.training.callbacks import Metrics
 from agentgym_train.training.rl import RLTrainer
@@ -98,10 +97,10 @@ def train(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     store = RunStore(arm.path)
     begun = store.read_json("run.json") is not None
     if not begun or resumed_config(arm.path, trusted=True) != arm.config:
-        return run.start(arm.config, _SILENT, rollout_runner) == 0
+        return methods.start(arm.config, _SILENT, rollout_runner) == 0
     if store.read_json("summary.json") is not None:
         return True
-    return run.resume(arm.path, arm.config, _SILENT, rollout_runner) == 0
+    return methods.resume(arm.path, arm.config, _SILENT, rollout_runner) == 0
 
 
 class StopAtBudget(TrainerCallback):
@@ -131,7 +130,7 @@ def train_to_budget(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     trainer = RLTrainer(policy_of(config, config.model), config, rollout_runner, store)
     trainer.remove_callback(PrinterCallback)
     with progress_bar(_SILENT) as progress:
-        trainer.add_callback(Metrics(store, progress, method_of(config).shown))
+        trainer.add_callback(Metrics(store, progress, methods.method_of(config).shown))
         trainer.add_callback(StopAtBudget(arm.env_steps))
         trainer.train()
     trainer.save_model(str(store.path / "model"))
