@@ -104,11 +104,11 @@ def test_another_command_on_the_same_folder_is_refused_and_says_what_differs(tmp
     assert "policies is" in run(tmp_path, *words, "--policy", "expert", status=2)
     assert lines_of(tmp_path / "here") == before
     (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "mine.txt").write_text("x")
+    (tmp_path / "notes" / "mine").write_text("x")
     said = run(tmp_path, *TEXTCRAFT, "--limit", "2", "--out", "notes", status=2)
     assert "contains no evaluation" in said
     RunStore.create(tmp_path / "training", {"config": {}})
-    assert "is a file" in run(tmp_path, *TEXTCRAFT, "--out", "notes/mine.txt", status=2)
+    assert "is a file" in run(tmp_path, *TEXTCRAFT, "--out", "notes/mine", status=2)
     said = run(tmp_path, *TEXTCRAFT, "--limit", "2", "--out", "training", status=2)
     assert "contains a run and no evaluation" in said
 
