@@ -9,6 +9,7 @@ agentgym.hosts          "inprocess" = a function that makes a host for environme
 agentgym.clients        "SCHEME" = a function that makes the environment at an address SCHEME://...
 agentgym.directories    "SCHEME" = a function that makes the directory of servers at SCHEME://...
 agentgym.commands       "name" = the function of a command of `agentgym`
+agentgym.agents         "kind" = a kind of black-box agent: agentgym_train/rollout/black_box.py
 ```
 """
 
@@ -31,6 +32,8 @@ HOSTS: Final = "agentgym.hosts"
 CLIENTS: Final = "agentgym.clients"
 
 COMMANDS: Final = "agentgym.commands"
+
+AGENTS: Final = "agentgym.agents"
 
 _OURS: Final = "agentgym_"
 """Begins the modules of this project."""

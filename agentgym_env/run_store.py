@@ -4,7 +4,7 @@
 RUN/run.json                the config, versions, git revision, seed and command
 RUN/metrics.jsonl           one line per optimizer step
 RUN/trajectories/*.jsonl    one episode per line, append-only
-RUN/tokens/                 the tokens that training stores: agentgym_train/data/token_store.py
+RUN/tokens/                 the tokens that training stores: agentgym_env/token_store.py
 RUN/checkpoints/            the trainer's
 RUN/summary.json            written at the end
 RUN/.lock                   the process that currently writes to the folder: run_lock.py

@@ -18,9 +18,9 @@ from typing import Any
 
 import aiohttp
 
+from agentgym_gateway.server import Gateway
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Sampling, ScriptedEngine
-from agentgym_train.gateway.server import Gateway
 from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.chat import Chat
 

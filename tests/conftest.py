@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -14,11 +16,13 @@ import pytest
 
 import agentgym_env
 import worlds
+from agentgym_env.launch import local_server
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.inline_host import Host
 from agentgym_servers.host.sessions import SessionTable
 from hosting import GUESS, HttpServer, Served, speaking
 from leaks import trace_sockets
+from waiting import LEAP_S
 
 MakeHost = Callable[..., Host]
 
@@ -169,3 +173,42 @@ def run(worlds_folder: Path) -> Iterator[Callable[..., Served]]:
     for served in started:
         served.process.kill()
         served.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def guess_server() -> Iterator[None]:
+    """Keeps a local server of the guessing world, which all that need one then share."""
+    with local_server(GUESS):
+        yield
+
+
+@pytest.fixture(scope="session")
+def textcraft_server() -> Iterator[None]:
+    """Keeps a local server of TextCraft, which all that need one then share."""
+    with local_server("agentgym/TextCraft-v0"):
+        yield
+
+
+@pytest.fixture
+def leap_when(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`leap_when(condition, loop)`: once the condition holds, `LEAP_S` seconds are over."""
+    moved, real = [0.0], time.monotonic
+    over, threads = threading.Event(), list[threading.Thread]()
+    monkeypatch.setattr(time, "monotonic", lambda: real() + moved[0])
+
+    def begin(condition: Callable[[], object], loop: Any = None, seconds: float = LEAP_S) -> None:
+        def leap() -> None:
+            while not condition():
+                if over.wait(0.01):
+                    return
+            moved[0] += seconds
+            if loop is not None:
+                loop.call_soon_threadsafe(lambda: None)  # it looks at its timers
+
+        threads.append(threading.Thread(target=leap, daemon=True))
+        threads[-1].start()
+
+    yield begin
+    over.set()  # a condition that never held must not be looked at in the next test
+    for thread in threads:
+        thread.join()

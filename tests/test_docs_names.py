@@ -24,10 +24,15 @@ from doc_blocks import PAGES
 ROOT = Path(__file__).parents[1]
 TOP = {path.name for path in ROOT.iterdir() if path.is_dir()} | {"agentgym_servers", "host", "web"}
 FOLDERS = [
-    "", "servers", "servers/agentgym_servers", "adapters", "agentgym_train",
+    "", "servers", "servers/agentgym_servers", "servers/agentgym_gateway",
+    "servers/agentgym_viewer", "adapters", "agentgym_train",
     "servers/agentgym_servers/worlds/search",
 ]  # fmt: skip
 """Where a path may begin."""
+PACKAGES = [
+    "agentgym_env", "agentgym_train", "agentgym_servers", "agentgym_adapters", "agentgym_gateway",
+    "agentgym_viewer",
+]  # fmt: skip
 STILL_USED = {"kl", "policy", "trl", "group_size"}
 """Old names of config keys that are names of other things today."""
 READERS_OWN = {
@@ -175,7 +180,7 @@ def defines(name: str) -> bool:
 
 def test_python_names_exist():
     def unknown(page, text):
-        names = re.findall(r"\b(agentgym_(?:env|train|servers|adapters)(?:\.\w+)+)", text)
+        names = re.findall(rf"\b((?:{'|'.join(PACKAGES)})(?:\.\w+)+)", text)
         for language, block in blocks(text):
             if language == "python":
                 for node in ast.walk(ast.parse(block)):

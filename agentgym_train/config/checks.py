@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.trl_keys import hint_for_trl
 
 RENAMED: Final[Mapping[str, str]] = {
     "steps_ahead": "async_steps",
@@ -77,6 +76,8 @@ def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     unknown = sorted(set(names) - set(valid))
     if not unknown:
         return
+    from agentgym_train.config.trl_keys import hint_for_trl
+
     renamed = {name: new for name in unknown if (new := RENAMED.get(name)) in valid}
     if renamed:
         raise ConfigError("; ".join(f"{old} was renamed to {new}" for old, new in renamed.items()))

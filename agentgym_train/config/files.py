@@ -1,10 +1,13 @@
-"""The files that a setting may name: paths, and configs and policies that come with the package."""
+"""The files that a setting may name, configs and policies of the package among them; and YAML."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from agentgym_env.errors import ConfigError
 
@@ -71,3 +74,28 @@ def starters() -> list[str]:
         for path in folder.glob(pattern)
     }
     return sorted(found)
+
+
+def read_yaml(text: str) -> Any:
+    """Parse YAML 1.2, where 1e-6 is a number and `off` is text; PyYAML alone differs in both."""
+    return yaml.load(text, Loader=_Loader)
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0] != "tag:yaml.org,2002:bool"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"),
+    list("tTfF"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)

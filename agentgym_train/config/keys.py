@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.checks import check_keys
-from agentgym_train.config.read import CONFIGS, DEFAULT, read_yaml
+from agentgym_train.config.files import read_yaml
+from agentgym_train.config.read import CONFIGS, DEFAULT
 
 _SENTENCE = re.compile(r"(?<=[^.]\.)\s")
 

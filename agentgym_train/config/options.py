@@ -16,10 +16,8 @@ from agentgym_env.cli.options import EnvKwargs, TokenFile, choice_option, json_o
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.registry import plain_name
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.files import local_path
+from agentgym_train.config.files import local_path, read_yaml
 from agentgym_train.config.policy import SETTINGS_OF_A_RUN
-from agentgym_train.config.read import read_values, read_yaml
-from agentgym_train.config.trust import is_known
 
 Instruction = Annotated[
     str | None,
@@ -168,6 +166,9 @@ class PolicyOptions:
 
 def _stored_settings(path: str, env: str, given: Set[str]) -> dict[str, Any]:
     """The settings of a run's policy in an environment, without those that are given."""
+    from agentgym_train.config.read import read_values
+    from agentgym_train.config.trust import is_known
+
     folder = local_path(path)
     file = folder / "config.yaml" if folder.is_dir() else folder
     if not file.is_file():

@@ -8,8 +8,7 @@ from typing import Any, Final, Literal, Self
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.checks import check_keys, check_numbers, check_types
-from agentgym_train.config.engines import GatewaySettings
-from agentgym_train.rollout.agent import AgentFactory, agent_factory, format_of, is_black_box
+from agentgym_train.rollout.agent import AgentFactory, agent_factory, black_box, format_of
 
 SETTINGS_OF_A_RUN: Final = (
     "instruction", "action_format", "agent", "chat_template_kwargs", "keep_reasoning",
@@ -53,8 +52,8 @@ class PolicyConfig:
     `action_format`); `plan_then_act`; `reflect` (after a failure, a reflection and a second trial);
     `window:K` (at most K exchanges in the context); `summary:K` (the policy summarizes every K
     exchanges); `package.module:Class`; or a black box, which uses the gateway: `command:PROGRAM
-    ARGUMENTS`, `callable:package.module:function` or `external`. `max_tokens` limits each
-    context."""
+    ARGUMENTS`, `callable:package.module:function`, `external`, or a kind that another package adds.
+    `max_tokens` limits each context."""
     gateway: dict[str, Any] = field(default_factory=dict)
     """Settings of the gateway of a black-box agent, such as `{port: 8100, calls: 50}`."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -104,19 +103,13 @@ class PolicyConfig:
 
     def check_policy(self) -> None:
         """Raise `ConfigError` for an invalid value."""
-        settings = GatewaySettings.of(self.gateway)
-        if not is_black_box(self.agent):
-            _ = self.new_agent
-            if self.gateway:
-                raise ConfigError(
-                    f"gateway is for black-box agents, and the agent is {self.agent}; remove "
-                    "gateway, or set agent to command:PROGRAM, "
-                    "callable:package.module:function or external"
-                )
-        elif self.agent == "external" and settings.address_file is None:
+        if black_box(self.agent, self.gateway) is not None:
+            return
+        _ = self.new_agent
+        if self.gateway:
             raise ConfigError(
-                "the agent external needs gateway.address_file: the file that tells a program "
-                "elsewhere where to take episodes, such as `gateway: {address_file: gateway.json}`"
+                f"gateway is for black-box agents, and the agent is {self.agent}; remove gateway, "
+                "or set agent to command:PROGRAM, callable:package.module:function or external"
             )
 
 

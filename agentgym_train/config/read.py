@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 
 from agentgym_env.errors import TEACHES, ConfigError
 from agentgym_train.config.checks import check_keys, choices_of
-from agentgym_train.config.files import STARTER, local_path, starters
+from agentgym_train.config.files import STARTER, local_path, read_yaml, starters
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
@@ -124,11 +123,6 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return merge(values, parse_overrides(overrides))
 
 
-def read_yaml(text: str) -> Any:
-    """Parse YAML 1.2, where 1e-6 is a number and `off` is text; PyYAML alone differs in both."""
-    return yaml.load(text, Loader=_Loader)
-
-
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Parse `key=value`, `--key=value` and `--key value`; values are parsed as YAML.
 
@@ -183,23 +177,3 @@ def _has_too_many(values: Any) -> bool:
         elif isinstance(value, list):
             pending += value
     return count > _MAX_VALUES
-
-
-class _Loader(yaml.SafeLoader):
-    pass
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [rule for rule in rules if rule[0] != "tag:yaml.org,2002:bool"]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool",
-    re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"),
-    list("tTfF"),
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)

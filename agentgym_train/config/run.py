@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.checks import check_number, check_numbers
+from agentgym_train.config.checks import check_number
 from agentgym_train.config.engines import EngineSettings, engine_settings
 from agentgym_train.config.files import user_path
 from agentgym_train.config.policy import PolicyConfig
@@ -18,23 +18,6 @@ from agentgym_train.config.trainer_args import check_trainer_args
 
 ANOTHER_FOLDER: Final = "output_dir=FOLDER"
 """How to choose another run folder, in a command and in a config in Python."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """Limits of concurrency, time and retries. 0 is no limit."""
-
-    engine_concurrency: int = 0
-    """Maximum concurrent generations."""
-    env_concurrency: int = 0
-    """Maximum concurrent calls to environments."""
-    episode_timeout_s: float = 0.0
-    """Maximum duration of an episode with all its retries, not counting the wait for a slot."""
-    retries: int = 2
-    """Maximum retries of an episode whose environment or engine was lost."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,16 +146,6 @@ class RunConfig(PolicyConfig):
     def splits(self) -> tuple[str, ...]:
         """The splits that the run uses."""
         raise NotImplementedError
-
-    @property
-    def rollout_limits(self) -> RolloutLimits:
-        """Limits of the episodes of one process."""
-        return RolloutLimits(
-            engine_concurrency=self.engine_concurrency,
-            env_concurrency=self.env_concurrency,
-            episode_timeout_s=self.episode_timeout_s,
-            retries=self.retries,
-        )
 
     @property
     def fixed_eval_horizon(self) -> int:

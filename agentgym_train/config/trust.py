@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentgym_env.trust import leaves, names_in
-from agentgym_train.config.engines import ENGINES, GatewaySettings
+from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.read import CONFIGS, DEFAULT
 from agentgym_train.rollout.horizon import SCHEDULES
 
@@ -62,10 +62,6 @@ CONFIG: Final = Fields(
 """The configs of the methods, and the entries of `envs`."""
 
 NESTED: Final[Mapping[str, Fields]] = {
-    "gateway": Fields(
-        frozenset({"calls", "sampled_tokens", "concurrent_calls", "body_bytes", "crashes"}),
-        frozenset({"host", "port", "address_file"}),
-    ),
     "engine_args": Fields(
         frozenset(
             {
@@ -141,7 +137,7 @@ _OFF: Final = ("false", "none", "", "0", "no", "off")
 def names_in_run(
     values: Mapping[str, Any], keys: Collection[str] = CONFIG.needs_trust
 ) -> dict[str, str]:
-    """What a stored config sets and only you may set, by place, such as `gateway.host`.
+    """What a stored config sets and only you may set, by place, such as `lora.revision`.
 
     Keys that no config has are left out: making a config of the values rejects them.
     """
@@ -211,10 +207,8 @@ def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _nested_defaults(group: str) -> dict[str, Any]:
-    kinds: dict[str, list[type]] = {
-        "gateway": [GatewaySettings], "engine_args": [*ENGINES.values()]
-    }  # fmt: skip
-    return {k: v for kind in kinds.get(group, ()) for k, v in _defaults(kind).items()}
+    kinds = ENGINES.values() if group == "engine_args" else ()
+    return {k: v for kind in kinds for k, v in _defaults(kind).items()}
 
 
 def _defaults(kind: type) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from agentgym_env.run_store import BrokenLine, RunStore, move_aside
 from agentgym_env.text_env import TaskSet
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.data.files import read_rows
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy_name import PolicyName
@@ -268,6 +267,8 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
 
 def _item_ids(path: Path) -> list[str]:
     """The tasks of AgentGym's files: objects with an `item_id`, as a JSON list or as lines."""
+    from agentgym_train.data.files import read_rows
+
     rows, broken = read_rows(path)
     for row in rows:
         if not isinstance(row.values.get("item_id"), str):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from accelerate import PartialState
-from torch import Tensor, nn
+from torch import nn
 
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.checks import check_arguments
@@ -217,35 +216,3 @@ def finish_adapters(trainer: Any) -> None:
         if isinstance(wrapper.original_module, nn.Linear):
             # TRL reads the weight, which contains the trained tokens, and the bias.
             wrapper.bias = None
-
-
-def head_of(model: Any) -> Any:
-    """The LM head below the wrapper that trains some of its tokens."""
-    head = model.get_output_embeddings()
-    adapter = getattr(head, "token_adapter", None)
-    return head if adapter is None else adapter.get_base_layer()
-
-
-@contextmanager
-def merged_tokens(model: Any) -> Iterator[None]:
-    """Within, the embeddings contain the trained tokens: PEFT copies them all in each pass."""
-    layers = [m.token_adapter for m in model.modules() if hasattr(m, "token_adapter")]
-    layers = [layer for layer in layers if not layer.merged and not layer.disable_adapters]
-    try:
-        for layer in layers:
-            for name in layer.active_adapters:
-                _put(layer, name, layer.trainable_tokens_delta[name])
-                layer.merged_adapters.append(name)
-        yield
-    finally:
-        for layer in layers:
-            while layer.merged_adapters:
-                name = layer.merged_adapters.pop()
-                _put(layer, name, layer.trainable_tokens_original[name])
-
-
-@torch.no_grad()
-def _put(layer: Any, name: str, rows: Tensor) -> None:
-    # In place: a new tensor of inference mode could not be trained afterwards.
-    weight = layer.get_base_layer().weight.data
-    weight[torch.tensor(layer.token_indices[name], device=weight.device)] = rows.to(weight)

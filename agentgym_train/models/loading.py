@@ -23,7 +23,6 @@ from agentgym_train.models.folders import (
     has_adapters,
     has_tokenizer,
 )
-from agentgym_train.models.gguf_files import check_reader, load_gguf, load_gguf_tokenizer
 from agentgym_train.models.hub import hub_options
 
 
@@ -33,6 +32,8 @@ def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
     kind = getattr(torch, dtype)
     found = gguf_file(name)
     if found is not None:
+        from agentgym_train.models.gguf_files import load_gguf
+
         options = hub_options(found.source, found.file) if found.on_hub else {}
         model, tokenizer = load_gguf(found, kind, options)
         model.name_or_path = name  # adapters name it as their base
@@ -54,6 +55,8 @@ def load_config(name: str) -> Any:
     check_folder(name)
     found = gguf_file(name)
     if found is not None:
+        from agentgym_train.models.gguf_files import check_reader
+
         check_reader()
         source, options = found.source, {"gguf_file": found.file}
         options |= hub_options(found.source, found.file) if found.on_hub else {}
@@ -70,6 +73,8 @@ def load_tokenizer(name: str) -> Any:
     check_folder(name)
     found = gguf_file(name)
     if found is not None:
+        from agentgym_train.models.gguf_files import load_gguf_tokenizer
+
         options = hub_options(found.source, found.file) if found.on_hub else {}
         return _with_padding(load_gguf_tokenizer(found, options))
     source, options = _source(name)

@@ -1,9 +1,10 @@
-"""A model's weights as a checkpoint has them, with its LoRA adapters merged, left out or alone."""
+"""A model's weights, with its LoRA adapters merged, left out or alone."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -21,6 +22,31 @@ TOKENS_WITH_ADAPTERS: Final = (
 def base_model(model: Any) -> Any:
     """The model below its adapters, if it has any."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def head_of(model: Any) -> Any:
+    """The LM head below the wrapper that trains some of its tokens."""
+    head = model.get_output_embeddings()
+    adapter = getattr(head, "token_adapter", None)
+    return head if adapter is None else adapter.get_base_layer()
+
+
+@contextmanager
+def merged_tokens(model: Any) -> Iterator[None]:
+    """Within, the embeddings contain the trained tokens: PEFT copies them all in each pass."""
+    layers = [m.token_adapter for m in model.modules() if hasattr(m, "token_adapter")]
+    layers = [layer for layer in layers if not layer.merged and not layer.disable_adapters]
+    try:
+        for layer in layers:
+            for name in layer.active_adapters:
+                _put(layer, name, layer.trainable_tokens_delta[name])
+                layer.merged_adapters.append(name)
+        yield
+    finally:
+        for layer in layers:
+            while layer.merged_adapters:
+                name = layer.merged_adapters.pop()
+                _put(layer, name, layer.trainable_tokens_original[name])
 
 
 @torch.no_grad()
@@ -83,3 +109,10 @@ def _merged(model: Any, with_adapters: bool) -> Iterator[tuple[str, Tensor]]:
             yield f"{owner}.{weight_name}", weight
         elif not any(name.startswith(f"{layer}.") for layer in adapted):
             yield name, weight
+
+
+@torch.no_grad()
+def _put(layer: Any, name: str, rows: Tensor) -> None:
+    # In place: a new tensor of inference mode could not be trained afterwards.
+    weight = layer.get_base_layer().weight.data
+    weight[torch.tensor(layer.token_indices[name], device=weight.device)] = rows.to(weight)

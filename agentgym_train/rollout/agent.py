@@ -7,12 +7,13 @@ whatever text an agent adds.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from importlib.metadata import EntryPoint
+from typing import Any, Final
 
 from agentgym_env.actions import ActionFormat, action_format
-from agentgym_env.entry_points import load_named
+from agentgym_env.entry_points import AGENTS, load_named, plugin
 from agentgym_env.errors import BadRequest, ConfigError, Outcome
 
 
@@ -253,33 +254,45 @@ def agent_factory(agent: str, form: ActionFormat) -> AgentFactory:
 
 def _check_agent(make: Callable[..., Agent], name: str, form: ActionFormat) -> None:
     """Raise `ConfigError` if a class of the user makes no agent."""
-    black_box = f"for a function that plays an episode by itself, write `callable:{name}`"
+    otherwise = f"for a function that plays an episode by itself, write `callable:{name}`"
     if inspect.iscoroutinefunction(make):
-        raise ConfigError(f"the agent {name} is a coroutine function; {black_box}")
+        raise ConfigError(f"the agent {name} is a coroutine function; {otherwise}")
     try:
         made = make(form)
     except Exception as error:
         # The user's code may fail in any way.
         raise ConfigError(
-            f"the agent {name} cannot be made: {type(error).__name__}: {error}; {black_box}"
+            f"the agent {name} cannot be made: {type(error).__name__}: {error}; {otherwise}"
         ) from error
     if not hasattr(made, "begin"):
-        raise ConfigError(f"the agent {name} makes a {type(made).__name__}, no Agent; {black_box}")
-
-
-BLACK_BOXES: Final = ("command", "callable", "external")
-"""Kinds of agents that are programs of their own; see `rollout.black_box`."""
+        raise ConfigError(f"the agent {name} makes a {type(made).__name__}, no Agent; {otherwise}")
 
 
 def is_black_box(agent: str) -> bool:
-    """Whether an agent is a program of its own; raises `ConfigError` if its target is missing."""
-    kind, _, target = agent.partition(":")
-    if kind not in BLACK_BOXES:
-        return False
-    if (kind == "external") == bool(target.strip()):
-        remedy = "write external" if kind == "external" else f"write `{kind}: ...`"
-        raise ConfigError(f"agent {agent[:80]!r} is incomplete or has too much; {remedy}")
-    return True
+    """Whether an agent is a program of its own: one of a kind that is an entry point."""
+    return _black_box_kind(agent) is not None
+
+
+def black_box(agent: str, settings: Mapping[str, Any]) -> Any:
+    """The `rollout.black_box.BlackBox` of an agent; None for other agents.
+
+    `settings` are the config's `gateway`. Raises `ConfigError` if the agent or they are invalid.
+    """
+    kind = _black_box_kind(agent)
+    if kind is None:
+        return None
+    try:
+        make = kind.load()
+    except (AttributeError, ImportError) as error:
+        raise ConfigError(
+            f"the agent {kind.name} cannot be loaded from {kind.value}: {error}"
+        ) from error
+    return make(agent.partition(":")[2].strip(), settings)
+
+
+def _black_box_kind(agent: str) -> EntryPoint | None:
+    kind = agent.partition(":")[0]
+    return None if kind in _KINDS else plugin(AGENTS, kind)
 
 
 def _imported(name: str) -> Callable[..., Agent]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.errors import ConfigError
 from agentgym_env.tools import ToolSpec
 from agentgym_train.config.engines import (
     ColocateSettings,
@@ -18,16 +17,15 @@ from agentgym_train.config.engines import (
 )
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import GenerationEngine
-from agentgym_train.engines.vllm.served import served_engine, served_model
-from agentgym_train.gateway.server import Gateway
-from agentgym_train.models.loading import end_ids, load_policy, served_end_ids
+from agentgym_train.models.loading import end_ids, load_policy
 from agentgym_train.models.positions import positions_of, within
-from agentgym_train.rollout.agent import AgentFactory
+from agentgym_train.rollout.agent import AgentFactory, black_box
 from agentgym_train.rollout.chat import Chat, chat_of
 from agentgym_train.rollout.episode import EpisodeActorFactory
-from agentgym_train.rollout.gateway_actor import gateway_actors, gateway_of
 from agentgym_train.rollout.model_actors import model_actor
-from agentgym_train.rollout.policy_name import PolicyName
+
+if TYPE_CHECKING:
+    from agentgym_train.rollout.black_box import BlackBox, BlackBoxConnection
 
 _ENGINES: Final[Mapping[type[EngineSettings], str]] = {
     HFSettings: "agentgym_train.engines.hf.engine",
@@ -52,8 +50,8 @@ class Policy:
     """Makes an agent per episode; None makes the agent of the config."""
     tools: Sequence[ToolSpec] = ()
     """The environment's tools."""
-    gateway: Gateway | None = None
-    """Through which a black-box agent plays; None for other agents."""
+    black_box: BlackBoxConnection | None = None
+    """What makes the actors of a black-box agent; None for other agents."""
 
     @property
     def action_format(self) -> ActionFormat:
@@ -70,14 +68,14 @@ class Policy:
         config = self.config if name is None else replace(self.config, model=name)
         if temperature is not None:
             config = replace(config, temperature=temperature)
-        if self.gateway is not None:
-            return gateway_actors(self.gateway, config, self.instruction, self.tools)
+        if self.black_box is not None:
+            return self.black_box.actors(config, self.instruction, self.tools)
         return model_actor(self.engine, self.chat, config, self.new_agent)
 
     async def close(self) -> None:
-        """Close the gateway, if there is one, and the engine."""
-        if self.gateway is not None:
-            await self.gateway.close()
+        """Close the black-box agent, if there is one, and the engine."""
+        if self.black_box is not None:
+            await self.black_box.close()
         await self.engine.close()
 
     def in_environment(
@@ -141,8 +139,19 @@ def policy_of(
         engine=made,
         instruction=prompt,
         tools=tools,
-        gateway=gateway_of(made, tokenizer, config, ends),
+        black_box=connected(made, tokenizer, config, ends),
     )
+
+
+def connected(
+    engine: GenerationEngine, tokenizer: Any, config: PolicyConfig, end_ids: Collection[int] = ()
+) -> BlackBoxConnection | None:
+    """The black-box agent of a config with its engine; None for other agents.
+
+    `end_ids` are the model's own end tokens. Raises `ConfigError` if it cannot be started.
+    """
+    agent: BlackBox | None = black_box(config.agent, config.gateway)
+    return None if agent is None else agent.connect(engine, tokenizer, config, end_ids)
 
 
 def make_engine(
@@ -163,50 +172,3 @@ def make_engine(
         settings, model, pad_id=pad_id, max_tokens=max_tokens, dtype=dtype
     )
     return engine
-
-
-def served_policy(
-    name: PolicyName,
-    config: PolicyConfig,
-    *,
-    env_instruction: str,
-    tools: Sequence[ToolSpec] = (),
-    tokenizer: str | None = None,
-    api_key: str | None = None,
-) -> Policy:
-    """The policy of a vLLM server, without a model here.
-
-    `tokenizer` is a folder or hub id; default: the one that the server loaded its model from.
-    Raises `ConfigError` if the server or the tokenizer is not available.
-    """
-    served = served_model(name.url, model=name.model or None, api_key=api_key)
-    source = tokenizer or served.source
-    loaded, ends = _tokenizer(source, name), served_end_ids(source)
-    config = within(config, served.max_model_len, name.url)
-    engine = served_engine(
-        name.url, loaded, max_tokens=config.max_tokens, model=served.name, api_key=api_key
-    )
-    config = replace(config, model=f"vllm:{served.name}")
-    prompt = config.system_prompt(env_instruction)
-    return Policy(
-        config=config,
-        model=None,
-        tokenizer=loaded,
-        chat=chat_of(config, loaded, prompt, tools, ends),
-        engine=engine,
-        instruction=prompt,
-        tools=tools,
-        gateway=gateway_of(engine, loaded, config, ends),
-    )
-
-
-def _tokenizer(source: str, name: PolicyName) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{name.url} loaded its model from {source!r}, whose tokenizer is not available here "
-            f"({str(error).splitlines()[0][:200]}); set --tokenizer to a folder or hub id with it"
-        ) from error

@@ -6,16 +6,17 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentgym_env.tools import ToolSpec
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
 from agentgym_train.rollout.actors import ExpertActor, RandomActor
 from agentgym_train.rollout.episode import EpisodeActorFactory
-from agentgym_train.rollout.model_actors import chat_actors
 from agentgym_train.rollout.policy_name import PolicyName, parse_policy
+
+if TYPE_CHECKING:
+    from agentgym_train.engines.openai import ChatEndpoint
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -44,6 +45,8 @@ class PolicySpec:
         self.config.check_policy()
         self.name = parse_policy(self.config.model)
         if self.name.kind == "openai":
+            from agentgym_train.engines.openai import ChatEndpoint, EndpointSettings
+
             settings = EndpointSettings(
                 self.name.model,
                 self.name.url,
@@ -67,6 +70,8 @@ class PolicySpec:
         elif self.name.kind == "random":
             yield partial(RandomActor, written)
         elif self._endpoint is not None:
+            from agentgym_train.rollout.chat_actors import chat_actors
+
             try:
                 yield chat_actors(
                     self._endpoint, self.config, env_instruction=instruction, tools=tools
@@ -110,7 +115,7 @@ class PolicySpec:
     def _served_actors(
         self, instruction: str, run: Run, tools: Sequence[ToolSpec]
     ) -> Iterator[EpisodeActorFactory]:
-        from agentgym_train.rollout.policy import served_policy
+        from agentgym_train.rollout.served_policy import served_policy
 
         policy = served_policy(
             self.name,

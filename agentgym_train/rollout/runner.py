@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from rich.progress import Progress
@@ -14,22 +14,20 @@ from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.launch import LocalServer, local_server
 from agentgym_env.registry import full_id
-from agentgym_env.server_token import NO_TOKEN, token_of_file
+from agentgym_env.server_token import NO_TOKEN
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
-from agentgym_train.config.learn import AgentEvolConfig
-from agentgym_train.config.rl import RLConfig
-from agentgym_train.config.run import RolloutLimits
-from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.event_loop import LoopRunner
 from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
-from agentgym_train.rollout.limits import ConcurrencyLimits
+from agentgym_train.rollout.limits import ConcurrencyLimits, RolloutLimits
 from agentgym_train.rollout.loop import OnEpisode, Rollouts
-from agentgym_train.rollout.oversampling import OversamplingPool
 from agentgym_train.rollout.progress import ConcurrencyText, is_redrawn
 from agentgym_train.rollout.wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from agentgym_train.rollout.oversampling import OversamplingPool
 
 _T = TypeVar("_T")
 _TIMEOUT_S = 300.0
@@ -252,65 +250,6 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class Worlds(AbstractContextManager["Worlds"]):
-    """A `RolloutRunner` per environment. They share an event loop, so one engine serves all."""
-
-    def __init__(self, config: AgentEvolConfig | RLConfig, processes: int = 1) -> None:
-        """Raises an error if an environment, its server or a split is not available.
-
-        In RL all environments are played at once, and share `concurrency`.
-        """
-        self._open = ExitStack()
-        runner = self._open.enter_context(LoopRunner())
-        self.concurrency_limits = ConcurrencyLimits(config.rollout_limits)
-        worlds: Sequence[World | RLWorld] = config.worlds
-        at_once = len(worlds) if isinstance(config, RLConfig) else 1
-        self._rollout_runners: list[tuple[Any, RolloutRunner]] = []
-        try:
-            for world in worlds:
-                wrappers = world.wrappers if isinstance(world, RLWorld) else config.wrappers
-                rollout_runner = RolloutRunner(
-                    world.env,
-                    world.servers,
-                    token=token_of_file(config.token_file) if world.servers else None,
-                    env_kwargs=world.env_kwargs,
-                    concurrency=max(1, config.concurrency // at_once),
-                    processes=processes,
-                    limits=self.concurrency_limits,
-                    runner=runner,
-                    wrappers=wrappers or (),
-                )
-                self._open.enter_context(rollout_runner)
-                for split in (world.split, world.eval_split):
-                    rollout_runner.tasks.split(split)
-                self._rollout_runners.append((world, rollout_runner))
-        except BaseException:
-            self._open.close()
-            raise
-        first = self._rollout_runners[0][1]
-        self.run = first.run
-        """Runs a coroutine on the shared event loop."""
-        self.stop = first.stop
-        """Cancels the coroutine that another thread runs, if any."""
-        self.card = first.card
-        """That of the first environment."""
-
-    def __iter__(self) -> Iterator[tuple[Any, RolloutRunner]]:
-        """(`RLWorld` of RL or `World` of AgentEvol, runner) of each environment."""
-        return iter(self._rollout_runners)
-
-    def close(self) -> None:
-        """Close the servers, then the event loop."""
-        self._open.close()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-Stage = RolloutRunner | Worlds | None
-"""What a run plays in: one environment, several, or none."""
 
 
 def live_status(rollout_runner: RolloutRunner, progress: Progress) -> ConcurrencyText | str:

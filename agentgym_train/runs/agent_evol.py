@@ -60,7 +60,8 @@ from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
 from agentgym_train.rollout.policy import Policy, make_policy
-from agentgym_train.rollout.runner import RolloutRunner, Worlds
+from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.run import (
     Method,
     evaluate_policy,

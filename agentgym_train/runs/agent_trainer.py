@@ -43,7 +43,7 @@ from agentgym_train.rollout.horizon import (
     ScalingInterStepwise,
     as_horizon,
 )
-from agentgym_train.rollout.runner import Stage
+from agentgym_train.rollout.worlds import Stage
 from agentgym_train.runs.place import place
 from agentgym_train.runs.preflight import prepared
 from agentgym_train.runs.run import (

@@ -19,7 +19,8 @@ from agentgym_train.config.run import RunConfig
 from agentgym_train.data.datasets import SFTDataset, warnings_of_shown_tasks
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.progress import RolloutBar
-from agentgym_train.rollout.runner import RolloutRunner, Stage
+from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import Stage
 from agentgym_train.runs import agent_evol, run
 from agentgym_train.runs.curves import plot, plot_learning
 from agentgym_train.runs.next_steps import next_commands, next_learning_commands

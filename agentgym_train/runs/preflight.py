@@ -18,7 +18,8 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trainer_args import OTHER_TRACKERS, TRACKERS, trackers_of
 from agentgym_train.models.hub import check_available
-from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
+from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import Stage, Worlds, limits_of
 from agentgym_train.runs.place import place
 
 logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ def world_of(config: RunConfig, processes: int = 1) -> RolloutRunner:
         env_kwargs=config.env_kwargs,
         concurrency=config.concurrency,
         processes=processes,
-        limits=config.rollout_limits,
+        limits=limits_of(config),
         wrappers=config.wrappers,
     )
     try:

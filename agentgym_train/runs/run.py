@@ -47,7 +47,8 @@ from agentgym_train.models.model_card import (
 from agentgym_train.models.setup import use_attention, warn_of_slow_bfloat16
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.progress import progress_bar
-from agentgym_train.rollout.runner import RolloutRunner, Stage, Worlds
+from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import Stage, Worlds
 from agentgym_train.runs.summary import show_end, success_table
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (

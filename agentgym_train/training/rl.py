@@ -42,7 +42,8 @@ from agentgym_train.models.adapters import (
 from agentgym_train.models.distributed import GatheredModel, gathered
 from agentgym_train.rollout.horizon import Horizon, PerEnvironment
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutRunner, Worlds
+from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.training.advantages import StepAdvantages
 from agentgym_train.training.agreement import FULL, HALF, Agreement, warn_of_difference
 from agentgym_train.training.async_rollouts import AsyncRollouts

@@ -9,8 +9,8 @@ from accelerate import PartialState
 from torch import Tensor
 
 from agentgym_env.run_store import RunStore
+from agentgym_env.token_store import PIECES, StoredTokens, pack, write_pieces
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.data.token_store import PIECES, StoredTokens, pack, write_pieces
 from agentgym_train.models.distributed import gathered
 
 KeepTokens = Literal["none", "sample", "all"]

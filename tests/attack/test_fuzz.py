@@ -25,9 +25,9 @@ from agentgym_servers.host.inline_host import Host
 from agentgym_servers.host.sessions import SessionTable
 from agentgym_train.config.read import CONFIGS, read_method_config
 from agentgym_train.data.formats import read_episodes
-from agentgym_train.viewer.index import Index
-from agentgym_train.viewer.indexer import Indexer
-from tests.train.viewing import as_line, episode
+from agentgym_viewer.index import Index
+from agentgym_viewer.indexer import Indexer
+from tests.viewer.viewing import as_line, episode
 from worlds import Guess
 
 pytestmark = pytest.mark.slow

@@ -12,14 +12,14 @@ import pytest
 import black_boxes
 import hosting
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.config.run import RolloutLimits
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.limits import RolloutLimits
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
+from tests.gateway.test_gateway import ADD, CALL, TOKENIZER, Says, gateway_of, user
 from tests.train.small import save_tiny_policy
 from tests.train.templates import real_tokenizer
-from tests.train.test_gateway import ADD, CALL, TOKENIZER, Says, gateway_of, user
 from waiting import turned
 
 CHAT = "/chat/completions"
@@ -223,7 +223,7 @@ def played(model, agent, retries=1, engine=None, **gateway):
     black_boxes.CRASHED.clear()
     policy = make_policy(config)
     if engine is not None:
-        policy.gateway._engine = engine
+        policy.black_box.gateway._engine = engine
         black_boxes.ASKED.clear()
     with RolloutRunner(hosting.GUESS, limits=RolloutLimits(retries=retries)) as runner:
         try:

@@ -19,20 +19,20 @@ import pytest
 from agentgym_env.printable import one_line
 from agentgym_env.text_env import TaskSet
 from agentgym_env.tool_env import ToolEnv, ToolResult, tool
+from agentgym_gateway.recorder import for_template
 from agentgym_servers.host.inline_host import Host
 from agentgym_servers.host.sessions import SessionTable
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.gateway.recorder import for_template
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.model_actors import model_actor
 from agentgym_train.rollout.tool_calls import ToolCalls
 from agentgym_train.rollout.tool_calls import ToolResult as Answer
 from agentgym_train.rollout.tool_syntaxes import MAX_CALLS, SYNTAXES
+from tests.gateway.test_gateway import gateway_of
 from tests.train.inprocess import rollouts
 from tests.train.templates import MISTRAL, REAL, any_tokenizer, real_tokenizer
-from tests.train.test_gateway import gateway_of
 from tests.train.test_templates import chat_with, usable
 
 STRICT = MISTRAL.replace(

@@ -15,7 +15,7 @@ import pytest
 
 from agentgym_env.run_store import RunStore
 from tests.train.command import Command, finish
-from tests.train.viewing import as_line, episode, small_run, viewer
+from tests.viewer.viewing import as_line, episode, small_run, viewer
 
 GOOD = 9
 """Episodes of the good run."""
@@ -41,9 +41,9 @@ UNPRIVILEGED = AS_A_USER if os.geteuid() == 0 else []
 SHOWN = """
 import json, sys
 from pathlib import Path
-from agentgym_train.viewer.index import Index
-from agentgym_train.viewer.indexer import Indexer
-from agentgym_train.viewer.runs import Runs
+from agentgym_viewer.index import Index
+from agentgym_viewer.indexer import Indexer
+from agentgym_viewer.runs import Runs
 index = Index(Path(sys.argv[2]))
 runs = Runs([Path(sys.argv[1])], index)
 indexer = Indexer(index)
@@ -51,7 +51,7 @@ indexer.follow({number: runs.paths[name] for name, number in runs.ids.items()})
 while indexer.read_batches():
     pass
 facts = {name: runs.facts(name) for name in runs.paths}
-from agentgym_train.viewer.api import _json
+from agentgym_viewer.api import _json
 _json(facts)
 count = "SELECT COUNT(*) AS n FROM episodes WHERE run = ?"
 episodes = {name: index.rows(count, (number,))[0]["n"] for name, number in runs.ids.items()}

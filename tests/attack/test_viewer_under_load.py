@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from agentgym_env.run_store import RunStore
-from tests.train.viewing import made_up
+from tests.viewer.viewing import made_up
 from waiting import until
 
 pytestmark = pytest.mark.slow

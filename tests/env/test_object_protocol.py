@@ -209,7 +209,13 @@ def test_a_users_program_passes_mypys_strict_checks(tmp_path):
     assert "incompatible type" in done.stdout
 
 
+PACKAGES = (
+    "agentgym_env", "agentgym_servers", "agentgym_adapters", "agentgym_train", "agentgym_gateway",
+    "agentgym_viewer",
+)  # fmt: skip
+
+
 def test_every_package_ships_its_types():
-    for package in ("agentgym_env", "agentgym_servers", "agentgym_adapters", "agentgym_train"):
+    for package in PACKAGES:
         (found,) = __import__(package).__path__
         assert (Path(found) / "py.typed").is_file()

@@ -14,9 +14,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from agentgym_gateway.server import Gateway
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.gateway.server import Gateway
 from agentgym_train.rollout.chat import Chat
 from tests.train.templates import real_tokenizer
 

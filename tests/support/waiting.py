@@ -10,6 +10,8 @@ from typing import Any
 
 LIMIT_S = 600.0
 """No test waits longer for one event. pytest ends a test after `timeout` of pyproject.toml."""
+LEAP_S = 100.0
+"""Less than the timeouts of requests, and more than the time limits of the tests' episodes."""
 
 
 def until(found: Callable[[], Any], what: str = "it did not happen", process: Any = None) -> Any:

@@ -26,10 +26,10 @@ from agentgym_train.config.read import (
     read_method_config,
 )
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.config.run import RolloutLimits
 from agentgym_train.config.worlds import World
 from agentgym_train.data.collection import CollectConfig
 from agentgym_train.models.hub import check_available
+from agentgym_train.rollout.limits import RolloutLimits
 from agentgym_train.runs.stored import is_complete, resumed_config
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}

@@ -24,26 +24,27 @@ from agentgym_train.evaluation.conclusion import conclude, reports_of
 from agentgym_train.evaluation.report import figures_of
 from agentgym_train.evaluation.tables import as_csv, policy_grid
 from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.chat_actors import chat_actors
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.model_actors import chat_actors, model_actor
+from agentgym_train.rollout.model_actors import model_actor
 from agentgym_train.runs.agent_evol import _demonstrations
 from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.summary import last_words, summary
 from agentgym_train.training.dpo import DPODataset
 from agentgym_train.training.step_metrics import StepTokens, step_metrics
-from agentgym_train.viewer.index import Index
-from agentgym_train.viewer.indexer import Indexer
-from agentgym_train.viewer.query import played
+from agentgym_viewer.index import Index
+from agentgym_viewer.indexer import Indexer
+from agentgym_viewer.query import played
+from tests.gateway.test_gateway import Says, chat, client_of, gateway_of, user
 from tests.train.demonstrating import demonstration
 from tests.train.inprocess import rollouts
 from tests.train.small import save_tiny_policy, textcraft_tokenizer
 from tests.train.templates import APPEND_ONLY, tokenizer_with
 from tests.train.test_eval_report import PLAN
 from tests.train.test_eval_report import episode as evaluated
-from tests.train.test_gateway import Says, chat, client_of, gateway_of, user
 from tests.train.test_openai_chat import Endpoint, client
 from tests.train.test_preference import failed
-from tests.train.viewing import episode, small_run
+from tests.viewer.viewing import episode, small_run
 
 
 def cuts(trajectory):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -59,6 +61,24 @@ def test_the_same_evaluation_twice_gives_the_same_figures(tmp_path):
     found = reports(tmp_path / "one")
     assert found["expert"]["success"] == 1.0
     assert 0 < found["random"]["success"] < 1
+
+
+def test_a_local_evaluation_loads_only_what_it_uses():
+    """It runs the code of as few files as `tools/house.py --eval` counts; lower the number."""
+    tool = Path(__file__).parents[2] / "tools" / "house.py"
+    done = subprocess.run(
+        [sys.executable, tool, "--eval"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *files, count = done.stdout[done.stdout.index("agentgym_env/__init__.py") :].splitlines()
+    needless = (
+        "servers/", "adapters/", "agentgym_train/training/", "agentgym_train/runs/",
+        "agentgym_train/engines/vllm/", "agentgym_train/engines/openai", "agentgym_train/audit/",
+        "agentgym_train/config/rl", "agentgym_train/config/learn",
+    )  # fmt: skip
+    assert not [file for file in files if file.startswith(needless)]
+    assert "agentgym_train/engines/hf/engine.py" in files, "the evaluation samples from a model"
+    assert count == f"{len(files)} files in a local evaluation" and len(files) <= 89
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore, read_lines
+from agentgym_env.token_store import StoredTokens, pack, read_pieces, unpack, write_pieces
 from agentgym_env.trajectory import Tokens
-from agentgym_train.data.token_store import StoredTokens, pack, read_pieces, unpack, write_pieces
 from agentgym_train.training.token_writer import pieces_of
 from tests.train.small import textcraft_tokenizer
 from tests.train.test_trainer import first_task, guesses, train_one_step

@@ -16,8 +16,8 @@ from agentgym_env.errors import BadRequest
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.engines.openai import ChatEndpoint, ContextFull, EndpointSettings, Usage
+from agentgym_train.rollout.chat_actors import chat_actors
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.model_actors import chat_actors
 from commands import agentgym
 from tests.train.inprocess import rollouts
 from waiting import turned

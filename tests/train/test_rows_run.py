@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from agentgym_env.run_store import RunStore, read_lines
-from agentgym_train.data.token_store import StoredTokens, unpack
+from agentgym_env.token_store import StoredTokens, unpack
 from tests.train.test_launching import UNEVEN, train_in
 from tests.train.test_run import write_config
 

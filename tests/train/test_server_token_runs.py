@@ -16,11 +16,12 @@ from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import names_in_run
 from agentgym_train.config.worlds import World
-from agentgym_train.rollout.runner import RolloutRunner, Worlds
+from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.preflight import prepared, world_of
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
-from tests.train.viewing import viewer
+from tests.viewer.viewing import viewer
 
 ENV = "agentgym/TextCraft-v0"
 SECRET = "s3cret-for-tests"

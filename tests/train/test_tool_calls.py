@@ -32,8 +32,9 @@ from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in,
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import MixedActor
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory
+from agentgym_train.rollout.chat_actors import chat_actors
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.model_actors import chat_actors, model_actor
+from agentgym_train.rollout.model_actors import model_actor
 from agentgym_train.rollout.tool_calls import ToolCalls, ToolFormat
 from agentgym_train.rollout.tool_calls import ToolResult as Answer
 from agentgym_train.rollout.tool_syntaxes import SYNTAXES, typed_arguments, write_hermes

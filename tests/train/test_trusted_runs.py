@@ -17,7 +17,7 @@ from agentgym_env.registration import register
 from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.audit.audit import subject_of
-from agentgym_train.config.engines import ENGINES, GatewaySettings
+from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.read import CONFIGS, method_config
 from agentgym_train.config.trainer_args import ALLOWED
 from agentgym_train.config.trust import CONFIG as CONFIG_FIELDS
@@ -25,8 +25,8 @@ from agentgym_train.config.trust import NESTED, names_in_run, trust_option
 from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.runs import launch
 from agentgym_train.runs.stored import resumed_config
-from agentgym_train.viewer.episodes import Stored
-from agentgym_train.viewer.pictures import NoPicture, Pictures
+from agentgym_viewer.episodes import Stored
+from agentgym_viewer.pictures import NoPicture, Pictures
 from tests.env.test_trust import agentgym, folder
 from tests.train.small import save_tiny_policy
 
@@ -98,7 +98,6 @@ PLAIN = {
     ],
     "wrappers": [{"wrapper": "agentgym_env.wrappers:EndAfterInvalid", "count": 3}],
     "engine_args": {"dtype": "bfloat16", "max_batch": 8, "extra": {}, "weights_dir": None},
-    "gateway": {"host": "127.0.0.1", "port": 0, "address_file": None, "calls": 9},
     "trainer_args": {
         "lr_scheduler_type": "linear",
         "report_to": "tensorboard",
@@ -171,7 +170,6 @@ def fields_of(kind) -> set[str]:
 
 
 FIELDS = {
-    "gateway": fields_of(GatewaySettings),
     "engine_args": set().union(*map(fields_of, ENGINES.values())),
     "trainer_args": set().union(*ALLOWED.values()),
     "lora": fields_of(LoraConfig),
@@ -191,7 +189,9 @@ def test_every_dataclass_within_a_config_has_a_list():
     assert set(FIELDS) == set(NESTED)
     free = {f.name for kind in CONFIGS.values() for f in fields(kind) if "Any" in str(f.type)}
     # Arguments of chat templates and of built-in algorithms, which are in the next test.
-    assert free == {*NESTED, "env_kwargs", "wrappers", "chat_template_kwargs", "algorithm_args"}
+    assert free == {
+        *NESTED, "env_kwargs", "wrappers", "gateway", "chat_template_kwargs", "algorithm_args"
+    }  # fmt: skip
 
 
 def test_the_arguments_of_built_in_algorithms_choose_among_few_texts():

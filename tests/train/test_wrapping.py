@@ -15,9 +15,9 @@ import hosting
 from agentgym_env.errors import BadRequest, WrapperFailed
 from agentgym_env.launch import child_environment
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.run import RolloutLimits
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.limits import RolloutLimits
 from agentgym_train.rollout.runner import RolloutRunner
 from tests.train.command import MAIN, Command, finish
 from tests.train.test_run import write_config
@@ -203,7 +203,8 @@ def test_a_wrapper_that_hangs_is_named_and_its_threads_are_limited(leap_when):
 HUNG = """
 import threading, time, gymnasium, hosting
 from agentgym_train.rollout.actors import ExpertActor
-from agentgym_train.rollout.loop import EpisodeSpec, RolloutLimits
+from agentgym_train.rollout.loop import EpisodeSpec
+    from agentgym_train.rollout.limits import RolloutLimits
 from agentgym_train.rollout.runner import RolloutRunner
 
 class Hangs(gymnasium.Wrapper):

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from agentgym_train.models.adapters import head_of
+from agentgym_train.models.weights import head_of
 
 GROUPED: Final = "agentgym_grouped"
 Copies = dict[nn.Module, tuple[Tensor, Tensor | None]]

@@ -32,9 +32,9 @@ from agentgym_train.engines.hf.contexts import (
 from agentgym_train.engines.hf.graph import StaticSteps
 from agentgym_train.engines.hf.plain import PlainBatch, has_full_attention
 from agentgym_train.engines.update_gate import UpdateGate
-from agentgym_train.models.adapters import merged_tokens
 from agentgym_train.models.positions import layer_kinds
 from agentgym_train.models.setup import uncompiled, warn_of_slow_bfloat16
+from agentgym_train.models.weights import merged_tokens
 
 logger = logging.getLogger(__name__)
 
