@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import re
 import statistics
 import subprocess
@@ -160,6 +161,8 @@ def eval_files() -> list[str]:
         except SystemExit as end:
             if end.code:
                 raise
+    if not Path(inspect.getfile(agentgym)).is_relative_to(ROOT):
+        raise FileNotFoundError("the installed packages are not those of this repository")
     own = tuple(f"{ROOT / folder}/" for package, folder in PACKAGES.items() if package != "tests")
     loaded = {getattr(module, "__file__", None) or "" for module in sys.modules.values()}
     return sorted(file.removeprefix(f"{ROOT}/") for file in loaded if file.startswith(own))

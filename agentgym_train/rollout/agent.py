@@ -6,6 +6,7 @@ whatever text an agent adds.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from importlib.metadata import EntryPoint
 from typing import Any, Final
 
 from agentgym_env.actions import ActionFormat, action_format
-from agentgym_env.entry_points import AGENTS, load_named, plugin
-from agentgym_env.errors import BadRequest, ConfigError, Outcome
+from agentgym_env.entry_points import AGENTS, load_named, plugin, plugins
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,7 @@ def agent_factory(agent: str, form: ActionFormat) -> AgentFactory:
     else:
         raise ConfigError(
             f"no agent {agent!r}; choose from {', '.join(_KINDS)}, or name your own as "
-            "package.module:Class"
+            f"package.module:Class, {_black_boxes(agent)}"
         )
     if kind not in _KINDS:
         _check_agent(made, agent, form)
@@ -282,17 +283,32 @@ def black_box(agent: str, settings: Mapping[str, Any]) -> Any:
     if kind is None:
         return None
     try:
-        make = kind.load()
-    except (AttributeError, ImportError) as error:
+        made = kind.load()(agent.partition(":")[2].strip(), settings)
+    except AgentGymError:
+        raise
+    except Exception as error:
+        # Code of another package may fail in any way.
         raise ConfigError(
-            f"the agent {kind.name} cannot be loaded from {kind.value}: {error}"
+            f"the agent {kind.name} of {kind.value} cannot be made: {type(error).__name__}: {error}"
         ) from error
-    return make(agent.partition(":")[2].strip(), settings)
+    if not hasattr(made, "connect"):
+        raise ConfigError(
+            f"the agent {kind.name} of {kind.value} is no `BlackBox`: it has no method `connect`"
+        )
+    return made
 
 
 def _black_box_kind(agent: str) -> EntryPoint | None:
     kind = agent.partition(":")[0]
     return None if kind in _KINDS else plugin(AGENTS, kind)
+
+
+def _black_boxes(agent: str) -> str:
+    """The kinds of black boxes, for an error about an agent that may have meant one."""
+    kinds = sorted(point.name for point in plugins(AGENTS))
+    near = difflib.get_close_matches(agent.partition(":")[0].strip().lower(), kinds, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ", or of a package that is not installed"
+    return f"or a black box: {', '.join(kinds)}{meant}"
 
 
 def _imported(name: str) -> Callable[..., Agent]:
@@ -301,7 +317,7 @@ def _imported(name: str) -> Callable[..., Agent]:
     except (BadRequest, ImportError) as error:
         raise ConfigError(
             f"no agent {name}: {error}. It is package.module:Class, where Class takes an "
-            "action format and has the methods of agentgym_train.rollout.agent.Agent; or one of "
-            "command:PROGRAM, callable:package.module:function and external"
+            "action format and has the methods of agentgym_train.rollout.agent.Agent; "
+            f"{_black_boxes(name)}"
         ) from error
     return made

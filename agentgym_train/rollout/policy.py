@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from agentgym_env.actions import ActionFormat
+from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.tools import ToolSpec
 from agentgym_train.config.engines import (
     ColocateSettings,
@@ -151,7 +152,17 @@ def connected(
     `end_ids` are the model's own end tokens. Raises `ConfigError` if it cannot be started.
     """
     agent: BlackBox | None = black_box(config.agent, config.gateway)
-    return None if agent is None else agent.connect(engine, tokenizer, config, end_ids)
+    if agent is None:
+        return None
+    try:
+        return agent.connect(engine, tokenizer, config, end_ids)
+    except AgentGymError:
+        raise
+    except Exception as error:
+        # Code of another package may fail in any way.
+        raise ConfigError(
+            f"the agent {config.agent} cannot be started: {type(error).__name__}: {error}"
+        ) from error
 
 
 def make_engine(

@@ -12,11 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
-from agentgym_env.errors import EnvironmentLost, Outcome
+from agentgym_env.errors import AgentGymError, EnvironmentLost, Outcome
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Turn
 from agentgym_gateway.episode import Finished, GatewayEpisode
-from agentgym_gateway.programs import AgentLost, Place, Program
+from agentgym_gateway.programs import AgentLost, Place, Program, raised
 from agentgym_gateway.server import Gateway
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.rollout.actors import draw_seed
@@ -153,9 +153,9 @@ class GatewayActor(EpisodeActor):
         error = found[0]
         if not isinstance(error, Exception) or episode.over.is_set():
             return False, None
-        if not isinstance(error, AgentLost):
+        if isinstance(error, AgentGymError) and not isinstance(error, AgentLost):
             raise error
-        return False, error
+        return False, error if isinstance(error, AgentLost) else raised(error)
 
     def _result(
         self, finished: Finished, observation: str, first: Mapping[str, Any], late: bool

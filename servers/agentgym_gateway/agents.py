@@ -6,7 +6,6 @@ They are entry points of the group `agentgym.agents`.
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,19 +27,26 @@ class GatewayAgent(BlackBox):
     """An agent that reaches policy and environment by a gateway."""
 
     written: ClassVar[str]
-    """How a config names it."""
+    """How a config names it; with a colon if it has a target: `command:PROGRAM ARGUMENTS`."""
     offers: ClassVar[bool] = False
     """Whether a program elsewhere takes the episodes."""
 
     def __init__(self, target: str, settings: Mapping[str, Any]) -> None:
         super().__init__(target, settings)
         self.settings = GatewaySettings.of(settings)
-        if bool(target) != (":" in self.written):
-            raise ConfigError(f"the agent is incomplete or has too much; write `{self.written}`")
+        kind, has_target, _ = self.written.partition(":")
+        if bool(target) != bool(has_target):
+            given = f"{kind}:{target}" if target else kind
+            raise ConfigError(
+                f"agent {given[:80]!r} is incomplete or has too much; write `{self.written}`"
+            )
 
     def program(self) -> Program:
-        """What starts the agent; raises `ConfigError` if it does not exist."""
-        raise NotImplementedError
+        """What plays an episode; raises `ConfigError` if it does not exist.
+
+        It is called once the model is loaded.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method `program`")
 
     def connect(
         self,
@@ -51,6 +57,12 @@ class GatewayAgent(BlackBox):
     ) -> GatewayConnection:
         """A gateway before the engine, which listens from the first episode on."""
         program = self.program()
+        if isinstance(program, Command):
+            program.check()
+        elif not hasattr(program, "run"):
+            raise ConfigError(
+                f"`program` of {type(self).__name__} returned {program!r}, which has no `run`"
+            )
         name = config.model.rstrip("/").rpartition("/")[2] or "policy"
         gateway = Gateway(
             engine, tokenizer, config, model=name, settings=self.settings, end_ids=end_ids
@@ -66,14 +78,9 @@ class CommandAgent(GatewayAgent):
     def program(self) -> Program:
         """The command."""
         try:
-            words = tuple(shlex.split(self.target))
+            return Command(tuple(shlex.split(self.target)))
         except ValueError as error:
             raise ConfigError(f"no agent {self.target!r}: {error}") from error
-        if shutil.which(words[0]) is None:
-            raise ConfigError(
-                f"the agent {self.target} cannot be started: there is no program {words[0]!r}"
-            )
-        return Command(words)
 
 
 class CallableAgent(GatewayAgent):
@@ -102,7 +109,8 @@ class ExternalAgent(GatewayAgent):
         if self.settings.address_file is None:
             raise ConfigError(
                 "the agent external needs gateway.address_file: the file that tells a program "
-                "elsewhere where to take episodes, such as `gateway: {address_file: gateway.json}`"
+                "elsewhere where to take episodes, such as `gateway: {address_file: FILE}` in a "
+                'config, or --gateway \'{"address_file": "FILE"}\''
             )
 
     def program(self) -> Program:

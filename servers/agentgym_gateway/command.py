@@ -76,6 +76,7 @@ def _serve(
     env: str,
     start: tuple[str | None, str, int, int],
 ) -> int:
+    from agentgym_gateway.programs import Command
     from agentgym_gateway.server import Gateway
     from agentgym_train.models.loading import quiet_libraries
     from agentgym_train.rollout.policy import Policy, make_policy
@@ -83,6 +84,8 @@ def _serve(
     from agentgym_train.rollout.runner import RolloutRunner
     from agentgym_train.rollout.served_policy import served_policy
 
+    if command:
+        Command(tuple(command)).check()
     quiet_libraries()
     name, console = parse_policy(config.model), Console()
     if name.kind not in ("hf", "vllm"):

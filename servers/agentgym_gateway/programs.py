@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -84,6 +85,14 @@ class Command(Program):
     words: tuple[str, ...]
     shows: bool = False
     """Whether its output is this process's, and not read for the errors."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the program does not exist."""
+        if shutil.which(self.words[0]) is None:
+            raise ConfigError(
+                f"the agent {shlex.join(self.words)} cannot be started: there is no program "
+                f"{self.words[0]!r}"
+            )
 
     async def run(self, place: Place) -> None:
         """Start the process and wait for its end; kill it and its children when cancelled."""
@@ -166,7 +175,7 @@ class Called(Program):
         except (KeyboardInterrupt, GeneratorExit):
             raise  # of a coroutine: it may be the user's, or the end of the loop
         except BaseException as error:
-            raise _raised(error) from error
+            raise raised(error) from error
 
 
 class Elsewhere(Program):
@@ -218,7 +227,8 @@ def _last_lines(output: bytes) -> str:
     return ": " + one_line(" | ".join(said), _SHOWN) if said else " and printed nothing"
 
 
-def _raised(error: BaseException) -> AgentLost:
+def raised(error: BaseException) -> AgentLost:
+    """The loss of an agent whose code raised an error."""
     return AgentLost(f"the agent raised {type(error).__name__}: {error}")
 
 
@@ -257,4 +267,4 @@ async def _in_thread(function: Callable[[Place], Any], place: Place) -> None:
 
     threading.Thread(target=call, daemon=True, name="agent").start()
     if (error := await ended) is not None:
-        raise _raised(error) from error
+        raise raised(error) from error

@@ -19,7 +19,7 @@ from tests.train.small import save_tiny_policy
 AGENT = """
 from agentgym_env.errors import ConfigError
 from agentgym_gateway.agents import GatewayAgent
-from agentgym_gateway.programs import Called
+from agentgym_gateway.programs import Called, Command
 
 
 class Guesses(GatewayAgent):
@@ -47,6 +47,43 @@ class Guesses(GatewayAgent):
 
         post("/chat/completions", {"messages": [{"role": "user", "content": place.observation}]})
         post("/episode/step", {"action": self.target})
+
+
+
+class NoAgent:
+    def __init__(self, target, settings):
+        pass
+
+
+class Fails(NoAgent):
+    def __init__(self, target, settings):
+        1 / 0
+
+
+class Idle(GatewayAgent):
+    written = "idle:NUMBER"
+
+
+class Nothing(Idle):
+    def program(self):
+        return None
+
+
+class Missing(Idle):
+    def program(self):
+        return Command(("no-such-program",))
+
+
+class Raises(Idle):
+    def program(self):
+        return self
+
+    async def run(self, place):
+        raise OSError("gone")
+
+
+def nothing():
+    pass
 """
 
 SCRIPT = """
@@ -63,9 +100,16 @@ model = sys.argv[1]
 assert not is_black_box("plain") and is_black_box("guesses:4") and is_black_box("absent")
 assert type(black_box("command:true", {})).__name__ == "CommandAgent"
 for agent, said in (("guesses:x", "x is no number"), ("guesses", "write `guesses:NUMBER`"),
-                    ("absent", "the agent absent cannot be loaded from no_such_module:Agent")):
+                    ("absent", "the agent absent of no_such_module:Agent cannot be made"),
+                    ("function", "the agent function of guessing:nothing cannot be made: TypeErr"),
+                    ("fails:1", "the agent fails of guessing:Fails cannot be made: ZeroDivision"),
+                    ("no-agent:1", "is no `BlackBox`: it has no method `connect`"),
+                    ("idle:1", "cannot be started: NotImplementedError: Idle has no method"),
+                    ("nothing:1", "`program` of Nothing returned None, which has no `run`"),
+                    ("missing:1", "there is no program 'no-such-program'")):
     try:
         PolicyConfig(model=model, agent=agent).check_policy()
+        make_policy(PolicyConfig(model=model, agent=agent))
     except ConfigError as error:
         assert said in str(error), error
     else:
@@ -78,6 +122,11 @@ with RolloutRunner("worlds:Guess") as runner:
     solved, failed = runner.collect(policy.actors(), specs, 3)
     runner.run(policy.close())
 assert (solved.outcome, failed.outcome) == ("success", "failure"), (solved, failed)
+policy = make_policy(PolicyConfig(model=model, agent="raises:1", instruction=""))
+with RolloutRunner("worlds:Guess") as runner:
+    (lost,) = runner.collect(policy.actors(), [EpisodeSpec("4", 0, split="train")], 3)
+    runner.run(policy.close())
+assert lost.outcome == "agent_lost" and "the agent raised OSError: gone" in lost.error
 assert all(len(episode.rows) == 1 for episode in (solved, failed))
 """
 
@@ -92,6 +141,13 @@ def distribution(tmp_path):
         "[agentgym.agents]\n"
         "guesses = guessing:Guesses\n"
         "absent = no_such_module:Agent\n"
+        "fails = guessing:Fails\n"
+        "function = guessing:nothing\n"
+        "idle = guessing:Idle\n"
+        "missing = guessing:Missing\n"
+        "no-agent = guessing:NoAgent\n"
+        "nothing = guessing:Nothing\n"
+        "raises = guessing:Raises\n"
         "command = guessing:Guesses\n"
         "plain = guessing:Guesses\n"
     )
@@ -123,5 +179,5 @@ def test_this_project_has_three_kinds():
 @pytest.mark.parametrize("agent", ["command: ", "callable:", "external:x"])
 def test_a_kind_says_how_it_is_written(agent):
     kind = agent.partition(":")[0]
-    with pytest.raises(ConfigError, match=f"incomplete or has too much; write `{kind}"):
+    with pytest.raises(ConfigError, match=f"'{agent.strip(': ')}' is incomplete .* write `{kind}"):
         PolicyConfig(model="m", agent=agent).check_policy()

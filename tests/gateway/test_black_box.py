@@ -397,7 +397,9 @@ def test_collections_and_evaluations_take_black_box_agents(model, tmp_path):
         ("callable:black_boxes:plian", "no agent .* It is package.module:function"),
         ("black_boxes:waiting", "is a coroutine function; .* write `callable:black_boxes:waiting`"),
         ("black_boxes:plain", "cannot be made: .* write `callable:black_boxes:plain`"),
-        ("comand:x", "or one of command:PROGRAM"),
+        ("comand:x", "or a black box: callable, command, external; did you mean command"),
+        ("my-kind:x", "or of a package that is not installed"),
+        ("externl", "did you mean external"),
     ],
 )
 def test_an_agent_that_cannot_be_started_says_so(model, agent, message):
@@ -434,6 +436,12 @@ def test_a_wrong_setting_of_the_gateway_is_rejected():
         config_from({**values, "gateway": {"prot": 8100}})
     with pytest.raises(ConfigError, match="gateway is invalid"):
         config_from({**values, "gateway": {"port": "first"}})
+
+
+def test_the_command_rejects_a_missing_program_before_it_loads_the_model(capfd):
+    with pytest.raises(SystemExit) as end:
+        main(["gateway", "--policy", "hf:no/such-model", "--", "no-such-program", "agent.py"])
+    assert end.value.code == 2 and "there is no program 'no-such-program'" in capfd.readouterr().err
 
 
 def test_the_command_shows_what_would_be_trained_on(model, capfd):
