@@ -19,7 +19,7 @@ import importlib
 import os
 import sys
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from types import ModuleType
 from typing import Any, Final
 
@@ -35,8 +35,8 @@ COMMANDS: Final = "agentgym.commands"
 
 AGENTS: Final = "agentgym.agents"
 
-_OURS: Final = "agentgym_"
-"""Begins the modules of this project."""
+_DISTRIBUTION: Final = "agentgym-sdk"
+"""This project, whose entry points no other can replace."""
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -71,7 +71,7 @@ def plugins(group: str) -> list[EntryPoint]:
     """The entry points of a group by name, those of this project first."""
     return sorted(
         _all_entry_points().select(group=group),
-        key=lambda point: (not point.value.startswith(_OURS), point.name),
+        key=lambda point: (point not in _own_entry_points(), point.name),
     )
 
 
@@ -93,6 +93,14 @@ def _import_from_here(module: str, not_found: ModuleNotFoundError) -> ModuleType
     except BaseException:
         sys.path.remove(here)
         raise
+
+
+@cache
+def _own_entry_points() -> frozenset[EntryPoint]:
+    try:
+        return frozenset(distribution(_DISTRIBUTION).entry_points)
+    except PackageNotFoundError:
+        return frozenset()
 
 
 @cache

@@ -98,7 +98,10 @@ from agentgym_train.rollout.runner import RolloutRunner
 assert "guessing" not in sys.modules
 model = sys.argv[1]
 assert not is_black_box("plain") and is_black_box("guesses:4") and is_black_box("absent")
-assert type(black_box("command:true", {})).__name__ == "CommandAgent"
+for agent, kind in (("command:true", "CommandAgent"), ("callable:a:b", "CallableAgent"),
+                    ("external", "ExternalAgent")):
+    made = black_box(agent, {"address_file": "x"})
+    assert (type(made).__module__, type(made).__name__) == ("agentgym_gateway.agents", kind)
 for agent, said in (("guesses:x", "x is no number"), ("guesses", "write `guesses:NUMBER`"),
                     ("absent", "the agent absent of no_such_module:Agent cannot be made"),
                     ("function", "the agent function of guessing:nothing cannot be made: TypeErr"),
@@ -149,6 +152,8 @@ def distribution(tmp_path):
         "nothing = guessing:Nothing\n"
         "raises = guessing:Raises\n"
         "command = guessing:Guesses\n"
+        "callable = agentgym_guessing:Guesses\n"
+        "external = agentgym_gateway.agents:CommandAgent\n"
         "plain = guessing:Guesses\n"
     )
     (tmp_path / "guessing.py").write_text(AGENT)

@@ -165,6 +165,12 @@ def test_a_host_that_reads_like_a_switch_needs_trust(value):
     assert names_in_run({"gateway": {"host": value}}) == {"gateway.host": value}
 
 
+def test_every_setting_of_a_gateway_needs_trust():
+    gateway = {"calls": 9, "crashes": "failure", "port": 0, "anything": {"else": 1}}
+    found = {f"gateway.{name}" for name in ("calls", "crashes", "port", "anything.else")}
+    assert names_in_run({"gateway": gateway}).keys() == found
+
+
 def fields_of(kind) -> set[str]:
     return {f.name for f in fields(kind)}
 
