@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any, Final
 
 from aiohttp import web
@@ -57,8 +58,21 @@ class Listener:
     async def stop(self) -> None:
         """Stop listening, and end all connections."""
         if self._server is not None:
+            await self._accept_no_more(self._server)
             self._server.close()
         await self._runner.cleanup()
+
+    async def _accept_no_more(self, server: asyncio.Server) -> None:
+        """Asyncio loses a connection that it has accepted and whose transport comes after `close`.
+
+        It makes the transport in the next turn of the loop, and tells us of it in the turn after.
+        """
+        loop = asyncio.get_running_loop()
+        with suppress(NotImplementedError):  # Windows
+            for listening in server.sockets:
+                loop.remove_reader(listening.fileno())
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     def _protocol(self) -> GuardedProtocol:
         assert self._runner.server is not None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 import weakref
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import openai
@@ -22,7 +23,7 @@ from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.chat import Chat
 from tests.train.templates import real_tokenizer
-from waiting import turned
+from waiting import LIMIT_S, turned
 
 TOKENIZER = real_tokenizer("qwen2_5")
 ADD = {
@@ -644,3 +645,18 @@ async def test_half_characters_are_replaced():
         async with http.post(url, data=data, headers=headers) as answer:
             assert answer.status == 200
     assert "a\N{REPLACEMENT CHARACTER}b" in TOKENIZER.decode(engine.prompts[0])
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_connection_that_is_accepted_while_it_stops_is_closed(turns):
+    """The kernel has it; asyncio accepts it, makes its transport and tells of it turn by turn."""
+    async with gateway_of(Says("x")) as gateway:
+        address = gateway.base_url.split("/")[2].split(":")
+        with socket.create_connection((address[0], int(address[1]))) as client:
+            client.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await gateway.close()
+            with suppress(ConnectionResetError):
+                async with asyncio.timeout(LIMIT_S):
+                    assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
