@@ -26,7 +26,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.rollout.policy import make_policy
-from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import open_worlds
 from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.sampler import StepEpisodes
 
@@ -73,8 +73,8 @@ def displacement(config: RLConfig, rollout: list[Trajectory]) -> Tensor:
     """How a step moves the weights; the first call plays the rollout, the others reuse it."""
     policy = make_policy(config)
     before = [weight.detach().clone() for weight in policy.model.parameters()]
-    with tempfile.TemporaryDirectory() as folder, RolloutRunner(config.env) as runner:
-        trainer = RLTrainer(policy, config, runner, RunStore.create(Path(folder) / "run", {}))
+    with tempfile.TemporaryDirectory() as folder, open_worlds(config) as worlds:
+        trainer = RLTrainer(policy, config, worlds, RunStore.create(Path(folder) / "run", {}))
         play = trainer.episodes.play
 
         def recorded(step: int, horizon: int, version: int) -> StepEpisodes:

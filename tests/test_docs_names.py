@@ -18,7 +18,7 @@ from agentgym_env.cli.main import _commands, make_app
 from agentgym_train.config.checks import RENAMED
 from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.config.worlds import RLWorld, World
+from agentgym_train.config.worlds import World
 from doc_blocks import PAGES
 
 ROOT = Path(__file__).parents[1]
@@ -145,7 +145,7 @@ def test_commands_and_options_exist():
 
 
 def test_config_keys_exist():
-    of_worlds = keys(World) | keys(RLWorld)
+    of_worlds = keys(World)
     known = CONFIG_KEYS | of_worlds
 
     def unknown(page, text):

@@ -27,7 +27,7 @@ from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.read import config_from, stored_config
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.config.trust import names_in_run
+from agentgym_train.config.trust import names_in_envs, names_in_run
 from agentgym_train.models.folders import is_model
 from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.agent import format_of
@@ -83,7 +83,7 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
             f"model: agentgym audit {path}/model"
         )
     # Check this first: creating the config imports the agent.
-    names = names_in_run(values, _IMPORTED)
+    names = names_in_run(values, _IMPORTED) | names_in_envs(values.get("envs"), ["env"])
     if values.get("agent") == "external":  # an audit opens no gateway to it
         del names["agent"]
     require_trust(f"{path}/run.json", names, trusted=trusted)
@@ -143,7 +143,8 @@ def _instruction(config: RLConfig, trajectories: dict[str, Sequence[Trajectory]]
     if config.instruction is not None:
         return config.instruction
     try:
-        return env_class(config.env).instruction
+        world = config.worlds[0]
+        return env_class(world.env).instruction if world.instruction is None else world.instruction
     except AgentGymError:
         played = next((t for episodes in trajectories.values() for t in episodes), None)
         if played is None:

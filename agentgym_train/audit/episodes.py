@@ -23,6 +23,7 @@ from agentgym_env.errors import teaches
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
+from agentgym_env.wire import EnvCard
 from agentgym_train.audit.host import ENV_ID, AuditHost, observations
 from agentgym_train.audit.rules import Drift
 from agentgym_train.config.policy import PolicyConfig
@@ -34,6 +35,7 @@ from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.loop import Rollouts
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.sampler import Draw
 
@@ -190,6 +192,9 @@ class AuditRunner:
         self._count = settings.episodes + settings.episodes % 2
         names = [str(i) for i in range(self._count + WRITTEN)]
         self.tasks = TaskSet({"train": names})
+        self.card = EnvCard(
+            ENV_ID, policy.instruction, {"train": len(names)}, "train", 0, 0, False, tools=()
+        )
         self._policy = policy
         self._settings = settings
         self.engine = Recorder(policy.engine)
@@ -209,7 +214,7 @@ class AuditRunner:
         engine = self.engine if self.is_sampled(number) else self.writer
         return engine.records[number].exchanges if number in engine.records else ()
 
-    def collect(
+    async def collecting(
         self,
         new_actor: EpisodeActorFactory,
         starts: Sequence[EpisodeSpec],
@@ -232,10 +237,7 @@ class AuditRunner:
             )
             return trajectory
 
-        async def everyone() -> list[Trajectory]:
-            return await asyncio.gather(*map(one, starts))
-
-        return self.run(everyone())
+        return await asyncio.gather(*map(one, starts))
 
     def _actors(self, number: int) -> EpisodeActorFactory:
         """The actor factory of an episode: sampled or scripted, truncated or not."""
@@ -276,7 +278,8 @@ def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Epis
     with tempfile.TemporaryDirectory(prefix="agentgym-audit-") as folder:
         config = _config(settings, policy.config.model, folder, len(rollout_runner.tasks.ids))
         store = RunStore.create(Path(folder) / "run", {})
-        trainer = RLTrainer(policy, config, cast(RolloutRunner, rollout_runner), store)
+        worlds = Worlds([cast(RolloutRunner, rollout_runner)])
+        trainer = RLTrainer(policy, config, worlds, store)
         trainer.to_compare = False  # a rule does, and shows where
         trainer.episodes.tasks = lambda step: [Draw(0, task) for task in rollout_runner.tasks.ids]
         # As in training, where dropout is active.
@@ -336,6 +339,7 @@ def _config(settings: Settings, name: str, folder: str, episodes: int) -> RLConf
         **{f.name: getattr(settings, f.name) for f in fields(PolicyConfig) if f.name not in own},
         model=name,
         env=ENV_ID,
+        servers=["in this process"],  # an environment on a server need not be registered
         output_dir=folder,
         seed=settings.seed,
         horizon=[settings.turns],

@@ -160,7 +160,7 @@ class Subject:
         if self.chat is None:
             raise AgentGymError("episodes need a chat template")
         return Policy(
-            config=replace(self.settings, model=self.name),
+            config=replace(self.settings, model=self.name, keep_reasoning=self.kept_reasoning),
             model=self.model,
             tokenizer=self.tokenizer,
             chat=self.chat,

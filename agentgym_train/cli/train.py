@@ -87,13 +87,13 @@ def train(
         launch_if_asked(values, words, accelerate, num_processes)
     obey_cpu()
     lock = folder_lock(folder, ANOTHER_FOLDER) if here.is_first else nullcontext()
-    with lock, prepared(values, here.processes) or nullcontext() as stage:
+    with lock, prepared(values, here.processes) as worlds:
         with lean_imports():
             from agentgym_train.runs import methods
         if resume is None:
-            status = methods.start(values, console, stage, here.processes)
+            status = methods.start(values, console, worlds, here.processes)
         else:
-            status = methods.resume(resume, values, console, stage, here.processes)
+            status = methods.resume(resume, values, console, worlds, here.processes)
     raise typer.Exit(status)
 
 

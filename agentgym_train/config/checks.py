@@ -44,7 +44,7 @@ MINIMUM: Final[Mapping[str, float]] = dict.fromkeys(
     ),
     1,
 ) | {"num_generations": 2, "min_reward": -inf, "CollectConfig.n": 1,
-     "RLWorld.eval_samples": 0}  # fmt: skip
+     "World.eval_samples": 0}  # fmt: skip
 """Minimum of numeric fields, by `field` or `Class.field`; 0 for the others."""
 
 ABOVE_ZERO: Final = frozenset(

@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.checks import check_keys
 from agentgym_train.config.files import read_yaml
-from agentgym_train.config.read import CONFIGS, DEFAULT
+from agentgym_train.config.read import CONFIGS
+from agentgym_train.config.worlds import EXPLORED_KEYS, FROM_RUN, World
 
 _SENTENCE = re.compile(r"(?<=[^.]\.)\s")
 
@@ -74,14 +75,18 @@ def boolean_keys() -> frozenset[str]:
 
 def config_keys(method: str) -> list[ConfigKey]:
     """The keys of a method: its own, then those that all methods share."""
-    required = {"model", "output_dir"} | ({"env"} if method == DEFAULT else set())
+    required = {"model", "output_dir"} | ({"env"} if CONFIGS[method].trained_keys else set())
     return _keys_of(CONFIGS[method], required)
 
 
 def world_keys(method: str) -> list[ConfigKey]:
-    """The keys of an entry of `envs`; empty if the method has one environment."""
-    hint = get_type_hints(CONFIGS[method]).get("envs")
-    return _keys_of(get_args(hint)[0], set()) if hint else []
+    """The keys of an entry of `envs` that a method uses."""
+    unused = EXPLORED_KEYS - CONFIGS[method].trained_keys
+    return [
+        key._replace(default="the run's") if key.name in FROM_RUN else key
+        for key in _keys_of(World, {"env"})
+        if key.name not in unused
+    ]
 
 
 def key_lines(method: str) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.episodes import EpisodeFilter, PairRules
 from agentgym_train.config.run import RunConfig, check_data, check_divides, not_sampled
-from agentgym_train.config.worlds import World, check_once, known_id, read_worlds
+from agentgym_train.config.worlds import EXPLORED_KEYS, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +57,6 @@ class SFTConfig(RunConfig):
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
         check_divides(self, "rows_per_step", processes)
         check_data(self.data, self.collect_command())
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits that the run uses."""
-        return (self.eval_split,)
 
     @property
     def keep(self) -> EpisodeFilter:
@@ -119,11 +114,6 @@ class DPOConfig(RunConfig):
         check_data(self.data, self.collect_command())
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits that the run uses."""
-        return (self.eval_split,)
-
-    @property
     def pair_rules(self) -> PairRules:
         """When one episode is preferred to another."""
         return PairRules(self.shorter, self.reward_gap, self.pairs_per_start or None)
@@ -141,9 +131,8 @@ class AgentEvolConfig(RunConfig):
     with the previous policy, and learns from the selected episodes and the demonstrations.
     """
 
+    trained_keys: ClassVar[frozenset[str]] = EXPLORED_KEYS
     method: Literal["evolve"] = "evolve"  # type: ignore[mutable-override]
-    envs: list[World] = field(default_factory=list)
-    """The environments; `env: ID` (with env_kwargs and servers) is short for one."""
     data: list[str] = field(default_factory=list)
     """Demonstrations: run folders, or files in one of the formats of `agentgym export`. Without
     demonstrations the base policy explores first."""
@@ -153,6 +142,8 @@ class AgentEvolConfig(RunConfig):
     """Episodes per explored task."""
     temperature: float = 1.2
     """Sampling temperature of exploration."""
+    split: str = "train"
+    """Split whose tasks are explored."""
     horizon: int = 30
     """Maximum turns per episode."""
     per_task: int = 1
@@ -176,11 +167,10 @@ class AgentEvolConfig(RunConfig):
     """Peak learning rate."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "envs", read_worlds(self.envs, World))
         self.check_common()
-        if bool(self.env) == bool(self.envs):
-            raise ConfigError("name the environments with envs, or one with env")
-        check_once([world.env for world in self.worlds])
+        staged = [world.env for world in self.envs if len(world.stages) > 1]
+        if staged:
+            raise ConfigError(f"{staged[0]} in envs: horizon is one number with method evolve")
 
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
@@ -189,27 +179,9 @@ class AgentEvolConfig(RunConfig):
             check_data(self.data, self.collect_command())
 
     @property
-    def worlds(self) -> list[World]:
-        """The environments, with the run's values for what they leave open."""
-        given = self.envs or [World(env=self.env, env_kwargs=self.env_kwargs, servers=self.servers)]
-        return [
-            replace(
-                world,
-                env=known_id(world),
-                horizon=world.horizon or self.horizon,
-                eval_split=world.eval_split or self.eval_split,
-            )
-            for world in given
-        ]
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Each environment has its own."""
-        return ()
-
-    def eval_horizon_of(self, world: World) -> int:
-        """The horizon at which an environment is evaluated, in turns."""
-        return self.eval_horizon or world.horizon
+    def trained_on(self) -> tuple[str, list[int]]:
+        """(split, horizon) of the exploration."""
+        return self.split, [self.horizon]
 
     def keep_of(self, world: World) -> EpisodeFilter:
         """Which explored episodes are selected."""
@@ -220,7 +192,7 @@ class AgentEvolConfig(RunConfig):
     def sft_config(self, model: str, output_dir: str) -> SFTConfig:
         """The settings of an iteration's fine-tuning."""
         shared = {f.name for f in fields(SFTConfig)} & {f.name for f in fields(self)}
-        own = {"method", "env", "env_kwargs", "temperature"}
+        own = {"method", "env", "envs", "env_kwargs", "temperature"}
         values = {name: getattr(self, name) for name in shared - own}
         values |= {"model": model, "output_dir": output_dir, "servers": []}
         values |= {"data": self.data or ["explored"], "eval_horizon": self.horizon}

@@ -168,6 +168,7 @@ def _stored_settings(path: str, env: str, given: Set[str]) -> dict[str, Any]:
     """The settings of a run's policy in an environment, without those that are given."""
     from agentgym_train.config.read import read_values
     from agentgym_train.config.trust import is_known
+    from agentgym_train.config.worlds import check_worlds
 
     folder = local_path(path)
     file = folder / "config.yaml" if folder.is_dir() else folder
@@ -186,8 +187,10 @@ def _stored_settings(path: str, env: str, given: Set[str]) -> dict[str, Any]:
             "trust it"
         )
     if "instruction" not in given:
-        for world in stored.get("envs") or ():
-            own = world.get("instruction") if isinstance(world, dict) else None
+        worlds = stored.get("envs") or ()
+        check_worlds(worlds)
+        for world in worlds:
+            own = world.get("instruction")
             if own is not None and plain_name(str(world.get("env"))) == plain_name(env):
                 found["instruction"] = own
     return found

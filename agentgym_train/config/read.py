@@ -16,7 +16,7 @@ from agentgym_train.config.files import STARTER, local_path, read_yaml, starters
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
-from agentgym_train.config.worlds import World, check_worlds, with_stages
+from agentgym_train.config.worlds import ONE_WORLD, check_worlds
 
 _C = TypeVar("_C", bound=RunConfig)
 
@@ -43,9 +43,7 @@ def method_config(values: Mapping[str, Any]) -> RunConfig:
     method = values.get("method", DEFAULT)
     if not isinstance(method, str) or method not in CONFIGS:
         raise ConfigError(f"no method {method!r}; choose from {', '.join(CONFIGS)}")
-    if method == "evolve":
-        check_worlds(values, World)
-    return converted(with_stages(values) if method == "rl" else values, CONFIGS[method])
+    return converted(values, CONFIGS[method])
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> RLConfig:
@@ -58,7 +56,7 @@ def config_from(values: Mapping[str, Any]) -> RLConfig:
     method = values.get("method", "rl")
     if method != "rl":
         raise ConfigError(f"an RL config is needed here, got method {method}")
-    return converted(with_stages(values), RLConfig)
+    return converted(values, RLConfig)
 
 
 def stored_config(
@@ -85,7 +83,15 @@ def with_world_limit(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
     """The config of one method, from plain values."""
-    check_keys("", values, (f.name for f in fields(kind)))
+    known = {f.name for f in fields(kind)}
+    inner = sorted(kind.trained_keys & values.keys() - known)
+    if inner:
+        raise ConfigError(
+            f"{inner[0]} is a key of an entry of envs: write `envs: [{{env: ID, {inner[0]}: "
+            f"{values[inner[0]]}}}]` instead of env"
+        )
+    check_keys("", values, known)
+    check_worlds(values.get("envs") or [])
     agent = values.get("agent")
     if isinstance(agent, Mapping) and len(agent) == 1:
         # YAML reads `command: python agent.py` as a mapping.
@@ -120,7 +126,12 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
             f"{path} is a config file of accelerate; name a training config first and pass this "
             f"one as an option: agentgym train CONFIG --accelerate {path}"
         )
-    return merge(values, parse_overrides(overrides))
+    given = parse_overrides(overrides)
+    if "envs" in given:  # instead of the file's
+        values = {key: value for key, value in values.items() if key not in ONE_WORLD}
+    elif "env" in given:
+        values = {key: value for key, value in values.items() if key != "envs"}
+    return merge(values, given)
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from agentgym_env.errors import TEACHES, ConfigError
 from agentgym_train.config.episodes import trained_outcomes
 from agentgym_train.config.run import RunConfig, check_divides
-from agentgym_train.config.worlds import RLWorld, check_once, known_id, read_worlds
+from agentgym_train.config.worlds import TRAINED_KEYS, Stages, stages_of
 from agentgym_train.rollout.horizon import SCHEDULES, Horizon, make_horizon
 
 
@@ -17,10 +17,8 @@ from agentgym_train.rollout.horizon import SCHEDULES, Horizon, make_horizon
 class RLConfig(RunConfig):
     """Settings of an RL run. Every field is a key of the YAML file and an option of the command."""
 
+    trained_keys: ClassVar[frozenset[str]] = TRAINED_KEYS
     method: Literal["rl"] = "rl"  # type: ignore[mutable-override]
-    envs: list[RLWorld] = field(default_factory=list)
-    """Several environments instead of `env`, each with its own `weight`, `horizon`, `split`,
-    `wrappers`, `instruction`, `servers` and so on. The episodes of a group share theirs."""
     env_sampling: Literal["weight", "contrast"] = "weight"
     """How often each of `envs` is drawn: by its weight, or by its weight times the share of its
     recent groups that were informative (`contrast`)."""
@@ -30,7 +28,7 @@ class RLConfig(RunConfig):
     split: str = "train"
     """Split whose tasks are trained on."""
 
-    horizon: list[int] = field(default_factory=lambda: [30])
+    horizon: Stages = field(default_factory=lambda: [30])
     """Maximum turns per episode: one number, or several that grow from stage to stage."""
     horizon_schedule: str | None = None
     """How the horizon grows: `fixed`, `stepwise` (ScalingInter-RL), `linear`, `adaptive` (when
@@ -113,16 +111,12 @@ class RLConfig(RunConfig):
     `all` episodes, or of `none`. Per-turn advantages are kept unless it is none."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.horizon, int):  # as in a YAML file
+        if isinstance(self.horizon, int):
             object.__setattr__(self, "horizon", [self.horizon])
-        object.__setattr__(self, "envs", read_worlds(self.envs, RLWorld))
         self.check_common()
         if self.temperature == 0:
             raise ConfigError("temperature must be above 0 in RL; 0 is greedy")
         self._check_envs()
-        # A single number fits any schedule if another environment has stages.
-        is_staged = bool(self.envs) and any(len(world.horizon) > 1 for world in self.worlds)
-        self.make_horizon(self.horizon if is_staged else ())
         trained_outcomes(self.train_outcomes)
         self._check_sampling()
         if self.max_staleness < 1 + self.async_steps:
@@ -147,54 +141,32 @@ class RLConfig(RunConfig):
             raise ConfigError("reset_reference_every needs beta, the weight of the KL divergence")
 
     def _check_envs(self) -> None:
-        if not self.envs:
-            if self.env_sampling != "weight":
-                raise ConfigError("env_sampling chooses among several environments; set envs")
-            return
-        if self.env or self.env_kwargs or self.servers:
-            raise ConfigError(
-                "name the environments with envs, or one with env, env_kwargs and servers"
-            )
-        check_once([world.env for world in self.worlds])
-        if self.oversampling_ratio:
+        if not self.envs and self.env_sampling != "weight":
+            raise ConfigError("env_sampling chooses among several environments; set envs")
+        if self.oversampling_ratio and len(self.envs) > 1:
             raise ConfigError(
                 "oversampling_ratio cannot be combined with envs: the groups that finish first "
                 "would be those of the environments with short episodes"
             )
-        for world in self.worlds:
+        horizons = {world.env: world.stages or self.stages for world in self.envs}
+        # A single number fits any schedule if another environment has stages.
+        is_staged = any(len(stages) > 1 for stages in horizons.values())
+        self.make_horizon(self.stages if is_staged else ())
+        for env, stages in horizons.items():
             try:
-                self.make_horizon(world.horizon)
+                self.make_horizon(stages)
             except ConfigError as error:
-                raise ConfigError(f"{world.env} in envs: {error}") from error
+                raise ConfigError(f"{env} in envs: {error}") from error
 
     @property
-    def worlds(self) -> list[RLWorld]:
-        """The environments, with the run's values for what they leave open."""
-        given = self.envs or [
-            RLWorld(env=self.env, env_kwargs=self.env_kwargs, servers=self.servers)
-        ]
-        return [
-            replace(
-                world,
-                env=known_id(world),
-                wrappers=self.wrappers if world.wrappers is None else world.wrappers,
-                instruction=self.instruction if world.instruction is None else world.instruction,
-                split=world.split or self.split,
-                horizon=world.horizon or self.horizon,
-                eval_split=world.eval_split or self.eval_split,
-                eval_horizon=(
-                    world.eval_horizon or self.eval_horizon or (world.horizon or self.horizon)[-1]
-                ),
-                eval_samples=world.eval_samples or self.eval_samples,
-                eval_per_category=world.eval_per_category or self.eval_per_category,
-            )
-            for world in given
-        ]
+    def stages(self) -> list[int]:
+        """The horizon of each stage, in turns."""
+        return stages_of(self.horizon)
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits that the run uses; each of several environments has its own."""
-        return () if self.envs else (self.split, self.eval_split)
+    def trained_on(self) -> tuple[str, list[int]]:
+        """(split, horizon of each stage) of the training."""
+        return self.split, self.stages
 
     @property
     def samples_stale(self) -> bool:
@@ -208,11 +180,6 @@ class RLConfig(RunConfig):
         """B = P * G."""
         return self.prompts_per_step * self.num_generations
 
-    @property
-    def fixed_eval_horizon(self) -> int:
-        """The horizon of every evaluation of the run, in turns."""
-        return self.eval_horizon or self.horizon[-1]
-
     def make_horizon(self, stages: Sequence[int] = ()) -> Horizon:
         """A new schedule, as the `horizon` fields describe it, with these stages or its own.
 
@@ -220,7 +187,7 @@ class RLConfig(RunConfig):
         """
         is_fixed = bool(self.envs) and len(stages) == 1 and self.horizon_schedule in SCHEDULES
         return make_horizon(
-            stages or self.horizon,
+            stages or self.stages,
             self.horizon_every,
             None if is_fixed else self.horizon_schedule,
             threshold=self.horizon_threshold,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.wrappers import named_wrappers
@@ -15,6 +15,7 @@ from agentgym_train.config.engines import EngineSettings, engine_settings
 from agentgym_train.config.files import user_path
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.trainer_args import check_trainer_args
+from agentgym_train.config.worlds import World, read_worlds
 
 ANOTHER_FOLDER: Final = "output_dir=FOLDER"
 """How to choose another run folder, in a command and in a config in Python."""
@@ -24,6 +25,9 @@ ANOTHER_FOLDER: Final = "output_dir=FOLDER"
 class RunConfig(PolicyConfig):
     """The fields that all methods share. Each is a key of the YAML file and an option."""
 
+    trained_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of an entry of `envs` about the episodes that the method plays to learn from; empty if
+    it plays none, and so needs no environment."""
     method: str
     """Training method: rl (the default), sft, dpo or evolve."""
     attention: str | None = None
@@ -32,7 +36,11 @@ class RunConfig(PolicyConfig):
     compile: bool = False
     """Compile the layers with torch.compile for the update. The first steps take longer."""
     env: str = ""
-    """Id of the environment. Optional for sft and dpo, which then run no evaluation."""
+    """Id of the environment; `envs` names several. Optional for sft and dpo, which then run no
+    evaluation."""
+    envs: list[World] = field(default_factory=list)
+    """Several environments instead of `env`, each with its own `servers`, `instruction`,
+    `eval_split` and so on, or the run's. In RL the episodes of a group share theirs."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment, for the local server."""
     output_dir: str = ""
@@ -100,6 +108,13 @@ class RunConfig(PolicyConfig):
 
     def check_common(self) -> None:
         """Raise `ConfigError` for an invalid value of a shared field."""
+        worlds = read_worlds(self.envs, self.method, self.trained_keys)
+        object.__setattr__(self, "envs", worlds)
+        if self.envs and (self.env or self.env_kwargs or self.servers):
+            raise ConfigError(
+                "both are set: name the environments with envs, or one with env, env_kwargs and "
+                "servers"
+            )
         PolicyConfig.__post_init__(self)
         self.engine_settings()
         named_wrappers(self.wrappers)
@@ -117,10 +132,10 @@ class RunConfig(PolicyConfig):
             raise ConfigError("compute_dtype float32 needs dtype float32, got dtype bfloat16")
 
     def check_required(self) -> None:
-        """Raise `ConfigError` if the model, the run folder or RL's environment is missing."""
-        needed = ("model", "output_dir", "env") if self.method == "rl" else ("model", "output_dir")
-        given = {"env": getattr(self, "envs", None)}
-        missing = [name for name in needed if not (getattr(self, name) or given.get(name))]
+        """Raise `ConfigError` if the model, the run folder or a needed environment is missing."""
+        missing = [name for name in ("model", "output_dir") if not getattr(self, name)]
+        if self.trained_keys and not (self.env or self.envs):
+            missing.append("env")
         if missing:
             raise ConfigError(f"invalid config: missing {' and '.join(missing)}")
 
@@ -133,7 +148,9 @@ class RunConfig(PolicyConfig):
 
         Before an evaluation on the paper's tasks these are of the paper's training tasks.
         """
-        words = ["agentgym", "collect", "--env", self.env or "ID", "--policy", "expert"]
+        envs = [self.env, *(world.env for world in self.envs)]
+        words = ["agentgym", "collect", "--env", next(filter(None, envs), "ID")]
+        words += ["--policy", "expert"]
         if self.eval_split.startswith("paper"):
             words += ["--split", "paper_train"]
         if self.instruction is not None:
@@ -143,14 +160,39 @@ class RunConfig(PolicyConfig):
         return shlex.join(words)
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits that the run uses."""
-        raise NotImplementedError
+    def worlds(self) -> list[World]:
+        """The environments, with the run's values for what they leave open; none without one."""
+        given = self.envs
+        if self.env:
+            given = [World(env=self.env, env_kwargs=self.env_kwargs, servers=self.servers)]
+        split, stages = self.trained_on
+        return [
+            replace(
+                world,
+                env=world.known_id,
+                wrappers=self.wrappers if world.wrappers is None else world.wrappers,
+                instruction=self.instruction if world.instruction is None else world.instruction,
+                split=world.split or split,
+                horizon=world.stages or stages,
+                eval_split=world.eval_split or self.eval_split,
+                eval_horizon=(
+                    world.eval_horizon or self.eval_horizon or (world.stages or stages)[-1]
+                ),
+                eval_samples=world.eval_samples or self.eval_samples,
+                eval_per_category=world.eval_per_category or self.eval_per_category,
+            )
+            for world in given
+        ]
 
     @property
-    def fixed_eval_horizon(self) -> int:
-        """The horizon of every evaluation of the run, in turns."""
-        return self.eval_horizon
+    def instructions(self) -> dict[str, str]:
+        """Environment -> its system prompt, of the entries of `envs` that have one."""
+        return {w.known_id: w.instruction for w in self.envs if w.instruction is not None}
+
+    @property
+    def trained_on(self) -> tuple[str, list[int]]:
+        """(split, horizon of each stage) of the episodes that are played to learn from, if any."""
+        return "", []
 
     def computes_in(self, *, on_gpu: bool) -> str:
         """The data type of forward passes."""

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from agentgym_env.trust import leaves, names_in
+from agentgym_env.trust import KEYS, leaves, names_in
 from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.read import CONFIGS, DEFAULT
 from agentgym_train.rollout.horizon import SCHEDULES
@@ -153,6 +153,15 @@ def names_in_run(
     return found
 
 
+def names_in_envs(envs: Any, keys: Collection[str] = KEYS) -> dict[str, str]:
+    """The same of these keys of the entries of `envs`, by place, such as `envs[0].env`."""
+    found: dict[str, str] = {}
+    for number, world in enumerate(envs if isinstance(envs, list | tuple) else ()):
+        if isinstance(world, Mapping):
+            found |= names_in(world, f"envs[{number}].", keys)
+    return found
+
+
 def trust_option(settings: Mapping[str, Any]) -> str:
     """The option that a command needs to use these settings from a run folder, or nothing."""
     return " --trust" if names_in_run(settings) else ""
@@ -175,19 +184,10 @@ def _names_of(key: str, value: Any, values: Mapping[str, Any], kind: type) -> di
     if key in ("env", "env_kwargs", "servers", "wrappers"):
         return names_in(values, keys=[key])
     if key == "envs":
-        return _names_of_envs(value)
+        return names_in_envs(value)
     if key in NESTED and isinstance(value, Mapping):
         return _names_within(key, value)
     return {} if key in _KNOWN and is_known(key, value) else leaves(key, value)
-
-
-def _names_of_envs(envs: Any) -> dict[str, str]:
-    """The same of the entries of `envs`."""
-    found: dict[str, str] = {}
-    for number, world in enumerate(envs if isinstance(envs, list | tuple) else ()):
-        if isinstance(world, Mapping):
-            found |= names_in(world, f"envs[{number}].")
-    return found
 
 
 def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:

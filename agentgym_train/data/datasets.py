@@ -124,7 +124,7 @@ class SFTDataset:
         turn_max_tokens: int | None = None,
     ) -> SFTDataset:
         """Tokenize the selected episodes; raises `ConfigError` if a turn exceeds the limit."""
-        episode_tokenizer = EpisodeTokenizer(tokenizer, config)
+        episode_tokenizer = EpisodeTokenizer(tokenizer, config, instructions=config.instructions)
         every = [episode_tokenizer.rows(episode) for episode in filtered.selected]
         pairs = zip(filtered.selected, every, strict=True)
         fitting = [(e, rows) for e, rows in pairs if _fits(rows, config.max_tokens)]

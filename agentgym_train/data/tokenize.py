@@ -6,7 +6,7 @@ the contexts in which it will act, with the loss on its responses only. Does not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from agentgym_env.registry import env_class, registered
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.episodes import CountTokens
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig, join_instructions
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.event_loop import run_async
 from agentgym_train.rollout.actors import ActorOutput
@@ -45,15 +45,18 @@ class EpisodeTokenizer:
         tokenizer: Any,
         config: PolicyConfig | None = None,
         *,
+        instructions: Mapping[str, str] | None = None,
         is_trained: Callable[[Turn], bool] = has_loss,
     ) -> None:
         """Without an instruction in `config`, each episode has the instruction it was played with.
 
-        Turns for which `is_trained` is false are context without loss.
+        `instructions` override both, by environment. Turns for which `is_trained` is false are
+        context without loss.
         """
         self._tokenizer = tokenizer
         config = config or PolicyConfig()
         self._config = replace(config, turn_max_tokens=NO_LIMIT, max_tokens=NO_LIMIT)
+        self._instructions = instructions or {}
         self._is_trained = is_trained
         self._chats: dict[tuple[str, str], Chat] = {}
 
@@ -76,8 +79,12 @@ class EpisodeTokenizer:
 
     def chat_of(self, trajectory: Trajectory) -> Chat:
         """The chat of an episode, whose system prompt depends on the episode's instruction."""
-        prompt = self._config.system_prompt(trajectory.instruction)
-        with_tools = self._config.form.name == "tools"
+        form, own = self._config.form, self._instructions.get(trajectory.env)
+        if own is None:
+            prompt = self._config.system_prompt(trajectory.instruction)
+        else:
+            prompt = join_instructions(own, form)
+        with_tools = form.name == "tools"
         key = (prompt, trajectory.env if with_tools else "")
         if key not in self._chats:
             tools = tools_of(trajectory.env) if with_tools else ()

@@ -85,8 +85,8 @@ def model_card(folder: Path, config: RunConfig) -> str:
     what = "LoRA adapters trained" if config.lora is not None else "Trained"
     method = getattr(config, "algorithm", config.method)
     method = f"`{method}`" if ":" in method else method.upper()
-    envs = [world.env for world in getattr(config, "envs", ())] or [config.env]
-    in_env = f" on {', '.join(f'`{env}`' for env in envs)}" if envs[0] else ""
+    envs = [world.env for world in config.worlds]
+    in_env = f" on {', '.join(f'`{env}`' for env in envs)}" if envs else ""
     return (
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n"
         f"# {folder.absolute().parent.name}/{folder.name}\n\n"

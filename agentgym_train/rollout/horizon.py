@@ -6,7 +6,7 @@ The horizon applies from the start of an episode to its end. It never decreases 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import isnan
@@ -217,42 +217,6 @@ class Adaptive(Horizon):
         self._steps, self._best = state["steps"], state["best"]
         self._since_best = state["since_best"]
         self._recent = deque(state["recent"], maxlen=self.window)
-
-
-class PerEnvironment(Horizon):
-    """A schedule for each environment of a run; the horizon of a step is the longest of them."""
-
-    def __init__(self, schedules: Mapping[str, Horizon]) -> None:
-        self.schedules = dict(schedules)
-        """Environment -> schedule."""
-
-    def __call__(self, step: int) -> int:
-        """The longest of the horizons at `step`."""
-        return max(schedule(step) for schedule in self.schedules.values())
-
-    @property
-    def growths(self) -> Sequence[Growth]:
-        """The increases of all schedules; a reason begins with the environment."""
-        found = [
-            Growth(growth.step, growth.turns, f"{env}: {growth.reason}")
-            for env, schedule in self.schedules.items()
-            for growth in schedule.growths
-        ]
-        return sorted(found, key=lambda growth: growth.step)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Environment -> state."""
-        return {env: schedule.state_dict() for env, schedule in self.schedules.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`; raises `ConfigError` if it is of other environments."""
-        if set(state) != set(self.schedules):
-            raise ConfigError(
-                f"the checkpoint's horizons are of {', '.join(sorted(state))}, the config has "
-                f"{', '.join(sorted(self.schedules))}; resume with the run's own config"
-            )
-        for env, schedule in self.schedules.items():
-            schedule.load_state_dict(state[env])
 
 
 def make_horizon(

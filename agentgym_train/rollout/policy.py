@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.tools import ToolSpec
+from agentgym_env.wire import EnvCard
 from agentgym_train.config.engines import (
     ColocateSettings,
     EngineSettings,
@@ -79,19 +80,14 @@ class Policy:
             await self.black_box.close()
         await self.engine.close()
 
-    def in_environment(
-        self,
-        env_instruction: str,
-        instruction: str | None = None,
-        tools: Sequence[ToolSpec] = (),
-    ) -> Policy:
-        """The same policy in another environment, whose instruction `instruction` overrides."""
+    def in_environment(self, card: EnvCard, instruction: str | None = None) -> Policy:
+        """The same policy in an environment, whose own instruction `instruction` overrides."""
         config = self.config
         if instruction is not None:
             config = replace(config, instruction=instruction)
-        prompt = config.system_prompt(env_instruction)
-        chat = chat_of(config, self.tokenizer, prompt, tools, self.chat.end_ids)
-        return replace(self, chat=chat, instruction=prompt, tools=tools)
+        prompt = config.system_prompt(card.instruction)
+        chat = chat_of(config, self.tokenizer, prompt, card.tools, self.chat.end_ids)
+        return replace(self, chat=chat, instruction=prompt, tools=card.tools)
 
 
 def make_policy(

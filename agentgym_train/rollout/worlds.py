@@ -1,78 +1,90 @@
-"""The environments of a training run, which share an event loop and limits."""
+"""The environments of a run, which share an event loop and limits: none, one or several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from agentgym_env.server_token import token_of_file
-from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
-from agentgym_train.config.worlds import RLWorld, World
 from agentgym_train.event_loop import LoopRunner
 from agentgym_train.rollout.limits import ConcurrencyLimits, RolloutLimits
 from agentgym_train.rollout.runner import RolloutRunner
 
+_T = TypeVar("_T")
+
 
 class Worlds(AbstractContextManager["Worlds"]):
-    """A `RolloutRunner` per environment. They share an event loop, so one engine serves all."""
+    """A `RolloutRunner` for each environment; they share an event loop, so one engine serves all.
 
-    def __init__(self, config: AgentEvolConfig | RLConfig, processes: int = 1) -> None:
-        """Raises an error if an environment, its server or a split is not available.
+    They are in the order of `config.worlds`, which has the settings. A run without an environment
+    has none.
+    """
 
-        In RL all environments are played at once, and share `concurrency`.
-        """
-        self._open = ExitStack()
-        runner = self._open.enter_context(LoopRunner())
-        self.concurrency_limits = ConcurrencyLimits(limits_of(config))
-        worlds: Sequence[World | RLWorld] = config.worlds
-        at_once = len(worlds) if isinstance(config, RLConfig) else 1
-        self._rollout_runners: list[tuple[Any, RolloutRunner]] = []
-        try:
-            for world in worlds:
-                wrappers = world.wrappers if isinstance(world, RLWorld) else config.wrappers
-                rollout_runner = RolloutRunner(
-                    world.env,
-                    world.servers,
-                    token=token_of_file(config.token_file) if world.servers else None,
-                    env_kwargs=world.env_kwargs,
-                    concurrency=max(1, config.concurrency // at_once),
-                    processes=processes,
-                    limits=self.concurrency_limits,
-                    runner=runner,
-                    wrappers=wrappers or (),
-                )
-                self._open.enter_context(rollout_runner)
-                for split in (world.split, world.eval_split):
-                    rollout_runner.tasks.split(split)
-                self._rollout_runners.append((world, rollout_runner))
-        except BaseException:
-            self._open.close()
-            raise
-        first = self._rollout_runners[0][1]
-        self.run = first.run
-        """Runs a coroutine on the shared event loop."""
-        self.stop = first.stop
-        """Cancels the coroutine that another thread runs, if any."""
-        self.card = first.card
-        """That of the first environment."""
+    def __init__(
+        self, runners: Sequence[RolloutRunner] = (), loop: LoopRunner | None = None
+    ) -> None:
+        """`loop` is the runners' event loop, which is closed after them."""
+        self._runners = list(runners)
+        self._loop = loop or LoopRunner()
 
-    def __iter__(self) -> Iterator[tuple[Any, RolloutRunner]]:
-        """(`RLWorld` of RL or `World` of AgentEvol, runner) of each environment."""
-        return iter(self._rollout_runners)
+    def __iter__(self) -> Iterator[RolloutRunner]:
+        return iter(self._runners)
+
+    def __len__(self) -> int:
+        return len(self._runners)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine to completion on the event loop; call it from one thread at a time."""
+        return self._runners[0].run(work) if self._runners else self._loop.run(work)
+
+    def stop(self) -> None:
+        """Cancel the coroutine that another thread runs, if any."""
+        if self._runners:
+            self._runners[0].stop()
 
     def close(self) -> None:
         """Close the servers, then the event loop."""
-        self._open.close()
+        with ExitStack() as stack:
+            stack.enter_context(self._loop)
+            for runner in self._runners:
+                stack.enter_context(runner)
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-Stage = RolloutRunner | Worlds | None
-"""What a run plays in: one environment, several, or none."""
+def open_worlds(config: RunConfig, processes: int = 1) -> Worlds:
+    """Open the environments of a config, for one of `processes`.
+
+    Raises an error if an environment, its server or a split is not available. In RL all
+    environments are played at once, and share `concurrency`.
+    """
+    limits = ConcurrencyLimits(limits_of(config))
+    at_once = len(config.worlds) if isinstance(config, RLConfig) else 1
+    runners: list[RolloutRunner] = []
+    with ExitStack() as stack:
+        loop = stack.enter_context(LoopRunner())
+        for world in config.worlds:
+            runner = RolloutRunner(
+                world.env,
+                world.servers,
+                token=token_of_file(config.token_file) if world.servers else None,
+                env_kwargs=world.env_kwargs,
+                concurrency=max(1, config.concurrency // at_once),
+                processes=processes,
+                limits=limits,
+                runner=loop,
+                wrappers=world.wrappers or (),
+            )
+            stack.enter_context(runner)
+            for split in (world.split, world.eval_split) if world.stages else (world.eval_split,):
+                runner.tasks.split(split)
+            runners.append(runner)
+        stack.pop_all()
+    return Worlds(runners, loop)
 
 
 def limits_of(config: RunConfig) -> RolloutLimits:

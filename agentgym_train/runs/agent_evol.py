@@ -51,7 +51,7 @@ from agentgym_train.data.datasets import (
     read_demonstrations,
 )
 from agentgym_train.data.tokenize import EpisodeTokenizer
-from agentgym_train.evaluation.report import EvalReport
+from agentgym_train.evaluation.report import Reports
 from agentgym_train.models.adapters import keep_base
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_config, load_policy, load_tokenizer, quiet_libraries
@@ -64,7 +64,7 @@ from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.run import (
     Method,
-    evaluate_policy,
+    evaluate_worlds,
     new_folder,
     notifier,
     place_model,
@@ -128,7 +128,7 @@ def merged(
 
     Episodes with the same task and actions are used once.
     """
-    chosen = [] if config.merge == "none" else list(demonstrations)
+    chosen = [] if config.merge == "none" and results else list(demonstrations)
     newest = results if config.merge == "all" else results[-1:]
     chosen += [t for iteration in newest for result in iteration for t in result.selected]
     first: dict[tuple[str, str, tuple[str, ...]], Trajectory] = {}
@@ -192,7 +192,9 @@ def _demonstrations(config: AgentEvolConfig, console: Console) -> list[Trajector
     read, reading = read_demonstrations(config.data)
     found = select_demonstrations(config, read.selected)
     found.left_out += read.left_out
-    episode_tokenizer = EpisodeTokenizer(load_tokenizer(config.model), config)
+    episode_tokenizer = EpisodeTokenizer(
+        load_tokenizer(config.model), config, instructions=config.instructions
+    )
     tokenized = ((episode, episode_tokenizer.rows(episode)) for episode in found.selected)
     check_turns(tokenized, config.turn_max_tokens)
     reasons = f" (left out: {found.reasons()})" if found.left_out else ""
@@ -252,7 +254,9 @@ class _Run:
             if not self._exists(store.path / "iteration.json"):
                 rows = self._learn(store, iteration, merged(config, self.demonstrations, results))
                 reports = self._evaluate(store, iteration)
-                self._finish(store, iteration_row(iteration, reports, results, rows, store))
+                envs = [world.env for world in config.worlds]
+                explored = dict(zip(envs, results[-1], strict=True)) if results else {}
+                self._finish(store, iteration_row(iteration, reports, explored, rows, store))
 
     def _folder(self, iteration: int) -> Path:
         return self.store.path / f"iteration-{iteration}"
@@ -305,7 +309,9 @@ class _Run:
             self.console.rule(f"iteration {iteration}: explore")
             with self._policy(self._model_before(iteration)) as policy:
                 self.worlds.run(policy.engine.update_weights(policy.model, iteration))
-                for folder, (world, rollout_runner) in zip(folders, self.worlds, strict=True):
+                for folder, world, rollout_runner in zip(
+                    folders, self.config.worlds, self.worlds, strict=True
+                ):
                     self._play(rollout_runner, policy, world, iteration, folder)
             on_main_process(lambda: store.write_json("explored.json", {"iteration": iteration}))
         return [
@@ -333,8 +339,7 @@ class _Run:
         gathered(None)
         if not share:
             return
-        card = rollout_runner.card
-        policy = policy.in_environment(card.instruction, tools=card.tools)
+        policy = policy.in_environment(rollout_runner.card, world.instruction)
         actors = policy.actors(self.config.temperature)
         store = opened(settings)
         lost = play(
@@ -350,7 +355,7 @@ class _Run:
         """An exploration as a collection, whose starts depend on seed and iteration alone."""
         config = self.config
         policy = {f.name: getattr(config, f.name) for f in fields(PolicyConfig)}
-        policy["model"] = f"iteration {iteration - 1}"
+        policy |= {"model": f"iteration {iteration - 1}", "instruction": world.instruction}
         return CollectConfig(
             **policy,
             env=world.env,
@@ -358,7 +363,7 @@ class _Run:
             split=world.split,
             n=world.tasks or None,
             samples=config.samples,
-            horizon=world.horizon,
+            horizon=world.stages[0],
             seed=draw_seed("evolve", config.seed, iteration) % 2**32,
             env_kwargs=world.env_kwargs,
         )
@@ -395,72 +400,57 @@ class _Run:
 
     def _evaluate_base(self) -> None:
         """Evaluate the policy before it learns anything."""
-        if self.config.eval_before and not self._exists(self.store.path / "eval_before.json"):
-            reports = self._reports(self.config.model, self.store, "eval_before", 0)
-            values = {env: report.as_dict() for env, report in reports.items()}
-            on_main_process(lambda: self.store.write_json("eval_before.json", values))
+        if self.config.eval_before:
+            self._reports(self.config.model, self.store, "eval_before", 0)
 
-    def _evaluate(self, store: RunStore, iteration: int) -> dict[str, EvalReport]:
+    def _evaluate(self, store: RunStore, iteration: int) -> Reports:
         if not self.config.eval_after:
             return {}
         return self._reports(str(store.path / "model"), store, "eval", iteration)
 
-    def _reports(
-        self, model: str, store: RunStore, name: str, version: int
-    ) -> dict[str, EvalReport]:
-        """Evaluate a policy in every environment whose report is not on disk yet."""
-        config = self.config
-        reports: dict[str, EvalReport] = {}
-        policy: Policy | None = None
+    def _reports(self, model: str, store: RunStore, name: str, version: int) -> Reports:
+        """Evaluate a policy, which is loaded unless the reports of all environments are stored."""
+        loaded: list[Policy] = []
         with ExitStack() as stack:
-            for world, rollout_runner in self.worlds:
-                file = f"{name}-{file_name(world.env)}"
-                stored = gathered(store.read_json(f"{file}.json"))[0]
-                if stored is not None:
-                    reports[world.env] = EvalReport.from_dict(stored)
-                    continue
-                policy = policy or stack.enter_context(self._policy(model))
-                self.worlds.run(policy.engine.update_weights(policy.model, version))
-                report, trajectories = evaluate_policy(
-                    replace(
-                        config,
-                        eval_split=world.eval_split,
-                        eval_horizon=config.eval_horizon_of(world),
-                    ),
-                    policy.in_environment(
-                        rollout_runner.card.instruction, tools=rollout_runner.card.tools
-                    ),
-                    rollout_runner,
-                    self.console,
-                    f"eval {world.env.rpartition('/')[2][-20:]}",
-                )
-                if PartialState().is_main_process:
-                    store.replace_trajectories(file, trajectories)
-                    store.write_json(f"{file}.json", report.as_dict())
-                reports[world.env] = report
-        return reports
+
+            def ready() -> Policy:
+                if not loaded:
+                    loaded.append(stack.enter_context(self._policy(model)))
+                self.worlds.run(loaded[0].engine.update_weights(loaded[0].model, version))
+                return loaded[0]
+
+            return evaluate_worlds(self.config, self.worlds, ready, store, self.console, name)
 
 
 def iteration_row(
     iteration: int,
-    reports: Mapping[str, EvalReport],
-    results: Sequence[Sequence[ExplorationResult]],
+    reports: Reports,
+    explored: Mapping[str, ExplorationResult],
     rows: int,
     store: RunStore,
 ) -> dict[str, Any]:
-    """The metrics of one iteration; the last of `results` are of its exploration."""
+    """The metrics of one iteration; `reports` and `explored` are by environment."""
     steps, _ = store.metrics()
-    explored = results[-1] if results else []
     row: dict[str, Any] = {"step": iteration}
     if reports:
         row["success"] = fmean(report.success for report in reports.values())
+    if len(reports) > 1:
         row |= {f"success/{env}": report.success for env, report in reports.items()}
+    row |= _exploration_metrics(list(explored.values()))
+    for env, result in explored.items() if len(explored) > 1 else ():
+        row |= {f"{name}/{env}": value for name, value in _exploration_metrics([result]).items()}
     return row | {
-        "explored": sum(result.played for result in explored),
-        "explored_success": fmean(r.success for r in explored) if explored else 0.0,
-        "kept": sum(len(result.selected) for result in explored),
         "rows": rows,
         "optimizer_steps": len(steps),
         "loss": steps[-1]["loss"] if steps else 0.0,
         "train_seconds": round(sum(line["seconds"] for line in steps), 1),
+    }
+
+
+def _exploration_metrics(explored: Sequence[ExplorationResult]) -> dict[str, float]:
+    played = sum(result.played for result in explored)
+    return {
+        "explored": played,
+        "explored_success": sum(r.success * r.played for r in explored) / played if played else 0.0,
+        "kept": sum(len(result.selected) for result in explored),
     }

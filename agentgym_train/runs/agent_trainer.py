@@ -30,6 +30,7 @@ from agentgym_train.config.learn import AgentEvolConfig, DPOConfig
 from agentgym_train.config.read import with_world_limit
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import ANOTHER_FOLDER, RunConfig
+from agentgym_train.config.worlds import read_worlds
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_tokenizer, quiet_libraries
@@ -43,7 +44,7 @@ from agentgym_train.rollout.horizon import (
     ScalingInterStepwise,
     as_horizon,
 )
-from agentgym_train.rollout.worlds import Stage
+from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.place import place
 from agentgym_train.runs.preflight import prepared
 from agentgym_train.runs.run import (
@@ -51,7 +52,6 @@ from agentgym_train.runs.run import (
     Run,
     checkpoint_of,
     evaluate_policy,
-    evaluations,
     load_policy_for,
     new_folder,
     notifier,
@@ -160,21 +160,20 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         state = join(here.processes)
         self._method = _method_of(self.args)
         self._method.check(self.args)
-        stage = prepared(self.args, here.processes, is_loaded=is_loaded)
-        self.rollout_runner: Stage = stage
-        """Runs episodes; None for SFT and DPO without an environment, `Worlds` for several."""
+        self.worlds: Worlds = prepared(self.args, here.processes, is_loaded=is_loaded)
+        """Run the episodes of each environment; none for SFT and DPO without one."""
         try:
             loaded = None
             if is_loaded:
                 loaded = (model, processing_class or load_tokenizer(self.args.model))
-            self.policy = load_policy_for(self.args, stage, state.device, loaded)
+            self.policy = load_policy_for(self.args, self.worlds, state.device, loaded)
             self.args = replace(self.args, max_tokens=self.policy.config.max_tokens)
             if agent is not None:
                 form = self.policy.action_format
                 _check_agent(agent, form)
                 self.policy = replace(self.policy, new_agent=lambda: agent(form))
             self._make_trainer = self._method.prepare(
-                self.policy, self.args, self.rollout_runner, notifier(self._console)
+                self.policy, self.args, self.worlds, notifier(self._console)
             )
         except BaseException:
             self.close()
@@ -218,20 +217,14 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
                     lambda: new_folder(self.args, path, self._console, self._named_objects)
                 )
             store = RunStore.open(path)
-            run = Run(
-                self.args, self._method, store, self._console, self.rollout_runner, self.policy
-            )
+            run = Run(self.args, self._method, store, self._console, self.worlds, self.policy)
             _TRAINED.add(self.policy.model)
             with watching_processes("Resume with train(resume_from_checkpoint=True)"):
                 run.play(self._new_trainer, checkpoint, self.callbacks)
         return TrainResult(store)
 
     def _new_trainer(self, store: RunStore) -> Any:
-        objects = dict(self._objects)
-        if "horizon" in objects:
-            # Each training begins with the state in which the schedule was passed.
-            objects["horizon"] = copy.deepcopy(objects["horizon"])
-        self.trainer = self._make_trainer(store, **objects)
+        self.trainer = self._make_trainer(store, **self._objects)
         return self.trainer
 
     def _check_open(self) -> None:
@@ -245,6 +238,9 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             **with_world_limit(metadata.get("config", {})),
             "objects": metadata.get("objects", []),
         }
+        if "envs" in old:  # an entry of an earlier version lacks keys
+            worlds = read_worlds(old["envs"], self.args.method, self.args.trained_keys)
+            old["envs"] = [asdict(world) for world in worlds]
         has_schedule = any(name.startswith("horizon:") for name in self._named_objects)
         if isinstance(self.args, RLConfig) and has_schedule and "horizon" in old:
             # Of a schedule of one's own the config has two values; more steps may have another.
@@ -288,31 +284,33 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         `env` chooses one of several environments.
         """
         self._check_open()
-        if self.rollout_runner is None:
+        if not self.worlds:
             raise ConfigError("there is no environment to evaluate in; pass env")
         found = {
-            runner.env_id: (settings, policy, runner)
-            for settings, policy, runner in evaluations(self.args, self.policy, self.rollout_runner)
+            runner.env_id: (world, runner)
+            for world, runner in zip(self.args.worlds, self.worlds, strict=True)
         }
         wanted = (full_id(env) if env not in found else env) if env else ""
         if wanted not in found and (wanted or len(found) > 1):
             raise ConfigError(
                 f"env must be one of {', '.join(found)}; got {env!r}"
                 if env
-                else f"name the environment to evaluate in: env={next(iter(found))!r}"
+                else f"name the environment to evaluate in: env={' or '.join(map(repr, found))}"
             )
-        settings, policy, runner = found[wanted or next(iter(found))]
+        world, runner = found[wanted or next(iter(found))]
         model = self.policy.model if self.trainer is None else self.trainer.gathered_model()
         version = 0 if self.trainer is None else self.trainer.state.global_step
         runner.run(self.policy.engine.update_weights(model, version))
-        config = replace(
-            settings,
-            eval_split=split or settings.eval_split,
-            eval_horizon=horizon or settings.fixed_eval_horizon,
-            eval_samples=samples or settings.eval_samples,
-            eval_temperature=settings.eval_temperature if temperature is None else temperature,
+        world = replace(
+            world,
+            eval_split=split or world.eval_split,
+            eval_horizon=horizon or world.eval_horizon,
+            eval_samples=samples or world.eval_samples,
         )
-        report, _ = evaluate_policy(config, policy, runner, self._console)
+        config = self.args
+        if temperature is not None:
+            config = replace(config, eval_temperature=temperature)
+        report, _ = evaluate_policy(config, world, runner, self.policy, self._console)
         return report
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
@@ -328,12 +326,12 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
 
     def close(self) -> None:
         """Stop the engine and the local server; closing twice is harmless."""
+        if self._is_closed:
+            return
         self._is_closed = True
-        runner, self.rollout_runner = self.rollout_runner, None
-        if runner is not None:
-            if hasattr(self, "policy"):
-                runner.run(self.policy.close())
-            runner.close()
+        if hasattr(self, "policy"):
+            self.worlds.run(self.policy.close())
+        self.worlds.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,7 @@ def plot_iterations(
     axis = figure.subplots()
     steps = [row["step"] for row in evaluated]
     for number, world in enumerate(config.worlds):
-        values = [row[f"success/{world.env}"] for row in evaluated]
+        values = [success_in(world.env, row) for row in evaluated]
         axis.plot(steps, values, "o-", color=f"C{number}", label=world.env)
         if world.env in base:
             axis.axhline(base[world.env], color=f"C{number}", linestyle="--", linewidth=1)
@@ -119,6 +120,12 @@ def plot_iterations(
     axis.set_title(f"AgentEvol, seed {config.seed}", loc="left")
     _plain_axes(axis)
     return _save(figure, folder)
+
+
+def success_in(env: str, row: Mapping[str, Any]) -> float:
+    """The success of an iteration in an environment; of one alone it is that of the iteration."""
+    found: float = row.get(f"success/{env}", row.get("success", nan))
+    return found
 
 
 def smooth(values: list[float]) -> list[float]:

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import TrainerCallback
 
-from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.learn import DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
@@ -19,8 +18,7 @@ from agentgym_train.config.run import RunConfig
 from agentgym_train.data.datasets import SFTDataset, warnings_of_shown_tasks
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.progress import RolloutBar
-from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.rollout.worlds import Stage
+from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs import agent_evol, run
 from agentgym_train.runs.curves import plot, plot_learning
 from agentgym_train.runs.next_steps import next_commands, next_learning_commands
@@ -47,37 +45,32 @@ def method_of(config: RunConfig) -> Method:
     return RUNNERS[config.method].method
 
 
-def start(config: RunConfig, console: Console, stage: Stage, processes: int = 1) -> int:
+def start(config: RunConfig, console: Console, worlds: Worlds, processes: int = 1) -> int:
     """Start a new run; an earlier run in the folder is moved aside. Returns the exit status."""
     runner = RUNNERS[config.method]
-    return runner.start(runner.method, config, console, stage, processes)
+    return runner.start(runner.method, config, console, worlds, processes)
 
 
 def resume(
-    path: Path, config: RunConfig, console: Console, stage: Stage, processes: int = 1
+    path: Path, config: RunConfig, console: Console, worlds: Worlds, processes: int = 1
 ) -> int:
     """Resume an interrupted run where it stopped. Returns the exit status."""
     runner = RUNNERS[config.method]
-    return runner.resume(runner.method, path, config, console, stage, processes)
+    return runner.resume(runner.method, path, config, console, worlds, processes)
 
 
-def _prepare_rl(
-    policy: Policy,
-    config: RLConfig,
-    rollout_runner: Stage,
-    notify: Notify,
-) -> MakeTrainer:
-    if rollout_runner is None:
-        raise ConfigError("RL needs an environment; set env, or envs for several")
-    return partial(RLTrainer, policy, config, rollout_runner)
+def _prepare_rl(policy: Policy, config: RLConfig, worlds: Worlds, notify: Notify) -> MakeTrainer:
+    return partial(RLTrainer, policy, config, worlds)
 
 
 def _callbacks_rl(
     trainer: Any, checkpoint: str | None, progress: Progress
 ) -> list[TrainerCallback]:
     if trainer.is_world_process_zero():
-        trainer.episodes.bar = RolloutBar(progress, trainer.rollout_runner.concurrency_limits)
-    return [HorizonState(trainer.horizon, checkpoint, progress.console.print)]
+        limits = trainer.step_worlds[0].runner.concurrency_limits  # of all environments
+        trainer.episodes.bar = RolloutBar(progress, limits)
+    horizons = {world.env: world.horizon for world in trainer.step_worlds}
+    return [HorizonState(horizons, checkpoint, progress.console.print)]
 
 
 def _text_rl(row: StepMetrics) -> str:
@@ -91,26 +84,24 @@ def _text_rl(row: StepMetrics) -> str:
     )
 
 
-def _prepare_sft(
-    policy: Policy, config: SFTConfig, rollout_runner: Stage, notify: Notify
-) -> MakeTrainer:
+def _prepare_sft(policy: Policy, config: SFTConfig, worlds: Worlds, notify: Notify) -> MakeTrainer:
     """Read the rows; returns a function that creates the trainer."""
     rows = SFTDataset.read(config, policy.tokenizer)
     for message in rows.sentences():
         notify(message)
-    _warn_of_shown_tasks(rollout_runner, config.eval_split, rows.filtered.selected, notify)
+    _warn_of_shown_tasks(config, worlds, rows.filtered.selected, notify)
     return lambda store: AgentSFTTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )
 
 
 def _warn_of_shown_tasks(
-    rollout_runner: Stage, eval_split: str, episodes: Sequence[Trajectory], notify: Notify
+    config: RunConfig, worlds: Worlds, episodes: Sequence[Trajectory], notify: Notify
 ) -> None:
-    """Report tasks of the evaluation that are learned from, if there is an environment."""
-    if isinstance(rollout_runner, RolloutRunner):
+    """Report tasks of the evaluations that are learned from."""
+    for world, runner in zip(config.worlds, worlds, strict=True):
         for message in warnings_of_shown_tasks(
-            rollout_runner.tasks, eval_split, rollout_runner.env_id, episodes
+            runner.tasks, world.eval_split, runner.env_id, episodes
         ):
             notify(message)
 
@@ -126,14 +117,12 @@ def _text_sft(row: StepMetrics) -> str:
     return f"loss {row['loss']:.3f}  token accuracy {row['mean_token_accuracy']:.2f}"
 
 
-def _prepare_dpo(
-    policy: Policy, config: DPOConfig, rollout_runner: Stage, notify: Notify
-) -> MakeTrainer:
+def _prepare_dpo(policy: Policy, config: DPOConfig, worlds: Worlds, notify: Notify) -> MakeTrainer:
     """Read the pairs; returns a function that creates the trainer."""
     rows = DPODataset.read(config, policy.tokenizer)
     for message in rows.sentences():
         notify(message)
-    _warn_of_shown_tasks(rollout_runner, config.eval_split, rows.episodes, notify)
+    _warn_of_shown_tasks(config, worlds, rows.episodes, notify)
     return lambda store: AgentDPOTrainer(
         policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
     )

@@ -7,10 +7,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
 
+from agentgym_env.registry import plain_name
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.files import user_path
 from agentgym_train.config.learn import DPOConfig, SFTConfig
@@ -19,7 +21,7 @@ from agentgym_train.config.read import DEFAULT
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import is_known, trust_option
-from agentgym_train.config.worlds import RLWorld
+from agentgym_train.config.worlds import World, file_name
 from agentgym_train.training.checkpoints import last_checkpoint
 
 WEAK = 0.05
@@ -32,30 +34,27 @@ _NOTHING_TO_LEARN = (
 
 def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, purpose) of the suggested commands after RL."""
-    run, world = store.path, config.worlds[0]
+    run = store.path
     success = (store.read_json("summary.json") or {}).get("success_after")
     is_hopeless = success is not None and success < WEAK
     return [
         *([(f"agentgym view {run}", _NOTHING_TO_LEARN)] if is_hopeless else []),
         *(
             (
-                eval_command(
-                    _in_world(config, w),
-                    w.env,
-                    run,
-                    w.split if config.eval_after else w.eval_split,
-                    w.eval_horizon,
-                ),
+                eval_command(config, w, run, w.split if config.eval_after else w.eval_split),
                 "evaluate the trained policy"
                 + " on another split" * config.eval_after
                 + ", with the wrappers of the training" * bool(w.wrappers),
             )
             for w in config.worlds
         ),
-        (
-            f"agentgym eval --env {world.env} --policy expert --split {world.eval_split} "
-            f"--horizon {world.eval_horizon}",
-            "evaluate the oracle",
+        *(
+            (
+                f"agentgym eval --env {w.env} --policy expert --split {w.eval_split} "
+                f"--horizon {w.eval_horizon}",
+                "evaluate the oracle",
+            )
+            for w in config.worlds
         ),
         *_further(config, store),
     ]
@@ -63,28 +62,35 @@ def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
 
 def next_learning_commands(config: SFTConfig | DPOConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, purpose) of the suggested commands after SFT or DPO."""
-    run, env = store.path, config.env or "ENV"
+    run, worlds = store.path, config.worlds
+    if not worlds:  # of the command the user completes the environment
+        worlds = [World(env="ENV", eval_split=config.eval_split, eval_horizon=config.eval_horizon)]
     results = store.read_json("summary.json") or {}
     success = results.get("success_after")
     if success is not None and success < WEAK:
         return _after_a_weak_result(config, store, results)
-    file = _rl_config(env)
+    several = len(worlds) > 1
+    file = None if several else _rl_config(worlds[0].env)
     written = shlex.quote(str(file or "rl.yaml"))
+    entries = ", ".join(f"{{env: {w.env}}}" for w in worlds)
+    setting = f"envs: [{entries}]" if several else f"env: {worlds[0].env}"
     return [
-        (
-            eval_command(config, env, run, config.eval_split, config.fixed_eval_horizon),
-            "evaluate the policy",
-        ),
-        (
-            f"agentgym collect --env {env} --policy {run}/model --split {_split_of_data(config)} "
-            f"--out {run}/model-episodes{policy_options(config, run)}",
-            "collect its episodes: pairs for method: dpo, or more data for method: sft",
+        *((eval_command(config, w, run, w.eval_split), "evaluate the policy") for w in worlds),
+        *(
+            (
+                f"agentgym collect --env {w.env} --policy {run}/model "
+                f"--split {_split_of_data(config)} "
+                f"--out {run}/model-episodes{f'-{file_name(w.env)}' * several}"
+                f"{policy_options(_in_world(config, w), run)}",
+                "collect its episodes: pairs for method: dpo, or more data for method: sft",
+            )
+            for w in worlds
         ),
         (
             f"agentgym train {written} --model {run}/model --output_dir {run}-rl",
             "continue with RL"
             if file
-            else f"continue with RL: write rl.yaml with env: {env} (examples/train has some)",
+            else f"continue with RL: write rl.yaml with {setting} (examples/train has some)",
         ),
     ]
 
@@ -105,11 +111,11 @@ def policy_options(config: RunConfig, run: Path) -> str:
     return "".join(f" {word}" for word in words)
 
 
-def eval_command(config: RunConfig, env: str, run: Path, split: str, horizon: int) -> str:
-    """The command that evaluates the policy of a run."""
+def eval_command(config: RunConfig, world: World, run: Path, split: str) -> str:
+    """The command that evaluates the policy of a run in one of its environments."""
     return (
-        f"agentgym eval --env {env} --policy {run}/model --split {split} "
-        f"--horizon {horizon}{policy_options(config, run)}"
+        f"agentgym eval --env {world.env} --policy {run}/model --split {split} "
+        f"--horizon {world.eval_horizon}{policy_options(_in_world(config, world), run)}"
     )
 
 
@@ -127,7 +133,7 @@ def _further(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
     ]
 
 
-def _in_world(config: RLConfig, world: RLWorld) -> RLConfig:
+def _in_world(config: RunConfig, world: World) -> RunConfig:
     """The config with the prompt and the wrappers of one of its environments."""
     return replace(config, instruction=world.instruction, wrappers=world.wrappers or [])
 
@@ -146,7 +152,9 @@ def _after_a_weak_result(
     config: SFTConfig | DPOConfig, store: RunStore, results: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """What to do about a policy that solves next to nothing: RL would learn from no success."""
-    run, cut = store.path, (results.get("after") or {}).get("cut_turns") or 0.0
+    run, after = store.path, results.get("after") or {}
+    reports = [after] if "cut_turns" in after else list(after.values())
+    cut = fmean([report["cut_turns"] or 0.0 for report in reports]) if reports else 0.0
     longer = f"agentgym train --resume {run} --steps {2 * max(1, results['steps'] or 1)}"
     return [
         (
@@ -171,6 +179,7 @@ def _rl_config(env: str) -> Path | None:
             continue  # it is not a config of ours
         if not isinstance(values, dict):
             continue
-        if (values.get("method", DEFAULT), values.get("env")) == ("rl", env):
+        named = plain_name(str(values.get("env")))
+        if (values.get("method", DEFAULT), named) == ("rl", plain_name(env)):
             return path
     return None

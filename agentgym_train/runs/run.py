@@ -5,7 +5,7 @@ It is the same for all training methods; their differences are in `Method`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from errno import ENOSPC
@@ -33,9 +33,10 @@ from agentgym_env.run_store import RunStore, next_free_name, run_metadata
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import resume_command
-from agentgym_train.config.worlds import file_name
+from agentgym_train.config.worlds import World, file_name
 from agentgym_train.evaluation.play import evaluate
 from agentgym_train.evaluation.report import EvalReport, Reports, warn_of_cuts
+from agentgym_train.evaluation.tables import category_grid
 from agentgym_train.models.adapters import keep_base
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import quiet_libraries
@@ -48,8 +49,8 @@ from agentgym_train.models.setup import use_attention, warn_of_slow_bfloat16
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.rollout.worlds import Stage, Worlds
-from agentgym_train.runs.summary import show_end, success_table
+from agentgym_train.rollout.worlds import Worlds
+from agentgym_train.runs.summary import show_end
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
     CurrentLearningRate,
@@ -79,7 +80,7 @@ class Method:
 
     check: Callable[[Any], None]
     """Raise `ConfigError` for values that only the libraries can check, before writing a folder."""
-    prepare: Callable[[Policy, Any, Stage, Notify], MakeTrainer]
+    prepare: Callable[[Policy, Any, Worlds, Notify], MakeTrainer]
     """Check what needs the loaded policy, and return the factory of the trainer."""
     callbacks: Callable[[Any, str | None, Progress], list[TrainerCallback]]
     """The callbacks for a trainer and the checkpoint that it resumes from. One of them writes the
@@ -99,7 +100,7 @@ def start(
     method: Method,
     config: RunConfig,
     console: Console,
-    rollout_runner: Stage,
+    worlds: Worlds,
     processes: int = 1,
 ) -> int:
     """Start a new run; an earlier run in the folder is moved aside. Returns the exit status."""
@@ -107,12 +108,12 @@ def start(
     state = join(processes)
     method.check(config)
     path = Path(config.output_dir)
-    policy = load_policy_for(config, rollout_runner, state.device)
+    policy = load_policy_for(config, worlds, state.device)
     config = replace(config, max_tokens=policy.config.max_tokens)
-    make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
+    make_trainer = method.prepare(policy, config, worlds, notifier(console))
     # All checks have passed: only now move an earlier run.
     on_main_process(lambda: new_folder(config, path, console))
-    run = Run(config, method, RunStore.open(path), console, rollout_runner, policy)
+    run = Run(config, method, RunStore.open(path), console, worlds, policy)
     return run.command(make_trainer, checkpoint=None)
 
 
@@ -121,7 +122,7 @@ def resume(
     path: Path,
     config: RunConfig,
     console: Console,
-    rollout_runner: Stage,
+    worlds: Worlds,
     processes: int = 1,
 ) -> int:
     """Resume an interrupted run from its last checkpoint. Returns the exit status."""
@@ -129,10 +130,10 @@ def resume(
     state = join(processes)
     store = RunStore.open(path)
     checkpoint = checkpoint_of(store, console)
-    policy = load_policy_for(config, rollout_runner, state.device)
+    policy = load_policy_for(config, worlds, state.device)
     config = replace(config, max_tokens=policy.config.max_tokens)
-    make_trainer = method.prepare(policy, config, rollout_runner, notifier(console))
-    run = Run(config, method, store, console, rollout_runner, policy)
+    make_trainer = method.prepare(policy, config, worlds, notifier(console))
+    run = Run(config, method, store, console, worlds, policy)
     return run.command(make_trainer, checkpoint)
 
 
@@ -179,7 +180,7 @@ def new_folder(
 
 def load_policy_for(
     config: RunConfig,
-    rollout_runner: Stage,
+    worlds: Worlds,
     device: Any,
     loaded: tuple[Any, Any] | None = None,
 ) -> Policy:
@@ -188,7 +189,7 @@ def load_policy_for(
     `loaded` is a model with its tokenizer; the model keeps its attention kernels unless the config
     names others.
     """
-    card = rollout_runner.card if rollout_runner is not None else None
+    card = next((runner.card for runner in worlds), None)
     own, tools = (card.instruction, card.tools) if card is not None else ("", ())
     engine = config.engine_settings()
     if loaded is None:
@@ -218,25 +219,27 @@ def place_model(
 
 def evaluate_policy(
     config: RunConfig,
-    policy: Policy,
+    world: World,
     rollout_runner: RolloutRunner,
+    policy: Policy,
     console: Console,
     label: str = "evaluating",
     name: str | None = None,
 ) -> tuple[EvalReport, list[Trajectory]]:
-    """Evaluate the engine's current weights with the settings of a config. A collective.
+    """Evaluate the engine's current weights in one environment of a config. A collective.
 
     `name` is recorded as the policy, by default the config's model.
     """
     state = PartialState()
+    own = policy.in_environment(rollout_runner.card, world.instruction)
     found = evaluate(
         rollout_runner,
-        policy.actors(config.eval_temperature, name),
-        split=config.eval_split,
-        horizon=config.fixed_eval_horizon,
-        samples=config.eval_samples,
-        per_category=config.eval_per_category or None,
-        instruction=policy.instruction,
+        own.actors(config.eval_temperature, name),
+        split=world.eval_split,
+        horizon=world.eval_horizon,
+        samples=world.eval_samples,
+        per_category=world.eval_per_category or None,
+        instruction=own.instruction,
         console=console,
         label=label,
         rank=state.process_index,
@@ -305,8 +308,7 @@ class Run:
     method: Method
     store: RunStore
     console: Console
-    rollout_runner: Stage
-    """None for SFT and DPO without an environment; `Worlds` for several."""
+    worlds: Worlds
     policy: Policy
 
     def command(self, make_trainer: MakeTrainer, checkpoint: str | None) -> int:
@@ -319,8 +321,7 @@ class Run:
             self.console.print(f"Interrupted. Resume with: [bold]{again}[/]", soft_wrap=True)
             return INTERRUPTED
         finally:
-            if self.rollout_runner is not None:
-                self.rollout_runner.run(self.policy.close())
+            self.worlds.run(self.policy.close())
         return 0
 
     def play(
@@ -354,35 +355,21 @@ class Run:
                 self.close(before, after)
 
     def evaluated(self, model: Any, trained_steps: int | None = None) -> Reports:
-        """The evaluation before or after training, by environment; stored ones are not repeated."""
-        config, policy = self.config, self.policy
+        """The evaluation before or after training, by environment."""
+        config = self.config
         after = trained_steps is not None
-        name = "eval_after" if after else "eval_before"
-        reports: Reports = {}
         if not (config.eval_after if after else config.eval_before):
-            return reports
-        several = isinstance(self.rollout_runner, Worlds)
-        for settings, own, rollout_runner in evaluations(config, policy, self.rollout_runner):
-            env = rollout_runner.env_id
-            file = f"{name}-{file_name(env)}" if several else name
-            kept = gathered(self.store.read_json(f"{file}.json"))[0]
-            if kept is not None:
-                reports[env] = EvalReport.from_dict(kept)
-                continue
-            rollout_runner.run(policy.engine.update_weights(model, trained_steps or 0))
-            label = f"eval {env.rpartition('/')[2][-20:]}" if several else name.replace("_", " ")
-            report, trajectories = evaluate_policy(
-                settings, own, rollout_runner, self.console, label,
-                name=f"{config.output_dir}/model" if after else None,
-            )  # fmt: skip
-            if PartialState().is_main_process:
-                self.store.replace_trajectories(file, trajectories)
-                self.store.write_json(f"{file}.json", report.as_dict())
-            reports[env] = report
-        if several and PartialState().is_main_process:
-            values = {env: report.as_dict() for env, report in reports.items()}
-            self.store.write_json(f"{name}.json", values)
-        return reports
+            return {}
+
+        def ready() -> Policy:
+            self.worlds.run(self.policy.engine.update_weights(model, trained_steps or 0))
+            return self.policy
+
+        return evaluate_worlds(
+            config, self.worlds, ready, self.store, self.console,
+            "eval_after" if after else "eval_before",
+            recorded=f"{config.output_dir}/model" if after else None,
+        )  # fmt: skip
 
     def close(self, before: Reports, after: Reports) -> None:
         """Write the summary, and print results and suggested commands."""
@@ -391,31 +378,56 @@ class Run:
         for env in before or after:
             parts = (("before", before), ("after", after))
             reports = {name: found[env] for name, found in parts if env in found}
-            title = env if isinstance(self.rollout_runner, Worlds) else ""
-            console.print(success_table(reports, title))
+            console.print(category_grid(reports).as_table())
         for words in self.method.last_words(config, store):
             console.print(words, soft_wrap=True)
         picture = self.method.plot(config, store)
         show_end(store, picture, self.method.next_commands(config, store), console)
 
 
-def evaluations(
-    config: RunConfig, policy: Policy, stage: Stage
-) -> Iterator[tuple[RunConfig, Policy, RolloutRunner]]:
-    """(settings, policy, runner) of the evaluation in each environment of a run."""
-    if isinstance(stage, RolloutRunner):
-        yield config, policy, stage
-    for world, runner in stage if isinstance(stage, Worlds) else ():
-        settings = replace(
-            config,
-            eval_split=world.eval_split,
-            eval_horizon=world.eval_horizon,
-            eval_samples=world.eval_samples,
-            eval_per_category=world.eval_per_category,
+def evaluate_worlds(
+    config: RunConfig,
+    worlds: Worlds,
+    ready: Callable[[], Policy],
+    store: RunStore,
+    console: Console,
+    name: str,
+    *,
+    recorded: str | None = None,
+) -> Reports:
+    """Evaluate a policy in each environment, unless its report is stored. A collective.
+
+    `ready` returns the policy, after its weights were given to the engine, and `recorded` is what
+    is recorded as the policy. NAME.json is the report, or of several environments a mapping of
+    them, of which each is in NAME-ENV.json as soon as it is there.
+    """
+    reports: Reports = {}
+    several = len(worlds) > 1
+    for world, runner in zip(config.worlds, worlds, strict=True):
+        env = runner.env_id
+        kept = gathered(stored_report(store, name, env))[0]
+        if kept is not None:
+            reports[env] = EvalReport.from_dict(kept)
+            continue
+        label = f"eval {env.rpartition('/')[2][-20:]}" if several else name.replace("_", " ")
+        report, trajectories = evaluate_policy(
+            config, world, runner, ready(), console, label, recorded
         )
-        card = runner.card
-        own = policy.in_environment(card.instruction, world.instruction, card.tools)
-        yield settings, own, runner
+        file = f"{name}-{file_name(env)}" if several else name
+        if PartialState().is_main_process:
+            store.replace_trajectories(file, trajectories)
+            store.write_json(f"{file}.json", report.as_dict())
+        reports[env] = report
+    values = {env: report.as_dict() for env, report in reports.items()}
+    if values and PartialState().is_main_process:
+        store.write_json(f"{name}.json", values if several else values.popitem()[1])
+    return reports
+
+
+def stored_report(store: RunStore, name: str, env: str) -> dict[str, Any] | None:
+    """The stored report of an environment; earlier versions wrote a mapping also for one."""
+    found = store.read_json(f"{name}-{file_name(env)}.json") or store.read_json(f"{name}.json")
+    return found if found is None or "success" in found else found.get(env)
 
 
 class TrainedFurther(TrainerCallback):

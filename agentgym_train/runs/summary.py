@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,8 +16,7 @@ from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.evaluation.report import Reports, warn_of_cuts
-from agentgym_train.evaluation.tables import category_grid
-from agentgym_train.runs.curves import plot_iterations
+from agentgym_train.runs.curves import plot_iterations, success_in
 from agentgym_train.runs.next_steps import eval_command
 
 
@@ -51,12 +49,6 @@ def learning_summary(
     }
 
 
-def success_table(reports: Reports, title: str = "") -> UncutTable:
-    """Success and mean turns by category, with two columns per report."""
-    grid = category_grid(reports)
-    return (replace(grid, title=title) if title else grid).as_table()
-
-
 def last_words(config: RLConfig, store: RunStore) -> list[str]:
     """How many episodes were lost, and how many turns were cut, if any and many."""
     rows, _ = store.metrics()
@@ -68,8 +60,10 @@ def last_words(config: RLConfig, store: RunStore) -> list[str]:
 def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Console) -> None:
     """Write the summary of AgentEvol, and show its table and the next command."""
     rows, _ = store.metrics()
+    worlds = config.worlds
     before = store.read_json("eval_before.json")
-    base = {env: report["success"] for env, report in (before or {}).items()}
+    reports = {worlds[0].env: before} if before and len(worlds) == 1 else before or {}
+    base = {env: report["success"] for env, report in reports.items()}
     console.print(_iterations_table(config, base, rows))
     picture = plot_iterations(config, base, rows, store.path)
     summary = {
@@ -78,15 +72,14 @@ def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Consol
         "success_after": rows[-1].get("success") if rows else None,
         "train_seconds": _seconds(rows, "train_seconds"),
         "seed": config.seed,
-        "envs": [world.env for world in config.worlds],
+        "envs": [world.env for world in worlds],
         "before": before,
         "iterations": rows,
     }
     store.write_json("summary.json", summary)
-    world = config.worlds[0]
-    horizon = config.eval_horizon_of(world)
-    command = eval_command(config, world.env, store.path, world.split, horizon)
-    show_end(store, picture, [(command, "evaluate the policy on another split")], console)
+    purpose = "evaluate the policy on another split"
+    commands = [(eval_command(config, w, store.path, w.split), purpose) for w in worlds]
+    show_end(store, picture, commands, console)
 
 
 def show_end(
@@ -105,12 +98,13 @@ def _evaluations(config: RunConfig, before: Reports, after: Reports) -> dict[str
         f"success_{name}": fmean(r.success for r in reports.values()) if reports else None
         for name, reports in (("before", before), ("after", after))
     }
-    if isinstance(config, RLConfig) and config.envs:
+    worlds = config.worlds
+    if len(worlds) > 1:
         return shared | {
             "seed": config.seed,
             "envs": {
                 world.env: {"eval_split": world.eval_split, "eval_horizon": world.eval_horizon}
-                for world in config.worlds
+                for world in worlds
             },
             "before": {env: report.as_dict() for env, report in before.items()},
             "after": {env: report.as_dict() for env, report in after.items()},
@@ -118,9 +112,9 @@ def _evaluations(config: RunConfig, before: Reports, after: Reports) -> dict[str
     first, last = (next(iter(reports.values()), None) for reports in (before, after))
     return shared | {
         "seed": config.seed,
-        "env": config.env,
-        "eval_split": config.eval_split,
-        "eval_horizon": config.fixed_eval_horizon,
+        "env": worlds[0].env if worlds else "",
+        "eval_split": worlds[0].eval_split if worlds else config.eval_split,
+        "eval_horizon": worlds[0].eval_horizon if worlds else config.eval_horizon,
         "before": first.as_dict() if first else None,
         "after": last.as_dict() if last else None,
     }
@@ -159,6 +153,6 @@ def _iterations_table(
         table.add_row("base", "", "", "", *(f"{base[env]:.2f}" for env in envs))
     for row in rows:
         counts = (f"{row[name]:.0f}" for name in ("step", "explored", "kept", "rows"))
-        successes = (f"{row.get(f'success/{env}', float('nan')):.2f}" for env in envs)
+        successes = (f"{success_in(env, row):.2f}" if "success" in row else "" for env in envs)
         table.add_row(*counts, *successes)
     return UncutTable(table)

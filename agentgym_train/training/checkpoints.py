@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from agentgym_env.errors import ConfigError
 from agentgym_train.rollout.horizon import Horizon
 
 
 class HorizonState(TrainerCallback):
-    """Saves the horizon schedule's state in each checkpoint, and reports when it grows.
+    """Saves the state of the horizon schedules in each checkpoint, and reports when one grows.
 
     The file is written last, so a checkpoint that contains it is complete.
     """
@@ -21,23 +22,28 @@ class HorizonState(TrainerCallback):
     FILE = "horizon.json"
 
     def __init__(
-        self, horizon: Horizon, checkpoint: str | None, report: Callable[[str], object]
+        self,
+        horizons: Mapping[str, Horizon],
+        checkpoint: str | None,
+        report: Callable[[str], object],
     ) -> None:
-        """`checkpoint` is the folder that the run resumes from, if any."""
-        self._horizon = horizon
+        """`horizons` are by environment; `checkpoint` is what the run resumes from, if anything."""
+        self._horizons = horizons
         self._report = report
         if checkpoint is not None:
-            kept = json.loads((Path(checkpoint) / self.FILE).read_text(encoding="utf-8"))
-            horizon.load_state_dict(kept["state"])
-        self._reported = len(horizon.growths)
+            self._load(json.loads((Path(checkpoint) / self.FILE).read_text(encoding="utf-8")))
+        self._reported = {env: len(horizon.growths) for env, horizon in horizons.items()}
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Report that the horizon grew."""
-        for growth in self._horizon.growths[self._reported :]:
-            self._report(f"horizon {growth.turns} from step {growth.step + 1}: {growth.reason}")
-        self._reported = len(self._horizon.growths)
+        """Report that a horizon grew."""
+        for env, horizon in self._horizons.items():
+            place = f" in {env}" if len(self._horizons) > 1 else ""
+            for growth in horizon.growths[self._reported[env] :]:
+                when = f"from step {growth.step + 1}: {growth.reason}"
+                self._report(f"horizon {growth.turns}{place} {when}")
+            self._reported[env] = len(horizon.growths)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -47,11 +53,26 @@ class HorizonState(TrainerCallback):
             return
         step = state.global_step
         kept = {
-            "step": step,
-            "turns": self._horizon(step),
-            "state": self._horizon.state_dict(),
+            env: {"turns": horizon(step), "state": horizon.state_dict()}
+            for env, horizon in self._horizons.items()
         }
-        _finish_checkpoint(args, state, self.FILE, kept)
+        _finish_checkpoint(args, state, self.FILE, {"step": step, "horizons": kept})
+
+    def _load(self, kept: Mapping[str, Any]) -> None:
+        """Restore the schedules; raises `ConfigError` if they are of other environments."""
+        if "horizons" in kept:
+            states = {env: found["state"] for env, found in kept["horizons"].items()}
+        elif set(kept["state"]) & set(self._horizons):
+            states = kept["state"]
+        else:  # an earlier version stored the state of a single schedule without its environment
+            states = dict.fromkeys(self._horizons, kept["state"])
+        if set(states) != set(self._horizons):
+            raise ConfigError(
+                f"the checkpoint's horizons are of {', '.join(sorted(states))}, the config has "
+                f"{', '.join(sorted(self._horizons))}; resume with the run's own config"
+            )
+        for env, horizon in self._horizons.items():
+            horizon.load_state_dict(states[env])
 
 
 class CheckpointMarker(TrainerCallback):

@@ -58,7 +58,7 @@ class DPODataset:
     def read(cls, config: DPOConfig, tokenizer: Any) -> DPODataset:
         """Read and tokenize the data of a config."""
         filtered, reading = read_demonstrations(config.data, pairs=True)
-        episode_tokenizer = EpisodeTokenizer(tokenizer, config)
+        episode_tokenizer = EpisodeTokenizer(tokenizer, config, instructions=config.instructions)
         pairs = make_pairs(filtered.selected, config.pair_rules)
         rows = [pair_row(pair, episode_tokenizer) for pair in pairs]
         chosen = {id(pair.chosen): pair.chosen for pair in pairs}.values()

@@ -8,6 +8,7 @@ checkpoints are TRL's. `update` computes the forward and backward passes.
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Sequence
@@ -40,9 +41,8 @@ from agentgym_train.models.adapters import (
     lora_config,
 )
 from agentgym_train.models.distributed import GatheredModel, gathered
-from agentgym_train.rollout.horizon import Horizon, PerEnvironment
+from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.training.advantages import StepAdvantages
 from agentgym_train.training.agreement import FULL, HALF, Agreement, warn_of_difference
@@ -80,20 +80,30 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         self,
         policy: Policy,
         config: RLConfig,
-        rollout_runner: RolloutRunner | Worlds,
+        worlds: Worlds,
         store: RunStore,
         *,
         algorithm: Algorithm | None = None,
         horizon: Horizon | None = None,
     ) -> None:
-        """`algorithm` and `horizon` override those of the config."""
+        """`algorithm` and `horizon` override those of the config.
+
+        Of several environments each has a copy of `horizon`, which follows its own success.
+        """
         self.policy = policy
         self.config = config
-        self.rollout_runner = rollout_runner
+        self.worlds = worlds
         self.store = store
-        self.worlds = step_worlds(policy, config, rollout_runner)
-        self.env_ids = [world.rollout_runner.env_id for world in self.worlds]
-        self.horizon = horizon or _horizon_of(config, self.env_ids)
+        self.step_worlds = [
+            StepWorld(
+                world,
+                runner,
+                policy.in_environment(runner.card, world.instruction),
+                config.make_horizon(world.stages) if horizon is None else copy.deepcopy(horizon),
+            )
+            for world, runner in zip(config.worlds, worlds, strict=True)
+        ]
+        self.env_ids = [world.env for world in self.step_worlds]
         self.algorithm = algorithm or make_algorithm(config.algorithm, config.algorithm_args)
         self.max_tokens_per_microbatch = config.max_tokens_per_microbatch
         self.epochs_per_rollout = config.epochs_per_rollout
@@ -104,7 +114,7 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         self._starts: list[int] = []
         self.to_compare = True
         """Whether engine and trainer are compared in the next step."""
-        tasks = [task for world in self.worlds for task in world.tasks]
+        tasks = [task for world in self.step_worlds for task in world.tasks]
         with warnings.catch_warnings():
             # TRL marks rollout_func as experimental; our version range of TRL is pinned.
             warnings.filterwarnings("ignore", message=".*'rollout_func'.*experimental")
@@ -126,7 +136,7 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         policy = self.policy
         self.episodes = StepSampler(
             config,
-            self.worlds,
+            self.step_worlds,
             rank=PartialState().process_index,
             processes=PartialState().num_processes,
         )
@@ -150,7 +160,7 @@ class RLTrainer(FiniteSteps, PackedUpdate):
             minibatches=config.minibatches_per_rollout,
             epochs=config.epochs_per_rollout,
             overlong=self.episodes.overlong,
-            env_of=self._env_of if len(self.worlds) > 1 and config.normalize_per_env else None,
+            env_of=self._env_of if len(self.env_ids) > 1 and config.normalize_per_env else None,
         )
         self.token_writer = TokenWriter(
             self.store, config.keep_tokens, config.num_generations, policy.tokenizer
@@ -266,7 +276,7 @@ class RLTrainer(FiniteSteps, PackedUpdate):
 
     def close(self) -> None:
         """Cancel asynchronous rollouts if training ended early."""
-        self.async_rollouts.close(self.rollout_runner.stop)
+        self.async_rollouts.close(self.worlds.stop)
 
     @property
     def _dummy_row(self) -> int:
@@ -280,16 +290,15 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         if every and step and step % every == 0:
             self._reset_reference()
         played = self.async_rollouts.take(step)
-        self.rollout_runner.run(self.policy.engine.update_weights(self.gathered_model(), step))
-        horizons = self._horizons(step)
+        self.worlds.run(self.policy.engine.update_weights(self.gathered_model(), step))
         if played is None:
-            played = self.episodes.play(step, horizons, version=step)
+            played = self.episodes.play(step, self._horizons(step), version=step)
         if not self.config.async_steps:
-            self.rollout_runner.run(self.policy.engine.sleep())
+            self.worlds.run(self.policy.engine.sleep())
         self._trajectories = played.trajectories
         minibatches = self.config.minibatches_per_rollout
         rows = Rows.of(self._trajectories, self._dummy_row, self._trained_outcomes, minibatches)
-        sizes = self._record(played, horizons, time.monotonic() - began, rows.sizes(minibatches))
+        sizes = self._record(played, time.monotonic() - began, rows.sizes(minibatches))
         self._rows = rows if sum(sizes) == rows.episodes else rows.filled(sizes, self._dummy_row)
         further = step + 1
         if self.config.async_steps and further < self.args.max_steps:
@@ -301,13 +310,11 @@ class RLTrainer(FiniteSteps, PackedUpdate):
 
     def _horizons(self, step: int) -> list[int]:
         """The horizon in each environment."""
-        if isinstance(self.horizon, PerEnvironment):
-            return [schedule(step) for schedule in self.horizon.schedules.values()]
-        return [self.horizon(step)] * len(self.worlds)
+        return [world.horizon(step) for world in self.step_worlds]
 
     def _env_of(self, trajectory: Trajectory) -> int:
         """The number of an episode's environment."""
-        return self.env_ids.index(trajectory.env) if len(self.env_ids) > 1 else 0
+        return self.env_ids.index(trajectory.env)
 
     @torch.no_grad()
     def _reset_reference(self) -> None:
@@ -332,9 +339,7 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         """The unsharded model, which one process can call alone. A collective."""
         return self._gathered_model.of(self.accelerator.unwrap_model(self.model))
 
-    def _record(
-        self, played: StepEpisodes, horizons: Sequence[int], seconds: float, sizes: list[int]
-    ) -> list[int]:
+    def _record(self, played: StepEpisodes, seconds: float, sizes: list[int]) -> list[int]:
         """Store the step's episodes and metrics; raise `TooManyLost` if too many were lost.
 
         The metrics cover the episodes of all processes, so that all processes decide alike.
@@ -358,15 +363,15 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         everyone = [t for share in shares for t in share.trained]
         replaced = [t for share in shares for t in share.discarded]
         tokens = StepTokens.of_all([share.tokens for share in shares])
-        several = len(self.worlds) > 1
-        horizon = mean([t.horizon for t in everyone]) if several else horizons[0]
-        figures = step_metrics(everyone, horizon, tokens, replaced)
+        figures = step_metrics(everyone, tokens, replaced)
         groups = [group for share in shares for group in share.trained_groups]
         figures["informative_groups"] = mean([informs for _, _, informs in groups])
-        for number, env in enumerate(self.env_ids if several else ()):
-            figures |= env_metrics(everyone, replaced, env)
-            informed = [informs for of, _, informs in groups if of == number]
-            figures[f"informative_groups/{env}"] = mean(informed)
+        of_envs = [env_metrics(everyone, replaced, env) for env in self.env_ids]
+        if len(self.env_ids) > 1:
+            for number, (env, found) in enumerate(zip(self.env_ids, of_envs, strict=True)):
+                figures |= {f"{name}/{env}": value for name, value in found.items()}
+                informed = [informs for of, _, informs in groups if of == number]
+                figures[f"informative_groups/{env}"] = mean(informed)
         if self.config.overlong_tokens:
             figures["overlong_penalty"] = mean([p for share in shares for p in share.penalties])
         if self.episodes.contrast is not None:
@@ -384,11 +389,8 @@ class RLTrainer(FiniteSteps, PackedUpdate):
                 f"sampled for step {step + 1} is not finite",
             )
         check_lost([*everyone, *replaced], step, self.config.max_lost_rate, self._resume_command)
-        if isinstance(self.horizon, PerEnvironment):
-            for env, schedule in self.horizon.schedules.items():
-                schedule.observe(step, figures[f"success/{env}"])
-        else:
-            self.horizon.observe(step, figures["success"])
+        for world, found in zip(self.step_worlds, of_envs, strict=True):
+            world.horizon.observe(step, found["success"])
         return [max(found) for found in zip(*(share.sizes for share in shares), strict=True)]
 
     def _resume_command(self) -> str:
@@ -400,34 +402,6 @@ class RLTrainer(FiniteSteps, PackedUpdate):
             (self._env_of(group[0]), group[0].task, self.episodes.is_informative(group))
             for group in self.episodes.groups(trajectories)
         ]
-
-
-def step_worlds(
-    policy: Policy, config: RLConfig, rollout_runner: RolloutRunner | Worlds
-) -> list[StepWorld]:
-    """The environments that a run trains in, each with the policy's prompt for it."""
-    if isinstance(rollout_runner, Worlds):
-        return [
-            StepWorld(runner, own.actors, own.instruction, world.split, world.weight)
-            for world, runner in rollout_runner
-            for card in (runner.card,)
-            for own in (policy.in_environment(card.instruction, world.instruction, card.tools),)
-        ]
-    return [StepWorld(rollout_runner, policy.actors, policy.instruction, config.split)]
-
-
-def _horizon_of(config: RLConfig, env_ids: Sequence[str]) -> Horizon:
-    """The config's schedule: one for each environment, if there are several."""
-    if not config.envs:
-        return config.make_horizon()
-    if len(config.envs) == 1:
-        return config.make_horizon(config.worlds[0].horizon)
-    return PerEnvironment(
-        {
-            env: config.make_horizon(world.horizon)
-            for env, world in zip(env_ids, config.worlds, strict=True)
-        }
-    )
 
 
 def trajectory_reward(

@@ -8,18 +8,24 @@ import random
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.worlds import World
 from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.oversampling import OversamplingPool
+from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.progress import RolloutBar
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.batch import OverlongPenalty
 from agentgym_train.training.task_order import TaskContrast, TaskEpochs, envs_of_step, tasks_of_step
+
+_T = TypeVar("_T")
 
 
 class StepEpisodes(msgspec.Struct):
@@ -35,17 +41,21 @@ class StepEpisodes(msgspec.Struct):
 class StepWorld:
     """An environment that a run trains in."""
 
-    rollout_runner: RolloutRunner
-    new_actors: Callable[[], EpisodeActorFactory]
-    instruction: str
-    """The complete system prompt."""
-    split: str
-    weight: float = 1.0
+    settings: World
+    runner: RolloutRunner
+    policy: Policy
+    """With the prompt for this environment."""
+    horizon: Horizon
+
+    @property
+    def env(self) -> str:
+        """The id of the environment."""
+        return self.runner.env_id
 
     @property
     def tasks(self) -> Sequence[str]:
         """The tasks that are trained on."""
-        return self.rollout_runner.tasks.split(self.split)
+        return self.runner.tasks.split(self.settings.split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ class Draw:
 
 
 class StepSampler:
-    """Runs the groups of one process, in one environment or in several at once.
+    """Runs the groups of one process, in all environments at once.
 
     Tasks and seeds depend only on the run's seed, the step, and with `task_sampling: contrast` on
     the earlier steps. Groups are informative if their episodes differ in return; the others have
@@ -83,7 +93,7 @@ class StepSampler:
         self._pool: OversamplingPool | None = None
         if config.oversampling_ratio:
             self._pool = OversamplingPool(
-                worlds[0].rollout_runner.concurrency_limits,
+                worlds[0].runner.concurrency_limits,
                 carries=config.unfinished_groups == "carry",
                 max_staleness=config.max_staleness,
             )
@@ -96,7 +106,7 @@ class StepSampler:
         return self._pool.dropped if self._pool is not None else 0
 
     def _category(self, env: int, task: str) -> str | None:
-        return self.worlds[env].rollout_runner.tasks.category(task)
+        return self.worlds[env].runner.tasks.category(task)
 
     def play(self, step: int, horizons: Sequence[int], version: int) -> StepEpisodes:
         """Run the episodes of this process with weights `version`.
@@ -120,10 +130,10 @@ class StepSampler:
         returns = {self.overlong.shaped_return(t) for t in group if t.outcome in trained}
         return len(returns) > 1
 
-    def groups(self, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    def groups(self, episodes: Sequence[_T]) -> list[list[_T]]:
         """The groups of episodes in their order."""
         size = self._config.num_generations
-        return [list(trajectories[i : i + size]) for i in range(0, len(trajectories), size)]
+        return [list(episodes[i : i + size]) for i in range(0, len(episodes), size)]
 
     def _replaced(
         self,
@@ -177,31 +187,20 @@ class StepSampler:
     def _played(
         self, starts: list[EpisodeSpec], step: int, horizons: Sequence[int], version: int
     ) -> list[Trajectory]:
-        on_episode = None if self.bar is None else self.bar.advance
         first = self.worlds[0]
-        if len(self.worlds) > 1:
-            return first.rollout_runner.run(self._everywhere(starts, step, horizons))
         if self._pool is None:
-            return first.rollout_runner.collect(
-                first.new_actors(),
-                starts,
-                horizons[0],
-                step=step,
-                instruction=first.instruction,
-                on_episode=on_episode,
-            )
-        size = self._config.num_generations
-        groups = [starts[i : i + size] for i in range(0, len(starts), size)]
-        return first.rollout_runner.collect_groups(
+            return first.runner.run(self._everywhere(starts, step, horizons))
+        groups = self.groups(starts)
+        return first.runner.collect_groups(
             self._pool,
-            first.new_actors(),
+            first.policy.actors(),
             [*groups, *self._further_groups(self._oversampled(len(groups)), step)],
             horizons[0],
             wanted=len(groups),
             step=step,
             version=version,
-            instruction=first.instruction,
-            on_episode=on_episode,
+            instruction=first.policy.instruction,
+            on_episode=None if self.bar is None else self.bar.advance,
         )
 
     async def _everywhere(
@@ -215,12 +214,12 @@ class StepSampler:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
-                    world.rollout_runner.collecting(
-                        world.new_actors(),
+                    world.runner.collecting(
+                        world.policy.actors(),
                         [starts[place] for place in own],
                         horizon,
                         step=step,
-                        instruction=world.instruction,
+                        instruction=world.policy.instruction,
                         on_episode=None if self.bar is None else self.bar.advance,
                     )
                 )
@@ -254,9 +253,7 @@ class StepSampler:
 
     def _envs(self, step: int, wanted: int, kind: str = "envs") -> list[int]:
         """The environments of a step's groups."""
-        if len(self.worlds) == 1:
-            return [0] * wanted
-        weights = [world.weight for world in self.worlds]
+        weights = [world.settings.weight for world in self.worlds]
         if self._config.env_sampling == "contrast":
             assert self.contrast is not None
             weights = [w * self.contrast.env_weight(env) for env, w in enumerate(weights)]
@@ -336,7 +333,7 @@ class StepSampler:
             seed=draw_seed("train", self._config.seed, step, draw.task),
             sample=number,
             group=number // self._config.num_generations,
-            split=self.worlds[draw.env].split,
+            split=self.worlds[draw.env].settings.split,
             category=self._category(draw.env, draw.task),
             env=draw.env,
         )

@@ -91,7 +91,6 @@ class StepShare:
 
 def step_metrics(
     trajectories: Sequence[Trajectory],
-    horizon: float,
     tokens: StepTokens,
     discarded: Sequence[Trajectory] = (),
 ) -> dict[str, float]:
@@ -100,44 +99,45 @@ def step_metrics(
     `discarded` are episodes of groups that were replaced. They count in `success`, since the other
     groups are not a fair sample, in `env_steps`, and among the lost and the retried.
     """
-    played = [*trajectories, *discarded]
-    kept = [t for t in trajectories if teaches(t.outcome)]
-    figures = {
-        "success": mean([t.success for t in played if teaches(t.outcome)]),
-        "horizon": horizon,
-        "turns": mean([len(t.turns) for t in kept]),
-        "cut_turns": _cut_turns(kept),
-        "env_steps": _env_steps(played),
-        "discarded_env_steps": _env_steps(discarded),
-        "sampled_tokens": tokens.sampled,
+    figures = episode_metrics(trajectories, discarded) | {
+        "sampled_tokens": float(tokens.sampled),
         "staleness": tokens.behind / max(1, tokens.sampled),
-        "dropped": tokens.dropped,
+        "dropped": float(tokens.dropped),
         "rollout_seconds": tokens.seconds,
-        "lost": sum(not teaches(t.outcome) for t in played),
-        "retried": sum(t.attempts > 1 for t in played),
     }
     for outcome, count in Counter(t.outcome for t in trajectories).items():
         figures[f"outcome/{outcome}"] = count / len(trajectories)
-    return {name: float(value) for name, value in figures.items()}
+    return figures
 
 
 def env_metrics(
     trajectories: Sequence[Trajectory], discarded: Sequence[Trajectory], env: str
 ) -> dict[str, float]:
-    """The metrics of a step's episodes in one of several environments; NaN where it has none."""
+    """The metrics of a step's episodes in one environment; NaN where it has none."""
     own = [t for t in trajectories if t.env == env]
-    kept = [t for t in own if teaches(t.outcome)]
-    replaced = [t for t in discarded if t.env == env]
+    return episode_metrics(own, [t for t in discarded if t.env == env]) | {
+        "reward": mean([t.reward for t in own if teaches(t.outcome)]),
+        "episodes": float(len(own)),
+    }
+
+
+def episode_metrics(
+    trajectories: Sequence[Trajectory], discarded: Sequence[Trajectory]
+) -> dict[str, float]:
+    """The metrics of episodes in one environment or in all, which need no tokens."""
+    played = [*trajectories, *discarded]
+    kept = [t for t in trajectories if teaches(t.outcome)]
     figures = {
-        "success": mean([t.success for t in (*kept, *replaced) if teaches(t.outcome)]),
-        "reward": mean([t.reward for t in kept]),
+        "success": mean([t.success for t in played if teaches(t.outcome)]),
+        "horizon": mean([t.horizon for t in trajectories]),
         "turns": mean([len(t.turns) for t in kept]),
         "cut_turns": _cut_turns(kept),
-        "horizon": mean([t.horizon for t in own]),
-        "env_steps": _env_steps([*own, *replaced]),
-        "episodes": len(own),
+        "env_steps": _env_steps(played),
+        "discarded_env_steps": _env_steps(discarded),
+        "lost": sum(not teaches(t.outcome) for t in played),
+        "retried": sum(t.attempts > 1 for t in played),
     }
-    return {f"{name}/{env}": float(value) for name, value in figures.items()}
+    return {name: float(value) for name, value in figures.items()}
 
 
 def check_lost(

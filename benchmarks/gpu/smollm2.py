@@ -130,7 +130,7 @@ class Recipe:
         config, stage = self.config, f"{name}-{self.found[name]['steps']}"
         table = self.folder / f"{stage}.json"
         if not table.is_file():
-            sizes = ["--samples", "3", "--horizon", str(config.fixed_eval_horizon)]
+            sizes = ["--samples", "3", "--horizon", str(config.worlds[0].eval_horizon)]
             sizes += ["--turn-max-tokens", str(config.turn_max_tokens)]
             tiny = ["--per-category", "1", "--horizon", "2", "--turn-max-tokens", "8"]
             ended = self._agentgym(

@@ -235,8 +235,7 @@ def _evaluation(cell: Cell, trainer: AgentTrainer, split: str, samples: int) -> 
     """The figures of the current weights at all horizons."""
     model = trainer.policy.model if trainer.trainer is None else trainer.trainer.gathered_model()
     version = 0 if trainer.trainer is None else trainer.trainer.state.global_step
-    runner = trainer.rollout_runner
-    assert runner is not None
+    (runner,) = trainer.worlds
     runner.run(trainer.policy.engine.update_weights(model, version))
     report, episodes = played(
         trainer.policy, runner, split, max(cell.measured.horizons), samples, cell.config

@@ -17,7 +17,7 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation.plan import eval_starts
 from agentgym_train.evaluation.statistics import pass_at_k
 from agentgym_train.rollout.policy import make_policy
-from agentgym_train.runs.preflight import world_of
+from agentgym_train.rollout.worlds import open_worlds
 
 HORIZONS = (2, 4, 6, 10, 14, 20, 26, 32, 40, 48)
 SAMPLES = 64
@@ -79,7 +79,8 @@ def scale(out: Path, first: RLConfig, console: Console, *, trial: bool = False) 
 
 def _evaluated(config: RLConfig, samples: int, per_height: int) -> dict[int, dict[str, float]]:
     """The success of each task within each horizon."""
-    with world_of(config) as runner:
+    with open_worlds(config) as worlds:
+        (runner,) = worlds
         policy = make_policy(config, env_instruction=runner.card.instruction)
         chosen = of_each_height(runner.tasks.split(config.eval_split), per_height)
         starts = eval_starts(runner.tasks, config.eval_split, samples, config.seed)

@@ -35,8 +35,7 @@ from agentgym_train.config.read import read_config
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.models.loading import load_policy, load_tokenizer, quiet_libraries
-from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.runs.preflight import world_of
+from agentgym_train.rollout.worlds import Worlds, open_worlds
 from agentgym_train.training.sft import imitate
 from examples import textcraft_warm_start
 
@@ -126,9 +125,9 @@ def main() -> int:
     config = replace(config, eval_before=False, eval_after=False)
     results: list[dict[str, Any]] = []
     try:
-        with world_of(config) as runner:
+        with open_worlds(config) as worlds:
             for seed in range(first, first + args.seeds):
-                runs = Runs(setting, replace(config, seed=seed), args.out, runner)
+                runs = Runs(setting, replace(config, seed=seed), args.out, worlds)
                 for name in ARMS:
                     if name in names and (name != PLAIN or setting.plain):
                         results.append(runs.result(name))
@@ -153,7 +152,7 @@ class Runs:
     setting: Setting
     config: RLConfig
     out: Path
-    runner: RolloutRunner
+    worlds: Worlds
 
     def result(self, name: str) -> dict[str, Any]:
         """The figures of an arm, which is run if it was not."""
@@ -180,7 +179,7 @@ class Runs:
 
     def _rl(self, arm: Arm) -> dict[str, Any]:
         began = time.process_time()
-        if play(arm, self.runner) is None:
+        if play(arm, self.worlds) is None:
             raise KeyboardInterrupt
         spent = time.process_time() - began
         rows, _ = RunStore(arm.path).metrics()
@@ -224,7 +223,7 @@ class Runs:
         return model, time.process_time() - began
 
     def _evaluated(self, arm: Arm, model: str | None, **figures: Any) -> dict[str, Any]:
-        report = final_evaluation(arm, self.runner, model)
+        report = final_evaluation(arm, self.worlds, model)
         RunStore.open(arm.path).write_json(
             RESULT,
             {

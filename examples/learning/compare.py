@@ -26,7 +26,7 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.models.hub import check_available
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.progress import progress_bar
-from agentgym_train.runs.preflight import world_of
+from agentgym_train.rollout.worlds import open_worlds
 
 HERE = Path(__file__).resolve().parent
 CONTROL = "control"
@@ -119,7 +119,7 @@ def schedule_arms(args: argparse.Namespace) -> Iterator[Any]:
     rounds = [int(word) for word in args.horizons.split(",")]
     base = base_config(args)
     # The budget ends a run: a turn is a step at least, so these are more than it can take.
-    base = replace(base, steps=args.env_steps, eval_horizon=base.fixed_eval_horizon)
+    base = replace(base, steps=args.env_steps, eval_horizon=base.worlds[0].eval_horizon)
     for seed in seeds_of(args):
         for name, horizon, rate in (
             (CONTROL, [rounds[-1]], 0.0),
@@ -147,7 +147,7 @@ def run_missing(arms: list[Any], console: Console) -> bool:
     if not missing:
         return True
     check_available(missing[0].config.model)
-    with world_of(missing[0].config) as rollout_runner, progress_bar(console) as progress:
+    with open_worlds(missing[0].config) as worlds, progress_bar(console) as progress:
         unit = "env steps" if missing[0].env_steps else "steps"
         bar = progress.add_task(unit, total=sum(arm.size for arm in missing), status="")
         before = 0
@@ -157,7 +157,7 @@ def run_missing(arms: list[Any], console: Console) -> bool:
                 progress.update(bar, completed=before + done, status=figures)
 
             with Watched(arm, advance):
-                result = play(arm, rollout_runner)
+                result = play(arm, worlds)
             if result is None:
                 return False
             before += arm.size

@@ -17,7 +17,7 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation.play import evaluate
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.progress import progress_bar
-from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs import methods
 from agentgym_train.runs.stored import resumed_config
 from agentgym_train.training.callbacks import Metrics
@@ -65,14 +65,14 @@ class Arm:
         return self.env_steps or self.config.steps
 
 
-def play(arm: Arm, rollout_runner: RolloutRunner) -> dict[str, Any] | None:
+def play(arm: Arm, worlds: Worlds) -> dict[str, Any] | None:
     """Train an arm, evaluate it and keep the figures; None if Ctrl-C stopped it."""
     trained = train_to_budget if arm.env_steps else train
-    if not trained(arm, rollout_runner):
+    if not trained(arm, worlds):
         return None
     store = RunStore.open(arm.path)
     rows, _ = store.metrics()
-    report = final_evaluation(arm, rollout_runner)
+    report = final_evaluation(arm, worlds)
     store.write_json(
         RESULT,
         {
@@ -92,15 +92,15 @@ def play(arm: Arm, rollout_runner: RolloutRunner) -> dict[str, Any] | None:
     return store.read_json(RESULT)
 
 
-def train(arm: Arm, rollout_runner: RolloutRunner) -> bool:
+def train(arm: Arm, worlds: Worlds) -> bool:
     """What `agentgym train` does, from the last checkpoint if there is one."""
     store = RunStore(arm.path)
     begun = store.read_json("run.json") is not None
     if not begun or resumed_config(arm.path, trusted=True) != arm.config:
-        return methods.start(arm.config, _SILENT, rollout_runner) == 0
+        return methods.start(arm.config, _SILENT, worlds) == 0
     if store.read_json("summary.json") is not None:
         return True
-    return methods.resume(arm.path, arm.config, _SILENT, rollout_runner) == 0
+    return methods.resume(arm.path, arm.config, _SILENT, worlds) == 0
 
 
 class StopAtBudget(TrainerCallback):
@@ -123,11 +123,11 @@ class StopAtBudget(TrainerCallback):
             control.should_training_stop = True
 
 
-def train_to_budget(arm: Arm, rollout_runner: RolloutRunner) -> bool:
+def train_to_budget(arm: Arm, worlds: Worlds) -> bool:
     """Train until the environment steps are used up; an unfinished run starts anew."""
     config = arm.config
     store = RunStore.create(arm.path, run_metadata(config.as_dict()))
-    trainer = RLTrainer(policy_of(config, config.model), config, rollout_runner, store)
+    trainer = RLTrainer(policy_of(config, config.model), config, worlds, store)
     trainer.remove_callback(PrinterCallback)
     with progress_bar(_SILENT) as progress:
         trainer.add_callback(Metrics(store, progress, methods.method_of(config).shown))
@@ -137,20 +137,19 @@ def train_to_budget(arm: Arm, rollout_runner: RolloutRunner) -> bool:
     return True
 
 
-def final_evaluation(
-    arm: Arm, rollout_runner: RolloutRunner, model: str | None = None
-) -> dict[str, Any]:
+def final_evaluation(arm: Arm, worlds: Worlds, model: str | None = None) -> dict[str, Any]:
     """What `agentgym eval --seed SEED` finds: every run draws its own evaluation episodes.
 
     It is of the run's own model, or another.
     """
     config = arm.config
     policy = policy_of(config, model or str(arm.path / "model"))
+    (rollout_runner,) = worlds
     report, _ = evaluate(
         rollout_runner,
         policy.actors(config.eval_temperature),
         split=config.eval_split,
-        horizon=config.fixed_eval_horizon,
+        horizon=config.worlds[0].eval_horizon,
         samples=config.eval_samples,
         seed=config.seed,
         instruction=policy.instruction,

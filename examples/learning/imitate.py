@@ -151,11 +151,11 @@ class Seed:
         begun = (folder / "run.json").is_file()
         if begun and is_complete(config):
             return folder
-        with prepared(config) as stage:  # type: ignore[union-attr]
+        with prepared(config) as worlds:
             go: Callable[[], int] = (
-                (lambda: methods.resume(folder, config, self.console, stage))
+                (lambda: methods.resume(folder, config, self.console, worlds))
                 if begun
-                else (lambda: methods.start(config, self.console, stage))
+                else (lambda: methods.start(config, self.console, worlds))
             )
             if go() != 0:
                 raise Stopped

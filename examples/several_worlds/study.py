@@ -186,7 +186,7 @@ def evaluated(world: str, model: str, seed: int) -> dict[str, Any]:
             runner,
             policy.actors(config.eval_temperature),
             split=config.eval_split,
-            horizon=config.fixed_eval_horizon,
+            horizon=config.worlds[0].eval_horizon,
             samples=config.eval_samples,
             seed=seed,
             limit=EVAL_TASKS,

@@ -201,7 +201,8 @@ class Locked(Counting):
 def test_a_built_in_schedule_is_written_to_the_config(horizon):
     args = completed(horizon)
     assert args.make_horizon() == horizon
-    assert args.fixed_eval_horizon == (7 if isinstance(horizon, Fixed) else 9)
+    (world,) = args.worlds
+    assert world.eval_horizon == (7 if isinstance(horizon, Fixed) else 9)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_a_schedule_that_goes_on_growing_trains_further_and_keeps_the_evaluation
             horizon=lambda step: 1 + step,
         ) as trainer:  # fmt: skip
             trainer.train(resume_from_checkpoint=steps > 1)
-            assert trainer.args.fixed_eval_horizon == 1
+            assert trainer.args.worlds[0].eval_horizon == 1
     store = RunStore.open(tmp_path / "run")
     assert [row["horizon"] for row in store.metrics()[0]] == [1, 2, 3]
     assert [json.loads((tmp_path / f"run/step-{n}/summary.json").read_text())["steps"]
@@ -327,7 +328,8 @@ def test_an_environment_class_is_served_if_it_can_be_imported(tmp_path, policy):
 
     args = RLConfig(output_dir=str(tmp_path / "run"), **{**SHORT, "steps": 1})
     with AgentTrainer(model=policy, env=Guess, args=args) as trainer:
-        assert trainer.rollout_runner.card.env == "worlds:Guess"
+        (runner,) = trainer.worlds
+        assert runner.card.env == "worlds:Guess"
 
     class Local(Guess):
         pass

@@ -15,7 +15,7 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import open_worlds
 from agentgym_train.training.agreement import FULL, HALF, Agreement
 from agentgym_train.training.rl import RLTrainer
 from tests.train.small import textcraft_tokenizer, tiny_model
@@ -36,10 +36,10 @@ def train(folder, model, kind=RLTrainer, **changes) -> RLTrainer:
     policy = Policy(
         config, model, tokenizer, Chat(tokenizer), HFEngine(model, tokenizer.pad_token_id), ""
     )
-    with RolloutRunner(config.env) as rollout_runner:
-        trainer = kind(policy, config, rollout_runner, RunStore.create(folder / "run", {}))
+    with open_worlds(config) as worlds:
+        trainer = kind(policy, config, worlds, RunStore.create(folder / "run", {}))
         trainer.train()
-        rollout_runner.run(policy.close())
+        worlds.run(policy.close())
     return trainer
 
 

@@ -14,11 +14,17 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.cli.train import METHODS
 from agentgym_train.config.episodes import EpisodeFilter
-from agentgym_train.config.keys import boolean_keys, config_keys, expand_flags, key_lines
+from agentgym_train.config.keys import (
+    boolean_keys,
+    config_keys,
+    expand_flags,
+    key_lines,
+    world_keys,
+)
 from agentgym_train.config.options import FilterOptions, PolicyOptions
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.read import CONFIGS, method_config
-from agentgym_train.config.worlds import RLWorld, World
+from agentgym_train.config.worlds import FROM_RUN
 
 pytestmark = pytest.mark.usefixtures("textcraft_server")
 SHORT = ["--env", "textcraft", "--policy", "expert", "--horizon", "40"]
@@ -141,9 +147,13 @@ def test_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
     assert own == [key.name for key in config_keys(method)]
     assert set(own) == {f.name for f in fields(CONFIGS[method])}
     inner = [line.split()[0] for line in lines if line.startswith(" ")]
-    assert set(inner) == {
-        "rl": {f.name for f in fields(RLWorld)}, "evolve": {f.name for f in fields(World)},
-    }.get(method, set())  # fmt: skip
+    assert inner == [key.name for key in world_keys(method)]
+    inherited = {key.name for key in world_keys(method) if key.default == "the run's"}
+    assert inherited == FROM_RUN & set(inner) and inherited < set(own)
+    assert ("horizon" in inner, "tasks" in inner) == (
+        method in ("rl", "evolve"),
+        method == "evolve",
+    )
     assert all(re.fullmatch(r" *\w+ +\S.*; (default .+|required)\. \S.*\.", line) for line in lines)
 
 

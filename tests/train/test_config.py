@@ -281,8 +281,10 @@ def test_a_local_model_that_is_not_there_is_missed_before_anything_is_loaded(tmp
 
 
 def test_the_fixed_evaluation_horizon_is_the_last_stages_unless_given():
-    assert config_from({**NEEDED, "horizon": [5, 9]}).fixed_eval_horizon == 9
-    assert config_from({**NEEDED, "horizon": [5, 9], "eval_horizon": 7}).fixed_eval_horizon == 7
+    (world,) = config_from({**NEEDED, "horizon": [5, 9]}).worlds
+    assert world.eval_horizon == 9
+    (world,) = config_from({**NEEDED, "horizon": [5, 9], "eval_horizon": 7}).worlds
+    assert world.eval_horizon == 7
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_the_shipped_configs_are_valid():
 def test_environments_in_python_may_be_mappings_as_in_yaml(tmp_path):
     values = {"model": "m", "output_dir": str(tmp_path), "data": ["d"]}
     config = AgentEvolConfig(**values, envs=[{"env": "textcraft", "horizon": 7}])
-    assert config.worlds[0].env == "agentgym/TextCraft-v0" and config.worlds[0].horizon == 7
+    assert config.worlds[0].env == "agentgym/TextCraft-v0" and config.worlds[0].stages == [7]
     with pytest.raises(ConfigError, match="unknown key horizn in envs"):
         AgentEvolConfig(**values, envs=[{"env": "textcraft", "horizn": 7}])
 

@@ -91,7 +91,7 @@ async def test_a_plan_and_a_response_without_an_action_are_cut_too(make_host):
         make_host(), [long] * 9, agent="react", action_format="react", turn_max_tokens=8
     )
     assert cuts(found) == [True] * 3 and all(t.action == "" for t in found.turns)
-    row = step_metrics([found], 3, StepTokens(1, 0, 0, 1.0))
+    row = step_metrics([found], StepTokens(1, 0, 0, 1.0))
     assert (row["cut_turns"], row["env_steps"]) == (1.0, 0), "the world saw none of them"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from agentgym_train.config.read import method_config
 from agentgym_train.config.worlds import World
 from agentgym_train.runs.agent_evol import (
     ExplorationResult,
+    iteration_row,
     merged,
     select_demonstrations,
     weighted,
@@ -83,6 +85,8 @@ def test_what_is_merged_with_what_is_an_option():
     assert words("data") == ["as shown", "second"], "as in the paper"
     assert words("all") == ["as shown", "first", "second"]
     assert words("none") == ["second"]
+    # Before the first exploration there are only the demonstrations.
+    assert merged(config(merge="none"), demos, []) == demos
 
 
 def test_a_weight_says_how_often_an_environments_rows_come():
@@ -95,10 +99,27 @@ def test_a_weight_says_how_often_an_environments_rows_come():
     assert {sum(t.task == str(n) for t in often) for n in range(400)} == {2, 3}
 
 
+@pytest.mark.parametrize("envs", [(TEXTCRAFT,), (TEXTCRAFT, UNEVEN)])
+def test_metrics_are_of_each_environment_if_there_is_more_than_one(tmp_path, envs):
+    store = RunStore.create(tmp_path / "iteration-1", {})
+    results = [ExplorationResult([said("bowl", "x")], 4, 0.75), ExplorationResult([], 2, 0.25)]
+    reports = {env: SimpleNamespace(success=n / 2) for n, env in enumerate(envs)}
+    row = iteration_row(1, reports, dict(zip(envs, results, strict=False)), 9, store)
+    names = ("success", "explored", "explored_success", "kept")
+    if len(envs) == 1:
+        assert [row[name] for name in names] == [0.0, 4, 0.75, 1]
+        assert not [name for name in row if "/" in name]
+        return
+    assert [row[name] for name in names] == [0.25, 6, 3.5 / 6, 1]
+    assert [row[f"{name}/{TEXTCRAFT}"] for name in names] == [0.0, 4, 0.75, 1]
+    assert [row[f"{name}/{UNEVEN}"] for name in names] == [0.5, 2, 0.25, 0]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"envs": [], "env": ""}, "name the environments with envs, or one with env"),
+        ({"envs": [], "env": ""}, "missing env"),
+        ({"envs": [{"env": TEXTCRAFT, "horizon": [3, 6]}]}, "horizon is one number"),
         ({"env": TEXTCRAFT}, "name the environments with envs, or one with env"),
         ({"envs": [{"env": TEXTCRAFT, "horizn": 3}]}, "unknown key horizn in envs; did you mean"),
         ({"envs": ["textcraft"]}, "an entry of envs is 'textcraft'; write"),
@@ -123,8 +144,8 @@ def test_one_environment_needs_no_list_and_what_is_open_is_the_runs_own():
     )
     assert isinstance(told, AgentEvolConfig)
     (world,) = told.worlds
-    assert (world.env, world.horizon, world.eval_split) == (TEXTCRAFT, 7, "test")
-    assert told.eval_horizon_of(world) == 7
+    assert (world.env, world.stages, world.eval_split) == (TEXTCRAFT, [7], "test")
+    assert (world.split, world.eval_horizon) == ("train", 7)
     assert method_config(told.as_dict()) == told
     learning = told.sft_config("base", "out")
     assert (learning.rows_per_step, learning.learning_rate) == (32, 1e-5)
@@ -180,8 +201,9 @@ def test_a_run_explores_every_environment_and_learns_from_the_base_each_time(unb
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert [row["explored"] for row in rows] == [0, 4 * 3 + 3 * 3, 4 * 3 + 3 * 3]
     assert rows[0]["rows"] == 2 and rows[1]["rows"] > 2
-    for env in (UNEVEN, COUNTING):
+    for env, explored in ((UNEVEN, 4 * 3), (COUNTING, 3 * 3)):
         assert all(f"success/{env}" in row for row in rows)
+        assert [row[f"explored/{env}"] for row in rows[1:]] == [explored, explored]
     for iteration in (1, 2):
         played = episodes(folder, iteration)
         assert {t[0] for t in played} == {UNEVEN, COUNTING}

@@ -82,7 +82,7 @@ def test_the_papers_runs_have_the_papers_numbers(
         batch += (config.minibatches_per_rollout, config.epochs_per_rollout)
         assert (*batch, config.max_tokens, config.turn_max_tokens) == expected
         assert (config.learning_rate, config.beta, config.temperature) == (1e-6, 0.001, 1.0)
-        assert (config.algorithm, config.fixed_eval_horizon) == ("grpo", eval_horizon)
+        assert (config.algorithm, config.worlds[0].eval_horizon) == ("grpo", eval_horizon)
         assert config.eval_temperature == 1.0
         assert config.algorithm_args == {"average": "sequence"}
         assert (config.entropy_bonus, config.trainer_args["weight_decay"]) == (0.001, 0.01)
@@ -111,10 +111,10 @@ def test_the_papers_runs_of_imitation_have_the_numbers_of_its_scripts():
     assert (dpo.learning_rate, dpo.epochs, dpo.pairs_per_step, dpo.beta) == (5e-7, 3, 64, 0.5)
     assert (evolve.iterations, evolve.samples, evolve.temperature) == (4, 3, 1.2)
     assert (evolve.per_task, evolve.merge, evolve.from_base) == (1, "data", True)
-    assert [(w.env, w.horizon) for w in evolve.worlds] == [
-        ("agentgym/TextCraft-v0", 20),
-        ("agentgym/BabyAI-v0", 20),
-        ("agentgym/SciWorld-v0", 30),
+    assert [(w.env, w.stages) for w in evolve.worlds] == [
+        ("agentgym/TextCraft-v0", [20]),
+        ("agentgym/BabyAI-v0", [20]),
+        ("agentgym/SciWorld-v0", [30]),
     ]
 
 
@@ -127,9 +127,10 @@ def test_the_stages_of_smollm2_have_one_prompt_and_one_evaluation(world):
     before_rl = re.findall(r"output_dir=(\S+)", text) or [sft.output_dir]
     assert rl.model == f"{before_rl[-1]}/model"
     same = ("env", "instruction", "agent", "turn_max_tokens", "max_tokens", "compute_dtype")
-    for name in (*same, "eval_split", "fixed_eval_horizon"):
+    for name in (*same, "eval_split"):
         assert getattr(sft, name) == getattr(rl, name), name
-    assert rl.fixed_eval_horizon == rl.horizon[-1]
+    assert sft.worlds[0].eval_horizon == rl.worlds[0].eval_horizon
+    assert rl.worlds[0].eval_horizon == rl.stages[-1]
     assert rl.split != rl.eval_split
     assert f"--split {rl.split} --policy expert" in text and f"--out {sft.data[0]}" in text
 

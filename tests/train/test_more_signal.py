@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from types import SimpleNamespace
 
@@ -14,6 +15,8 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.worlds import World
+from agentgym_train.rollout.horizon import Fixed
 from agentgym_train.training.batch import OverlongPenalty, token_batch
 from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.sampler import StepSampler, StepWorld
@@ -92,7 +95,10 @@ class Runner:
         self.concurrency_limits = None
         self.rounds = []
 
-    def collect(self, actors, starts, horizon, **_):
+    def run(self, work):
+        return asyncio.run(work)
+
+    async def collecting(self, actors, starts, horizon, **_):
         self.rounds.append([start.task for start in starts][::2])
         assert len({start.sample for start in starts}) == len(starts)
         return [
@@ -103,7 +109,8 @@ class Runner:
 
 def sampler(runner, rank=0, processes=1, **changes):
     config = RLConfig(**NEEDED, prompts_per_step=4, num_generations=2, **changes)
-    worlds = [StepWorld(runner, lambda: None, "", "train")]
+    policy = SimpleNamespace(actors=lambda: None, instruction="")
+    worlds = [StepWorld(World(env="textcraft", split="train"), runner, policy, Fixed(3))]
     return StepSampler(config, worlds, rank=rank, processes=processes)
 
 

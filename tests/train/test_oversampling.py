@@ -9,7 +9,9 @@ import pytest
 
 from agentgym_env.text_env import TaskSet
 from agentgym_train.config.read import config_from
+from agentgym_train.config.worlds import World
 from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.horizon import Fixed
 from agentgym_train.rollout.oversampling import OversamplingPool
 from agentgym_train.training.sampler import StepSampler, StepWorld
 from tests.train.inprocess import Waiting, rollouts
@@ -116,7 +118,8 @@ def test_the_tasks_of_a_step_are_those_of_one_process_and_all_come_once_an_epoch
     )
 
     def tasks(step, rank, count):
-        worlds = [StepWorld(rollout_runner, lambda: None, "", "train")]
+        settings = World(env="textcraft", split="train")
+        worlds = [StepWorld(settings, rollout_runner, SimpleNamespace(), Fixed(3))]
         episodes = StepSampler(config, worlds, rank=rank, processes=count)
         return [draw.task for draw in episodes.tasks(step)]
 

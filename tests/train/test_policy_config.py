@@ -132,6 +132,10 @@ def test_settings_of_a_run_are_used_where_no_option_sets_another(tmp_path):
     assert "agent" in options.values(given={"agent"})
     with pytest.raises(ConfigError, match="neither the folder of a training run nor its config"):
         PolicyOptions(settings_of=str(tmp_path)).values()
+    for envs in ("5", "[5]", "textcraft"):
+        (tmp_path / "config.yaml").write_text(f"model: m\nenvs: {envs}\n")
+        with pytest.raises(ConfigError, match="envs"):
+            PolicyOptions(settings_of=str(tmp_path)).values()
 
 
 def test_a_training_run_and_its_audit_use_the_arguments_of_the_chat_template(tmp_path, qwen):

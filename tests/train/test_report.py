@@ -16,9 +16,10 @@ from agentgym_train.config.options import PolicyOptions
 from agentgym_train.config.read import config_from
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation.report import CategoryReport, EvalReport
+from agentgym_train.evaluation.tables import category_grid
 from agentgym_train.runs.curves import figure_of, plot
 from agentgym_train.runs.next_steps import next_commands, next_learning_commands
-from agentgym_train.runs.summary import success_table, summary
+from agentgym_train.runs.summary import summary
 from agentgym_train.training.checkpoints import HorizonState
 
 CONFIG = config_from(
@@ -44,7 +45,7 @@ def sft_suggestions(folder, success):
     store = store_with(folder, rows=3)
     evaluated = {"cut_turns": 0.36}
     store.write_json("summary.json", {"success_after": success, "after": evaluated, "steps": 3})
-    config = SFTConfig(model="m", env="me/Maze-v0", data=["d"], output_dir="x", turn_max_tokens=16)
+    config = SFTConfig(model="m", env="textcraft", data=["d"], output_dir="x", turn_max_tokens=16)
     return next_learning_commands(config, store)
 
 
@@ -57,18 +58,43 @@ def test_sft_that_solves_next_to_nothing_does_not_suggest_rl(tmp_path, success):
     assert longer == f"agentgym train --resume {tmp_path}/run --steps 6"
 
 
+def test_the_suggestions_after_sft_are_for_every_environment(tmp_path):
+    store = store_with(tmp_path, rows=3)
+    after = {"a/A-v0": {"cut_turns": 0.1}, "b/B-v0": {"cut_turns": 0.5}}
+    store.write_json("summary.json", {"success_after": 0.01, "after": after, "steps": 3})
+    envs = [
+        {"env": "a/A-v0", "servers": ["http://a"], "instruction": "Go.", "eval_horizon": 4},
+        {"env": "b/B-v0", "servers": ["http://b"], "wrappers": ["w:W"]},
+    ]
+    config = SFTConfig(model="m", envs=envs, data=["d"], output_dir="x")
+    assert "30% of its turns were cut" in next_learning_commands(config, store)[0][1]
+    store.write_json("summary.json", {"success_after": 0.6, "after": after, "steps": 3})
+    *commands, (_, purpose) = next_learning_commands(config, store)
+    run = f"{tmp_path}/run"
+    evaluate, collect = f"--policy {run}/model --split test --horizon", f"--policy {run}/model "
+    assert [command for command, _ in commands] == [
+        f"agentgym eval --env a/A-v0 {evaluate} 4 --settings-of {run}",
+        f"agentgym eval --env b/B-v0 {evaluate} 30 --wrapper w:W",
+        f"agentgym collect --env a/A-v0 {collect}--split train --out {run}/model-episodes-a_A-v0 "
+        f"--settings-of {run}",
+        f"agentgym collect --env b/B-v0 {collect}--split train --out {run}/model-episodes-b_B-v0 "
+        "--wrapper w:W",
+    ]
+    assert "write rl.yaml with envs: [{env: a/A-v0}, {env: b/B-v0}]" in purpose
+
+
 def test_sft_suggests_the_config_for_rl_that_lies_beside_the_user(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     configs = {
         "a.yaml": "method: rl\nenv: other/World-v0", "broken.yaml": "method: [rl\n: x",
-        "eval.yaml": "- a list", "sft.yaml": "method: sft\nenv: me/Maze-v0",
+        "eval.yaml": "- a list", "sft.yaml": "method: sft\nenv: textcraft",
     }  # fmt: skip
     for name, text in configs.items():
         (tmp_path / name).write_text(text)
     *_, (command, purpose) = sft_suggestions(tmp_path, 0.6)
     # There is none for this environment.
     assert command.startswith("agentgym train rl.yaml --model ") and "write rl.yaml" in purpose
-    (tmp_path / "z-rl.yml").write_text("env: me/Maze-v0")  # RL is the default method
+    (tmp_path / "z-rl.yml").write_text("env: agentgym/TextCraft-v0")  # RL is the default method
     *_, (command, purpose) = sft_suggestions(tmp_path, None)
     assert command.startswith("agentgym train z-rl.yml --model ")
     assert purpose == "continue with RL"
@@ -103,7 +129,7 @@ def shown(table) -> str:
 
 
 def test_the_table_sets_before_beside_after_by_category():
-    text = shown(success_table({"before": report(0.31), "after": report(0.62)}))
+    text = shown(category_grid({"before": report(0.31), "after": report(0.62)}).as_table())
     depth = next(line for line in text.splitlines() if "depth 1" in line)
     total = next(line for line in text.splitlines() if " all " in line)
     assert "0.31" in depth and "0.62" in depth and " 60 " in depth
@@ -112,7 +138,7 @@ def test_the_table_sets_before_beside_after_by_category():
 
 def test_the_table_of_different_worlds_leaves_gaps_instead_of_failing():
     other = report(0.5, categories={"depth 9": CategoryReport(1, 1.0, 1.0)})
-    assert " - " in shown(success_table({"before": other, "after": report(0.6)}))
+    assert " - " in shown(category_grid({"before": other, "after": report(0.6)}).as_table())
 
 
 def test_the_summary_adds_up_the_steps(tmp_path):

@@ -17,8 +17,8 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import names_in_run
 from agentgym_train.config.worlds import World
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.rollout.worlds import Worlds
-from agentgym_train.runs.preflight import prepared, world_of
+from agentgym_train.rollout.worlds import open_worlds
+from agentgym_train.runs.preflight import prepared
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 from tests.viewer.viewing import viewer
@@ -113,9 +113,9 @@ def test_a_training_run_names_the_file_and_never_the_token(guarded, token_file, 
 
 def test_a_config_or_the_variable_gives_the_token(guarded, token_file, monkeypatch):
     config = RLConfig(**NEEDED, servers=[guarded], token_file=str(token_file))
-    world_of(config).close()
+    open_worlds(config).close()
     with pytest.raises(ConfigError, match="cannot read the token file"):
-        world_of(RLConfig(**NEEDED, servers=[guarded], token_file="nowhere"))
+        open_worlds(RLConfig(**NEEDED, servers=[guarded], token_file="nowhere"))
     with pytest.raises(BadRequest, match="requires a token"):
         RolloutRunner(ENV, [guarded])
     monkeypatch.setenv("AGENTGYM_TOKEN", SECRET)
@@ -138,10 +138,10 @@ def test_a_token_file_without_servers_is_rejected(config):
 def test_every_environment_of_agent_evol_is_sent_the_token(guarded, token_file):
     worlds = [World(env=ENV, servers=[guarded])]
     given = {**NEEDED, "env": "", "envs": worlds}
-    with Worlds(AgentEvolConfig(**given, token_file=str(token_file))):
+    with open_worlds(AgentEvolConfig(**given, token_file=str(token_file))):
         pass
     with pytest.raises(BadRequest, match="requires a token"):
-        Worlds(AgentEvolConfig(**given))
+        open_worlds(AgentEvolConfig(**given))
 
 
 def test_a_stored_run_that_names_a_token_file_needs_trust():

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 import yaml
@@ -18,15 +19,26 @@ import hosting
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
+from agentgym_env.trajectory import Turn
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.algorithms import make_algorithm
 from agentgym_train.algorithms.base import advantages_per_env
-from agentgym_train.config.read import config_from
-from agentgym_train.rollout.horizon import Adaptive, Fixed, PerEnvironment, ScalingInterStepwise
+from agentgym_train.config.read import config_from, method_config, read_config
+from agentgym_train.config.worlds import World, file_name
+from agentgym_train.data.collection import FilteredEpisodes
+from agentgym_train.data.datasets import SFTDataset
+from agentgym_train.data.tokenize import EpisodeTokenizer
+from agentgym_train.evaluation.report import EvalReport
+from agentgym_train.rollout.chat import Chat
+from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon
+from agentgym_train.rollout.worlds import Worlds
+from agentgym_train.runs.next_steps import next_learning_commands
+from agentgym_train.runs.run import evaluate_worlds, stored_report
 from agentgym_train.training.sampler import StepSampler, StepWorld
 from agentgym_train.training.task_order import TaskEpochs, envs_of_step
+from tests.train.demonstrating import demonstration
 from tests.train.ragged import Episode, PlayedTurn, Step
-from tests.train.small import save_tiny_policy
+from tests.train.small import save_tiny_policy, textcraft_tokenizer
 
 pytestmark = pytest.mark.usefixtures("guess_server", "textcraft_server")
 TEXTCRAFT = "agentgym/TextCraft-v0"
@@ -67,7 +79,7 @@ def test_no_step_names_a_task_twice_where_an_epoch_ends():
 
 
 def sampler(worlds, rank=0, processes=1, **changes):
-    envs = [{"env": f"x/E{i}-v0", "servers": ["http://e"], "weight": world.weight}
+    envs = [{"env": f"x/E{i}-v0", "servers": ["http://e"], "weight": world.settings.weight}
             for i, world in enumerate(worlds)]  # fmt: skip
     config = config_from({**NEEDED, "envs": envs, "prompts_per_step": 4, "num_generations": 2,
                           **changes})  # fmt: skip
@@ -77,7 +89,8 @@ def sampler(worlds, rank=0, processes=1, **changes):
 def world(name, tasks, weight=1.0):
     known = TaskSet({"train": [f"{name}{i}" for i in range(tasks)]})
     runner = SimpleNamespace(tasks=known, concurrency_limits=None)
-    return StepWorld(runner, lambda: None, "", "train", weight)
+    settings = World(env=f"x/{name}-v0", split="train", weight=weight)
+    return StepWorld(settings, runner, SimpleNamespace(), Fixed(3))
 
 
 def test_a_group_stays_in_its_environment_and_each_goes_through_its_own_tasks():
@@ -190,12 +203,31 @@ def test_whitening_is_within_an_environment_and_group_baselines_are_unchanged(na
         ({"envs": BOTH, "horizon_schedule": "adaptive"}, "needs at least two numbers"),
         ({"envs": [{"env": TEXTCRAFT, "horizon": [4, 8]}], "horizon": [9, 5]}, "increase"),
         ({"env": "textcraft", "env_sampling": "contrast"}, "set envs"),
+        (
+            {"env": "textcraft", "weight": 2},
+            "weight is a key of an entry of envs: write .*weight: 2",
+        ),
+        ({"envs": [{"horizon": 3}]}, "an entry of envs has no env; write"),
+        ({"envs": [{"env": TEXTCRAFT, "horizon": [2.5]}]}, "Expected `int`, got `float`"),
         ({}, "missing env"),
     ],
 )
 def test_a_wrong_list_of_environments_is_rejected_with_what_to_write(changes, message):
     with pytest.raises(ConfigError, match=message):
         config_from({**NEEDED, **changes})
+
+
+def test_env_on_the_command_line_replaces_envs_of_the_file_and_the_other_way_round(tmp_path):
+    file, needed = tmp_path / "config.yaml", ["model=m", "output_dir=o"]
+    file.write_text("env: textcraft\nenv_kwargs: {legacy: true}\nhorizon: 4\n")
+    config = read_config(file, [*needed, "envs=[{env: babyai}]"])
+    assert [(w.env, w.env_kwargs) for w in config.worlds] == [("agentgym/BabyAI-v0", {})]
+    file.write_text("envs: [{env: textcraft}, {env: babyai}]\n")
+    assert [w.env for w in read_config(file, [*needed, "--env", "search"]).worlds] == [
+        "agentgym/Search-v0"
+    ]
+    with pytest.raises(ConfigError, match="both are set"):
+        read_config(file, [*needed, "env=search", "envs=[{env: babyai}]"])
 
 
 def test_values_that_an_environment_leaves_open_are_the_run_s():
@@ -206,7 +238,7 @@ def test_values_that_an_environment_leaves_open_are_the_run_s():
                  {"env": "babyai", "eval_samples": 3, "eval_per_category": 1}],
     })  # fmt: skip
     first, second = config.worlds
-    assert (first.horizon, second.horizon) == ([6], [4, 8])
+    assert (first.stages, second.stages) == ([6], [4, 8])
     assert (first.instruction, second.instruction) == ("Craft.", "Play.")
     assert first.eval_horizon == second.eval_horizon == 12
     assert (first.eval_samples, second.eval_samples) == (2, 3)
@@ -218,33 +250,184 @@ def test_values_that_an_environment_leaves_open_are_the_run_s():
 def test_one_environment_may_keep_its_horizon_where_that_of_others_grows():
     envs = [{"env": "textcraft", "horizon": [4, 8]}, {"env": "babyai", "horizon": 20}]
     config = config_from({**NEEDED, "envs": envs, "horizon_schedule": "adaptive"})
-    first, second = (config.make_horizon(world.horizon) for world in config.worlds)
+    first, second = (config.make_horizon(world.stages) for world in config.worlds)
     assert isinstance(first, Adaptive) and isinstance(second, Fixed) and second(99) == 20
 
 
-def test_a_list_of_one_environment_is_a_run_in_it(tmp_path):
+def test_a_list_of_one_environment_and_one_environment_are_the_same_run(tmp_path):
     model = save_tiny_policy(tmp_path / "tiny")
-    envs = [{"env": TEXTCRAFT, "horizon": 2, "instruction": ""}]
-    config = run_config(model, tmp_path / "run", envs=envs, steps=1, eval_before=False)
+    both = {"eval_samples": 2, "eval_per_category": 1, "steps": 2}
+    runs = {
+        "list": {"envs": [{"env": TEXTCRAFT, "horizon": [1, 2], "instruction": ""}]},
+        "one": {"env": "textcraft", "envs": [], "horizon": [1, 2], "instruction": ""},
+    }
+    for name, values in runs.items():
+        config = run_config(model, tmp_path / name, **both, **values)
+        with AgentTrainer(args=config, console=QUIET) as trainer:
+            trainer.train()
+    stores = [RunStore.open(tmp_path / name) for name in runs]
+    rows, other = (untimed(store.metrics()[0]) for store in stores)
+    assert rows == other and [row["horizon"] for row in rows] == [1.0, 2.0]
+    assert not [name for row in rows for name in row if TEXTCRAFT in name]
+    summaries = [store.read_json("summary.json") for store in stores]
+    assert summaries[0]["after"]["episodes"] == summaries[1]["after"]["episodes"] > 0
+    assert summaries[0]["env"] == summaries[1]["env"] == TEXTCRAFT
+    files = [{path.name for path in store.path.rglob("eval_*")} for store in stores]
+    assert files[0] == files[1] == {
+        "eval_before.json", "eval_before.jsonl", "eval_after.json", "eval_after.jsonl"
+    }  # fmt: skip
+
+
+class Watching(Horizon):
+    """A fixed horizon that keeps what it observes."""
+
+    def __init__(self):
+        self.observed = []
+
+    def __call__(self, step):
+        return 2
+
+    def observe(self, step, success):
+        self.observed.append((step, success))
+
+
+def test_a_schedule_is_copied_for_each_environment_and_follows_the_success_there(tmp_path):
+    envs = [{"env": TEXTCRAFT, "instruction": ""}, {"env": hosting.GUESS, "eval_split": "train"}]
+    config = run_config(
+        save_tiny_policy(tmp_path / "tiny"), tmp_path / "run", envs=envs, steps=2,
+        eval_before=False, eval_after=False,
+    )  # fmt: skip
+    given = Watching()
+    with AgentTrainer(args=config, horizon=given, console=QUIET) as trainer:
+        trainer.train()
+        found = {world.env: world.horizon.observed for world in trainer.trainer.step_worlds}
+    rows, _ = RunStore.open(tmp_path / "run").metrics()
+    assert given.observed == [] and len(rows) == 2
+    for env, observed in found.items():
+        assert observed == [(row["step"] - 1, row[f"success/{env}"]) for row in rows]
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_sft_and_dpo_are_evaluated_in_every_environment(tmp_path, method):
+    model = save_tiny_policy(tmp_path / "tiny")
+    data = RunStore.create(tmp_path / "data", {})
+    worse = msgspec.structs.replace(demonstration(), success=False, outcome="failure")
+    worse.turns[:] = [Turn("look", "look", "You see a table.")]
+    data.append_trajectories("train", [demonstration(), worse])
+    envs = [
+        {"env": TEXTCRAFT, "eval_per_category": 1, "eval_horizon": 2},
+        {"env": hosting.GUESS, "eval_split": "train", "eval_samples": 2, "instruction": "Guess."},
+    ]
+    config = method_config({
+        "method": method, "model": model, "output_dir": str(tmp_path / "run"), "envs": envs,
+        "data": [str(data.path)], "steps": 1, "turn_max_tokens": 16, "max_tokens": 900,
+        "eval_horizon": 3, "eval_before": False,
+        {"sft": "rows_per_step", "dpo": "pairs_per_step"}[method]: 1,
+    })  # fmt: skip
     with AgentTrainer(args=config, console=QUIET) as trainer:
         trainer.train()
-    rows, _ = RunStore.open(tmp_path / "run").metrics()
-    assert [row["horizon"] for row in rows] == [2.0]
+    store = RunStore.open(tmp_path / "run")
+    summary = store.read_json("summary.json")
+    assert set(summary["after"]) == {TEXTCRAFT, hosting.GUESS}
+    assert summary["envs"][TEXTCRAFT] == {"eval_split": "test", "eval_horizon": 2}
+    episodes, _ = store.trajectories(f"eval_after-{file_name(hosting.GUESS)}")
+    assert {e.horizon for e in episodes} == {3} and {e.instruction for e in episodes} == {"Guess."}
+    store.write_json("summary.json", {**summary, "success_after": 0.5})
+    commands = [command for command, _ in next_learning_commands(trainer.args, store)]
+    assert [words.split()[3] for words in commands[:2]] == [TEXTCRAFT, hosting.GUESS]
+    assert "--horizon 2" in commands[0] and "--split train --horizon 3" in commands[1]
 
 
-def test_the_horizon_of_each_environment_grows_by_its_own_success():
-    horizon = PerEnvironment(
-        {"a": Adaptive((2, 4), window=1, threshold=0.5), "b": ScalingInterStepwise((3, 9), 5)}
-    )
-    horizon.schedules["a"].observe(0, 0.9)
-    assert [s(1) for s in horizon.schedules.values()] == [4, 3] and horizon(1) == 4
-    (growth,) = horizon.growths
-    assert growth.reason.startswith("a: success 0.90")
-    again = PerEnvironment({"a": Adaptive((2, 4), window=1), "b": ScalingInterStepwise((3, 9), 5)})
-    again.load_state_dict(json.loads(json.dumps(horizon.state_dict())))
-    assert again.schedules["a"](1) == 4
-    with pytest.raises(ConfigError, match="of a, b, the config has a"):
-        PerEnvironment({"a": Adaptive((2, 4))}).load_state_dict(horizon.state_dict())
+@pytest.mark.parametrize("method", ["sft", "dpo", "rl"])
+def test_keys_that_a_method_does_not_use_are_rejected(method):
+    given = {**NEEDED, "method": method, **({} if method == "rl" else {"data": ["x"]})}
+    unused = {"tasks": 3, "min_reward": 0.5}
+    if method != "rl":
+        unused |= {"horizon": 5, "split": "train", "weight": 2.0}
+    for name, value in unused.items():
+        with pytest.raises(ConfigError, match=f"{name} in envs has no effect with method {method}"):
+            method_config({**given, "envs": [{"env": TEXTCRAFT, name: value}]})
+
+
+OLD = {"env": TEXTCRAFT, "env_kwargs": {}, "servers": [], "weight": 2.0, "eval_split": ""}
+
+
+@pytest.mark.parametrize(
+    ("values", "stages"),
+    [
+        ({"method": "rl", "horizon": [4, 8], "envs": [{
+            **OLD, "wrappers": None, "instruction": None, "split": "", "horizon": [],
+            "eval_horizon": 0, "eval_samples": 0, "eval_per_category": 0}]}, [4, 8]),
+        ({"method": "evolve", "horizon": 9, "envs": [{
+            **OLD, "split": "train", "tasks": 0, "horizon": 0, "min_reward": None}]}, [9]),
+        ({"method": "evolve", "horizon": 9, "envs": [{
+            **OLD, "split": "dev", "tasks": 5, "horizon": 3, "min_reward": 0.5}]}, [3]),
+    ],
+)  # fmt: skip
+def test_the_config_in_a_run_folder_of_an_earlier_version_is_read(values, stages):
+    config = method_config({**NEEDED, **values})
+    (world,) = config.worlds
+    assert (world.env, world.stages, world.weight) == (TEXTCRAFT, stages, 2.0)
+    assert method_config(json.loads(json.dumps(config.as_dict()))) == config
+
+
+def test_an_entry_has_its_own_prompt_in_learning_too(tmp_path):
+    """As in exploration and evaluation: else the policy acts under a prompt that it never saw."""
+    envs = [{"env": "textcraft", "instruction": "Craft."}, {"env": "babyai"}]
+    there = demonstration(env="agentgym/BabyAI-v0", instruction="Walk.")
+    for run, others in ((None, "Walk."), ("Play.", "Play.")):
+        config = method_config({
+            **NEEDED, "method": "sft", "data": ["x"], "envs": envs, "instruction": run,
+        })  # fmt: skip
+        tokenizer = textcraft_tokenizer()
+        made = EpisodeTokenizer(tokenizer, config, instructions=config.instructions)
+        for episode, prompt in ((demonstration(), "Craft."), (there, others)):
+            assert made.chat_of(episode).start("") == Chat(tokenizer, prompt).start("")
+        filtered = FilteredEpisodes(selected=[demonstration(), there])
+        rows = SFTDataset.of(config, tokenizer, filtered, []).rows
+        expected = [made.rows(e)[0].prompt_ids for e in (demonstration(), there)]
+        assert [
+            row["input_ids"][: len(ids)] for row, ids in zip(rows, expected, strict=True)
+        ] == expected
+
+
+def test_a_report_that_an_earlier_version_had_not_yet_listed_is_listed(tmp_path):
+    """It was killed between NAME-ENV.json and NAME.json, which the viewer reads."""
+    store = RunStore.create(tmp_path / "run", {})
+    report = EvalReport(
+        policy="p", env=TEXTCRAFT, split="test", horizon=4, seed=0, tasks=2, samples=1, episodes=2,
+        lost=0, success=0.5, success_interval=None, reward=0.5, turns=2.0, sampled_tokens=0,
+        outcomes={}, categories={},
+    )  # fmt: skip
+    store.write_json("eval_before-agentgym_TextCraft-v0.json", report.as_dict())
+    config = config_from({**NEEDED, "env": "textcraft"})
+    worlds = Worlds([SimpleNamespace(env_id=TEXTCRAFT)])
+    found = evaluate_worlds(config, worlds, pytest.fail, store, QUIET, "eval_before")
+    assert found == {TEXTCRAFT: report}
+    assert store.read_json("eval_before.json")["success"] == report.success
+
+
+def test_the_reports_of_earlier_versions_are_not_repeated(tmp_path):
+    """They wrote a mapping and a file by environment also for one; now these are for several."""
+    report = {"success": 0.5}
+    layouts = {
+        "one": {"eval.json": report},
+        "before": {"eval.json": {TEXTCRAFT: report}, "eval-agentgym_TextCraft-v0.json": report},
+        "evolve": {"eval-agentgym_TextCraft-v0.json": report},
+        "several": {"eval.json": {TEXTCRAFT: report, hosting.GUESS: {"success": 1.0}}},
+        "others": {"eval.json": {hosting.GUESS: {"success": 1.0}}},
+    }
+    for name, files in layouts.items():
+        store = RunStore.create(tmp_path / name, {})
+        for file, values in files.items():
+            store.write_json(file, values)
+        found = stored_report(store, "eval", TEXTCRAFT)
+        assert found == (None if name == "others" else report), name
+
+
+def untimed(rows):
+    timed = ("seconds", "rollout_seconds", "eval_runtime")
+    return [{k: v for k, v in row.items() if k not in timed} for row in rows]
 
 
 class StopAt(TrainerCallback):
@@ -291,7 +474,10 @@ def test_a_run_in_two_environments_reports_each_and_resumes_exactly(tmp_path):
             there = [e for e in own if e.env == env]
             assert row[f"episodes/{env}"] == len(there) > 0
             assert {e.horizon for e in there} == {horizons[row["step"] - 1]}
+            assert row[f"lost/{env}"] == 0 and row[f"turns/{env}"] <= max(horizons)
             assert row[f"reward/{env}"] == pytest.approx(sum(e.reward for e in there) / len(there))
+        for name in ("env_steps", "discarded_env_steps", "lost", "retried"):
+            assert row[name] == sum(row[f"{name}/{env}"] for env in (TEXTCRAFT, hosting.GUESS))
         for start in range(0, 6, 2):
             assert own[start].env == own[start + 1].env and own[start].task == own[start + 1].task
     guesses = [e for e in episodes if e.env == hosting.GUESS]
@@ -312,9 +498,7 @@ def test_a_run_in_two_environments_reports_each_and_resumes_exactly(tmp_path):
     with AgentTrainer(args=run_config(model, parted), console=QUIET) as trainer:
         trainer.train(resume_from_checkpoint=True)
     resumed, _ = RunStore.open(parted).metrics()
-    timed = ("seconds", "rollout_seconds", "eval_runtime")
-    plain = [{k: v for k, v in row.items() if k not in timed} for row in rows]
-    assert [{k: v for k, v in row.items() if k not in timed} for row in resumed] == plain
+    assert untimed(resumed) == untimed(rows)
 
 
 @pytest.mark.parametrize("changes", [

@@ -25,15 +25,15 @@ def test_staleness_is_the_mean_age_of_the_sampled_tokens_of_all_rows():
     tokens = StepTokens.of(played, 5, dropped=2, seconds=1.5)
     assert tokens == StepTokens(sampled=4, behind=2, dropped=2, seconds=1.5)
     both = StepTokens.of_all([tokens, StepTokens(4, 0, 1, 2.5)])
-    figures = step_metrics(played, 7, both)
+    figures = step_metrics(played, both)
     assert (figures["staleness"], figures["dropped"], figures["rollout_seconds"]) == (0.25, 3, 2.5)
-    assert (figures["sampled_tokens"], figures["lost"], figures["horizon"]) == (8, 1, 7)
+    assert (figures["sampled_tokens"], figures["lost"], figures["horizon"]) == (8, 1, 1)
 
 
 def test_replaced_episodes_are_counted_where_they_cost_something():
     kept, lost = [episode(0), episode(0)], episode(0, outcome="environment_lost")
     lost = msgspec.structs.replace(lost, attempts=3)
-    figures = step_metrics(kept, 7, StepTokens(2, 0, 0, 1.0), [lost, episode(0)])
+    figures = step_metrics(kept, StepTokens(2, 0, 0, 1.0), [lost, episode(0)])
     assert (figures["lost"], figures["retried"]) == (1, 1)
     assert figures["outcome/success"] == 1
 
@@ -52,5 +52,5 @@ def test_only_turns_that_the_environment_answered_are_steps():
         Turn("act", "open", ""),
     ]
     played = msgspec.structs.replace(episode(1), turns=turns)
-    row = step_metrics([played], 5, StepTokens(1, 0, 0, 1.0))
+    row = step_metrics([played], StepTokens(1, 0, 0, 1.0))
     assert row["turns"] == 5 and row["env_steps"] == 2

@@ -15,7 +15,7 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.worlds import open_worlds
 from agentgym_train.training.batch import rollout_output
 from agentgym_train.training.rl import RLTrainer, trajectory_reward
 from agentgym_train.training.step_metrics import TooManyLost
@@ -48,8 +48,8 @@ def train_one_step(tmp_path, script, **changes):
     policy = Policy(config, model, tokenizer, chat, engine, "")
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     store = RunStore.create(tmp_path / "run", {})
-    with RolloutRunner(config.env, wrappers=config.wrappers) as rollout_runner:
-        trainer = RLTrainer(policy, config, rollout_runner, store)
+    with open_worlds(config) as worlds:
+        trainer = RLTrainer(policy, config, worlds, store)
         trainer.train()
     return trainer, before
 

@@ -22,7 +22,7 @@ from agentgym_train.config.read import CONFIGS, method_config
 from agentgym_train.config.trainer_args import ALLOWED
 from agentgym_train.config.trust import CONFIG as CONFIG_FIELDS
 from agentgym_train.config.trust import NESTED, names_in_run, trust_option
-from agentgym_train.config.worlds import RLWorld, World
+from agentgym_train.config.worlds import World
 from agentgym_train.runs import launch
 from agentgym_train.runs.stored import resumed_config
 from agentgym_viewer.episodes import Stored
@@ -184,7 +184,7 @@ FIELDS = {
 
 def test_every_field_of_a_config_is_in_one_list():
     """A new field fails here: decide whether a folder of somebody else may set it."""
-    kinds = (*CONFIGS.values(), RLWorld, World)
+    kinds = (*CONFIGS.values(), World)
     assert set().union(*map(fields_of, kinds)) == CONFIG_FIELDS.harmless | CONFIG_FIELDS.needs_trust
     for group, known in {"": CONFIG_FIELDS, **NESTED}.items():
         assert not known.harmless & known.needs_trust, group
@@ -233,6 +233,18 @@ def test_an_audit_imports_the_agent_and_environment_of_a_run_only_if_trusted(fol
         assert end.value.code == 2 and said in error
         assert "http://evil" not in error, "an audit connects to no server"
     assert (folder / "imported").exists()
+
+
+def test_an_audit_imports_no_environment_of_the_list_of_a_run_unless_trusted(folder, capsys):
+    envs = [{"env": "agentgym/TextCraft-v0"}, {"env": "evil:World", "servers": ["http://evil"]}]
+    for worlds in (envs, envs[1:]):
+        run = RunStore.create(folder / f"run{len(worlds)}", {"config": CONFIG | {"envs": worlds}})
+        with pytest.raises(SystemExit) as end:
+            main(["audit", str(run.path)])
+        error = capsys.readouterr().err
+        assert end.value.code == 2 and f"envs[{len(worlds) - 1}].env='evil:World'" in error
+        assert "http://evil" not in error, "an audit connects to no server"
+    assert not (folder / "imported").exists()
 
 
 class Drawn(TextEnv):
