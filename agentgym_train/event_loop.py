@@ -12,6 +12,8 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+_WAIT_S = 1.0
+"""Longest wait for the other thread before signals are handled."""
 
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
@@ -104,6 +106,9 @@ class LoopRunner(AbstractContextManager["LoopRunner"]):
         try:  # from the start: Ctrl-C may come at once, and the work would never end
             with _interruptible():
                 running = thread.submit(self._runner.run, tracked())
+                # A signal that comes just before a wait does not end it, and is handled after it.
+                while not wait([running], _WAIT_S).done:
+                    pass
                 return running.result()
         except KeyboardInterrupt:
             loop.call_soon_threadsafe(cancel)
