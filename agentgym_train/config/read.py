@@ -88,7 +88,7 @@ def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
     if inner:
         raise ConfigError(
             f"{inner[0]} is a key of an entry of envs: write `envs: [{{env: ID, {inner[0]}: "
-            f"{values[inner[0]]}}}]` instead of env"
+            f"{str(values[inner[0]])[:40]}}}]` instead of env"
         )
     check_keys("", values, known)
     check_worlds(values.get("envs") or [])

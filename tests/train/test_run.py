@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -18,6 +19,7 @@ from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer
 from agentgym_train.config.read import read_config
+from agentgym_train.runs.next_steps import WEAK
 from processes import all_gone
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
@@ -84,11 +86,13 @@ def test_the_model_card_says_what_the_model_was_trained_from(whole_run):
 
 
 @pytest.mark.slow
-def test_a_run_shows_a_table_and_three_commands_and_no_noise_of_libraries(whole_run):
+def test_a_run_shows_a_table_and_what_to_do_next_and_no_noise_of_libraries(whole_run):
     run, output = whole_run
     assert "success before" in output and "success after" in output
     assert "depth 1" in output
-    assert output.count("\n  agentgym ") == 3
+    success = json.loads((run / "summary.json").read_text())["success_after"]
+    shown = re.findall(r"^  agentgym (\w+)", output, re.MULTILINE)
+    assert shown == ["view"] * (success < WEAK) + ["eval", "eval", "train"]
     assert f"agentgym train --resume {run} --steps 8" in output.replace("\n", "")
     for noise in ("Warning", "it/s]", "Traceback", "Loading weights"):
         assert noise not in output
